@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE = ("core", "worker", "maintenance", "app.py", "bus.py", "settle.py", "task.py", "task", "storage/protocol.py")
 
 COVERED = {
-    "docs/evidence/simulation.md": ("storage/model.py", "storage/memory.py", "testing", *ENGINE),
+    "docs/evidence/simulation.md": ("storage/memory/model.py", "storage/memory/storage.py", "testing", *ENGINE),
     "docs/evidence/chaos-sqlite.md": ("storage/sqlite", *ENGINE),
     "docs/evidence/chaos-redis.md": ("storage/redis", *ENGINE),
     "docs/benchmarks/README.md": ("storage/sqlite", "storage/redis", *ENGINE),

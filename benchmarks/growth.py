@@ -32,8 +32,8 @@ from tenure.core.job import Key, NewJob, Owner
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.locate import locate
 from tenure.storage.protocol import ClaimRequest
+from tenure.storage.urls import locate
 
 ROOM = 10
 BLOCK = 20

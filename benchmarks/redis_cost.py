@@ -17,7 +17,6 @@ from benchmarks.report import machine
 from benchmarks.server import a_server
 from tenure.core.job import NewJob, Owner
 from tenure.core.lease import Lease
-from tenure.storage.locate import locate
 from tenure.storage.protocol import (
     CLAIM_LIMIT,
     RENEW_LIMIT,
@@ -28,6 +27,7 @@ from tenure.storage.protocol import (
     WorkerInfo,
 )
 from tenure.storage.redis.address import read
+from tenure.storage.urls import locate
 
 BEAT = 5.0
 TRIP = 1_000

@@ -20,7 +20,7 @@ from tenure import (
 )
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import TERMINAL
-from tenure.middleware import Proceed, RunCall
+from tenure.handlers.middleware import Proceed, RunCall
 
 
 def raising(*names: str, error: type[BaseException], base: type[BaseException] = Exception) -> type[BaseException]:

@@ -139,7 +139,7 @@ def test_one_storage_does_not_know_another() -> None:
 def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
     may = {"app", "equipment", "worker", "cli", "demo", "testing", "storage"}
     for path in rooms():
-        if any(module == "tenure.storage.locate" for module in imports(path)):
+        if any(module == "tenure.storage.urls" for module in imports(path)):
             assert room_of(path) in may, path
 
 

@@ -35,8 +35,8 @@ from tenure import (
     Unique,
     current_job,
 )
-from tenure.collecting import AsyncCollectTask
-from tenure.core.merge import Made
+from tenure.client.collecting import AsyncCollectTask
+from tenure.core.deduplication import Made
 
 app = Tenure("memory://")
 

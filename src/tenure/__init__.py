@@ -2,11 +2,15 @@
 
 from tenure._version import __version__
 from tenure.app import Tenure
-from tenure.codec import Codec, JsonCodec
-from tenure.collecting import Batch, CollectTask, DeclaredCollectTask
-from tenure.compatibility import incompatible
-from tenure.context import JobContext, current_job
-from tenure.control import Cancel, Reject, RetryLater, Snooze
+from tenure.client.codec import Codec, JsonCodec
+from tenure.client.collecting import Batch, CollectTask, DeclaredCollectTask
+from tenure.client.compatibility import incompatible
+from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
+from tenure.client.handle import Job
+from tenure.client.queue import Queue
+from tenure.client.router import Router
+from tenure.client.schedules import Schedules
+from tenure.client.task import DeclaredTask, Task
 from tenure.core.events import (
     Event,
     EventsTrimmed,
@@ -53,7 +57,6 @@ from tenure.core.events import (
 from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
-from tenure.dead import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
 from tenure.errors import (
     DuplicateJobError,
     JobCancelledError,
@@ -76,10 +79,11 @@ from tenure.errors import (
     UnknownTaskError,
     UsageError,
 )
-from tenure.handle import Job
-from tenure.injection import Inject
+from tenure.handlers.context import JobContext, current_job
+from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
+from tenure.handlers.injection import Inject
+from tenure.handlers.middleware import Middleware, Proceed, RunCall
 from tenure.maintenance.reaper import Reaper
-from tenure.middleware import Middleware, Proceed, RunCall
 from tenure.options import (
     TTL,
     AutoRedrive,
@@ -97,10 +101,6 @@ from tenure.options import (
     Unique,
 )
 from tenure.options.schedules import All
-from tenure.queue import Queue
-from tenure.router import Router
-from tenure.schedules import Schedules
-from tenure.task import DeclaredTask, Task
 from tenure.worker.worker import Worker
 
 __all__ = [

@@ -12,48 +12,48 @@ from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, get_args, overload
 
-from tenure.bus import Handlers
+from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
+from tenure.client.app_location import Whereabouts, whereabouts
+from tenure.client.batching import EnqueueBatcher
+from tenure.client.call_keys import refusal
+from tenure.client.codec import Codec, JsonCodec
+from tenure.client.compatibility import snapshot
+from tenure.client.dead_letters import DeadLetters
+from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition
+from tenure.client.handle import Job, JobAccess
+from tenure.client.queue import Queue
+from tenure.client.router import Arrival, DefinitionScope, Planned, Router, routing, standings, timetable
+from tenure.client.schedules import Schedules
+from tenure.client.signature import Signature
+from tenure.client.task import DeclaredTask, EncodedCall, Task
 from tenure.clock import Clock, SystemClock, entropy
-from tenure.codec import Codec, JsonCodec
-from tenure.compatibility import snapshot
 from tenure.core.check import flag, named, of_kind, one_of, remark, several, shown, whole
 from tenure.core.duration import Duration
 from tenure.core.events import Event
 from tenure.core.job import NewJob, Owner, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
-from tenure.dead import DeadLetters
-from tenure.defining import Decorators, ScheduleDefinition, TaskDefinition
-from tenure.equipment import Runtime
 from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
-from tenure.figures import MetricsRegistry
-from tenure.fitting import refusal
-from tenure.functions import is_async, yields
-from tenure.handle import Job, JobAccess
+from tenure.events.bus import Handlers
+from tenure.events.registration import registering
+from tenure.handlers.functions import is_async, yields
+from tenure.handlers.injection import Provider, needs, not_injected, provider_of
+from tenure.handlers.middleware import Middleware, layer
 from tenure.health.asgi import DegradedIs, HealthApp
-from tenure.health.make import PATIENCE, Threshold, health_app
-from tenure.health.vitals import ProcessHealth
-from tenure.hearing import registering
+from tenure.health.build import PATIENCE, Threshold, health_app
+from tenure.health.process_health import ProcessHealth
 from tenure.ids import JobIds
-from tenure.injection import Provider, needs, not_injected, provider_of
 from tenure.maintenance.reaper import Sweeper
-from tenure.middleware import Middleware, layer
+from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection, Rate, TaskOptions, Timing
 from tenure.options.rate import rate_key
 from tenure.options.schedules import grace_of
-from tenure.queue import Queue
-from tenure.router import Arrival, DefinitionScope, Planned, Router, routing, standings, timetable
-from tenure.schedules import Schedules
-from tenure.sideloop import PORTAL, BackgroundLoop, LoopRunner
-from tenure.signature import Signature
-from tenure.storage.locate import locate, read
+from tenure.runtime import Runtime
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
-from tenure.task import DeclaredTask, EncodedCall, Task
-from tenure.trips import EnqueueBatcher
-from tenure.whereabouts import Whereabouts, whereabouts
+from tenure.storage.urls import locate, read
 from tenure.worker.outpost import KeeperKind, Outpost
-from tenure.worker.slate import Scoreboard
-from tenure.worker.wear import RecyclePolicy
+from tenure.worker.recycling import RecyclePolicy
+from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.worker import DRAIN, Worker
 
 P = ParamSpec("P")

@@ -3,8 +3,8 @@
 import pytest
 
 from tenure import State
-from tenure.cli.history import why_again
 from tenure.core.job import JobRecord, RunRecord
+from tenure.ops.run_history import why_again
 
 
 def job(state: State, *, starts: int, failures: int = 0, stalls: int = 0, releases: int = 0) -> JobRecord:

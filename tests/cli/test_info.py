@@ -13,8 +13,8 @@ from tenure.clock import SECOND
 from tenure.core.job import Owner
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.locate import locate
 from tenure.storage.protocol import ClaimRequest, RenewRequest, SweepRequest, WorkerInfo
+from tenure.storage.urls import locate
 from tenure.testing.clock import ManualClock
 from tests.cli.terminal import EVERYWHERE, Terminal
 from tests.clusters import RedisCluster

@@ -11,9 +11,9 @@ from tenure.core.outcome import Outcome, TimedOut
 from tenure.core.postmortem import Ending
 from tenure.core.settlement import settlement
 from tenure.failures import recorded
-from tenure.settle import CrashEvidence, settle_stalled
-from tenure.storage.locate import locate
+from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
+from tenure.storage.urls import locate
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 WORKER = Owner("a" * 16, "web-1:42", "web-1", 42)

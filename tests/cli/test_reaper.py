@@ -11,7 +11,7 @@ from tests.cli.terminal import EVERYWHERE, Terminal
 MORTAL = """
 import asyncio, os, sys
 from tenure.core.job import Owner
-from tenure.storage.locate import locate
+from tenure.storage.urls import locate
 from tenure.storage.protocol import Order
 
 asyncio.run(locate(sys.argv[1]).exchange(Owner("0123456789abcdef", "mortal"), (), Order(("default",), 1)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tenure import All, Throttle
-from tenure.maintenance.ticking import moves
+from tenure.maintenance.ticks import moves
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 

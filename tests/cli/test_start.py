@@ -32,7 +32,7 @@ def test_help_imports_no_command_and_nothing_that_a_command_needs() -> None:
 
     assert "tenure.cli.main" in modules
     assert not {name for name in modules if name.split(".")[0] in ("rich", "sqlite3")}
-    assert not {name for name in modules if name.startswith(("tenure.storage.sqlite", "tenure.storage.memory"))}
+    assert not {name for name in modules if name.startswith(("tenure.storage.sqlite", "tenure.storage.memory.storage"))}
     assert {name for name in modules if name.startswith("tenure.cli.")} == {
         "tenure.cli.exits",
         "tenure.cli.main",

@@ -30,7 +30,7 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 
 ELSEWHERE = """
 import pytest_asyncio
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.testing.conformance import StorageConformance
 
 

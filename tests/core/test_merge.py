@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
+from tenure.core.deduplication import GATHERED_LIMIT, due_at, may_be_come_to, merge_name, throttle_name
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
-from tenure.core.merge import GATHERED_LIMIT, due_at, may_be_come_to, merge_name, throttle_name
 from tests.core.cases import ACTIVE, NOW
 
 SECOND = 1_000_000

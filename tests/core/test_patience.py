@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.patience import ExponentialDelay
+from tenure.core.exponential_delay import ExponentialDelay
 
 
 class Loaded(Random):

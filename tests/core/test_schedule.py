@@ -4,11 +4,11 @@ import pytest
 from msgspec import structs
 
 from tenure.clock import SECOND
+from tenure.core.deduplication import Made
 from tenure.core.duration import moment
 from tenure.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import State
-from tenure.core.merge import Made
 from tenure.core.schedule import AHEAD, Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
 from tests.core.cases import NOW
 

@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 from tenure import JsonCodec, Tenure, UsageError
-from tenure.untyped import check_of
+from tenure.client.untyped import check_of
 
 
 class Colour(Enum):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.core.usual import FEW, is_far_beyond, usual
+from tenure.core.typical_duration import FEW, is_far_beyond, usual
 
 SECOND = 1_000_000
 

@@ -9,7 +9,7 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.demo.chronicle import Chronicle
 from tenure.demo.gather import replay
-from tenure.settle import settle_stalled
+from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import ClaimRequest
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tenure import Event, Reaper, Tenure, Timing, Worker
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing.simloop import Node, SameLoop, SimClock, SimLoop, simulate

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tenure import Reaper, Tenure, Timing
+from tenure.client.schedules import ScheduleDecorator
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord
-from tenure.schedules import ScheduleDecorator
 from tenure.storage.protocol import Query, Storage
 from tenure.testing.simloop import EPOCH
 from tests.flow.conftest import FAST, Stage

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tenure import JobStalled, Retry, State, TaskOptions, current_job
+from tenure.client.handle import Job
 from tenure.core.job import JobRecord
-from tenure.handle import Job
 from tenure.worker.abandoned import MOST
 from tests.flow.conftest import FAST, Play, Stage
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import pytest
 
 from tenure import Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions, Tenure
-from tenure.worker.ahead import MOST, PATIENCE
+from tenure.worker.prefetch_policy import MOST, PATIENCE
 from tests.flow.conftest import FAST, Play, Stage
 
 CONCURRENCY = 4

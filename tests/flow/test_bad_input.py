@@ -33,9 +33,9 @@ from tenure import (
 )
 from tenure.core.job import NewJob
 from tenure.core.lifecycle import TERMINAL
-from tenure.storage.locate import locate
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EnqueueResult
+from tenure.storage.urls import locate
 from tests.flow.conftest import Play, Stage
 
 
@@ -619,7 +619,7 @@ def test_making_an_app_imports_no_driver_and_touches_no_file(tmp_path: Path) -> 
         "from tenure import Tenure\n"
         "Tenure(); Tenure('sqlite:///other.db')\n"
         "assert 'tenure.storage.sqlite.storage' not in sys.modules\n"
-        "assert 'tenure.storage.memory' not in sys.modules\n"
+        "assert 'tenure.storage.memory.storage' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={}, check=True)
 

@@ -26,12 +26,12 @@ from tenure import (
     UsageError,
     current_job,
 )
+from tenure.client.handle import Job
 from tenure.core.job import JobRecord, Owner
 from tenure.core.settlement import Settlement
-from tenure.handle import Job
 from tenure.options import TaskSettings
-from tenure.storage.memory import MemoryStorage
-from tenure.storage.notices import Listener
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, owner_topic
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage

@@ -24,13 +24,13 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tenure import dead as room
+from tenure.client import dead_letters as room
+from tenure.client.task import TaskDecorator
 from tenure.core.job import Owner, Ref
 from tenure.core.postmortem import Ending, first_line
-from tenure.settle import CrashEvidence, settle_stalled
-from tenure.storage.memory import MemoryStorage
+from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Query, Storage
-from tenure.task import TaskDecorator
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 

@@ -11,7 +11,7 @@ from tenure.core.job import JobRecord, Key, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
-from tenure.health.diagnosis import DiagnosisInput, TaskFacts, diagnose
+from tenure.ops.diagnosis import DiagnosisInput, TaskFacts, diagnose
 from tenure.storage.protocol import Finding, QueueSurvey, Settings, Survey, UnknownTask, WorkerSurvey
 
 NOW = 1_800_000_000 * SECOND

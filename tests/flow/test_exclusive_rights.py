@@ -21,9 +21,9 @@ from tenure import (
     Tenure,
     current_job,
 )
+from tenure.client.handle import Job
+from tenure.client.task import Task
 from tenure.core.job import JobRecord
-from tenure.handle import Job
-from tenure.task import Task
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.test_abandoned import deafly
 

@@ -14,9 +14,9 @@ from tenure import Event, EventsTrimmed, JobCompleted, JobEvent, Retry, StorageU
 from tenure.core.events import AnyEvent, UnreadableEvent
 from tenure.core.job import Owner, Ref
 from tenure.errors import StorageError
-from tenure.storage.follow import follow
-from tenure.storage.memory import MemoryStorage
-from tenure.storage.notices import Listener
+from tenure.events.follow import follow
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, SweepRequest
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing.simloop import SimClock, SimLoop, simulate

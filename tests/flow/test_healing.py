@@ -12,14 +12,23 @@ from tenure.clock import Clock
 from tenure.core.events import WorkerHung
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
+from tenure.supervisor.claim_watchdog import (
+    AGAIN,
+    LONGEST,
+    LOOK,
+    SHORTEST,
+    ClaimWatchdog,
+    ScoreboardReading,
+    limit,
+    stuck,
+)
+from tenure.supervisor.kill_reason import KillReason
 from tenure.testing.simloop import SimClock, SimLoop, simulate
-from tenure.worker.exchange import POLL
-from tenure.worker.healer import AGAIN, LONGEST, LOOK, SHORTEST, ClaimWatchdog, ScoreboardReading, limit, stuck
-from tenure.worker.sentence import KillReason
-from tenure.worker.slate import Scoreboard
-from tenure.worker.turns import TICK
+from tenure.worker.loop import POLL
+from tenure.worker.loop_lag import TICK
+from tenure.worker.scoreboard import Scoreboard
 from tests.flow.conftest import Play, Stage
 
 SUPERVISOR = Owner("supervisor", "supervisor", "host", 1)

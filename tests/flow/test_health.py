@@ -11,19 +11,19 @@ from typing import Any, Literal
 import pytest
 
 from tenure import Retry, State, Tenure, Timing, UsageError
-from tenure.cli.views import info_view
 from tenure.clock import SystemClock
 from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.health.asgi import MOST_FIELDS, UNREADY_AFTER, DegradedIs, HealthApp
-from tenure.health.gate import TokenAuth
-from tenure.health.judge import LONGEST_REST
-from tenure.health.make import health_app
-from tenure.health.vitals import ProcessHealth, blocked
-from tenure.health.watch import EVERY, LIMIT
-from tenure.storage.memory import MemoryStorage
+from tenure.health.assessment import LONGEST_REST
+from tenure.health.auth import TokenAuth
+from tenure.health.build import health_app
+from tenure.health.monitor import EVERY, LIMIT
+from tenure.health.process_health import ProcessHealth, blocked
+from tenure.ops.views import info_view
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, Survey, WorkerInfo
-from tenure.worker.exchange import POLL
+from tenure.worker.loop import POLL
 from tests.exposition import Family, read
 from tests.flow.conftest import Play, Stage
 

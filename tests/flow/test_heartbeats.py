@@ -18,10 +18,10 @@ from tenure import (
     WorkerStarted,
     current_job,
 )
-from tenure.context import Signs
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.handlers.context import Signs
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage

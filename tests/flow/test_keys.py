@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tenure import Retry, State, Tenure, UsageError
+from tenure.client.task import TaskDecorator
 from tenure.core.job import Key
-from tenure.task import TaskDecorator
 from tests.flow.conftest import FAST, Play, Stage
 
 

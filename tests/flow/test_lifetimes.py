@@ -28,8 +28,8 @@ from tenure import (
 )
 from tenure.core.job import JobDetail, NewJob, Ref
 from tenure.options import TaskSettings
-from tenure.storage.memory import MemoryStorage
-from tenure.storage.notices import Listener
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EnqueueResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage

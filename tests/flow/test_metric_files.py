@@ -12,10 +12,10 @@ from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
-from tenure.figures import METRICS, MetricsRegistry
-from tenure.health.judge import judged
+from tenure.health.assessment import judged
 from tenure.health.metrics import rendered
-from tenure.health.vitals import ProcessHealth
+from tenure.health.process_health import ProcessHealth
+from tenure.metrics import METRICS, MetricsRegistry
 from tenure.options import Timing
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tests.exposition import read

@@ -5,7 +5,7 @@ import asyncio
 from tenure import State, Tenure, Timing
 from tenure.core.events import WorkerStopped, WorkerStopping
 from tenure.core.job import Owner
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult, Settings, Target, WorkerSurvey
 from tests.flow.conftest import FAST, Play, Stage
 

@@ -9,12 +9,12 @@ from typing import Any
 from tenure import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
-from tenure.worker.ahead import MOST
-from tenure.worker.exchange import UNSETTLED_LIMIT
-from tenure.worker.held import RunKey
+from tenure.worker.active_runs import RunKey
+from tenure.worker.loop import UNSETTLED_LIMIT
+from tenure.worker.prefetch_policy import MOST
 from tenure.worker.starting import starter
 from tests.flow.conftest import Stage
 

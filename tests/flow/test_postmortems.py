@@ -13,8 +13,8 @@ from tenure.core.job import JobDetail, LogLine, NewJob, Owner, Policy, Ref, Stal
 from tenure.core.lease import Lease
 from tenure.core.postmortem import Ending, Workplace
 from tenure.core.settlement import Settlement
-from tenure.settle import FREE_DEATHS, CrashEvidence, settle_stalled
-from tenure.storage.memory import MemoryStorage
+from tenure.maintenance.lost_runs import FREE_DEATHS, CrashEvidence, settle_stalled
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
     ClaimRequest,
     ExchangeResult,

@@ -19,8 +19,8 @@ from tenure import (
     Tenure,
     UsageError,
 )
-from tenure.codec import JsonCodec
-from tenure.storage.memory import MemoryStorage
+from tenure.client.codec import JsonCodec
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import SweepRequest, SweepResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage

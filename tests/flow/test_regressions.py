@@ -38,8 +38,8 @@ from tenure.core.job import Owner
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement
 from tenure.options import TaskSettings
-from tenure.storage.memory import MemoryStorage
-from tenure.storage.notices import Listener
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import (
     ClaimRequest,
     DeleteJob,

@@ -18,7 +18,7 @@ from tenure import (
     current_job,
 )
 from tenure.core.backlog import Backlog, Thresholds
-from tenure.health.judge import Health, judged
+from tenure.health.assessment import Health, judged
 from tenure.storage.protocol import Query, Survey
 from tests.flow.conftest import FAST, Play, Stage
 

@@ -19,7 +19,7 @@ from tenure import (
 )
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
     DUE_LIMIT,
     Change,

@@ -22,8 +22,8 @@ from tenure import (
     UsageError,
     current_job,
 )
+from tenure.client.schedules import ScheduleDecorator
 from tenure.clock import SECOND
-from tenure.schedules import ScheduleDecorator
 from tenure.testing.simloop import EPOCH
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, START, after, jobs_of, scheduled, sweeping, ticks_of

@@ -23,8 +23,8 @@ from tenure import (
     UsageError,
     current_job,
 )
+from tenure.client.task import Task
 from tenure.core.job import FOREVER
-from tenure.task import Task
 from tests.flow.conftest import FAST, Play, Stage
 
 

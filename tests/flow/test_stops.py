@@ -22,7 +22,7 @@ from tenure import (
 from tenure.core.job import Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
     PROMOTE_LIMIT,
     ClaimRequest,

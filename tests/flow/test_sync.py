@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tenure import StorageUnavailableError
-from tenure.sideloop import Portal
+from tenure.background_loop import Portal
 
 
 async def answer() -> int:

@@ -17,12 +17,12 @@ from tenure import (
     Tenure,
     current_job,
 )
+from tenure.client.schedules import ScheduleDecorator
 from tenure.clock import SECOND
 from tenure.core.cron import Cron
 from tenure.core.duration import instant
 from tenure.core.job import JobDetail
-from tenure.schedules import ScheduleDecorator
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.testing.simloop import EPOCH, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, after, jobs_of, scheduled, set_to, sweeping, ticks_of

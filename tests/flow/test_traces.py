@@ -3,7 +3,7 @@
 import asyncio
 
 from tenure import State, StorageUnavailableError
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult
 from tests.flow.conftest import FAST, Play, Stage
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tenure import Job, StorageError, StorageFullError, StorageUnavailableError, Task, Tenure
+from tenure.client.batching import JOBS, LONG, EnqueueBatcher
 from tenure.core.job import JobRecord, NewJob, Ref
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EnqueueResult
 from tenure.testing.simloop import SimClock, SimLoop, simulate
-from tenure.trips import JOBS, LONG, EnqueueBatcher
 from tests.flow.conftest import Play, Stage
 
 TRIP = 0.01

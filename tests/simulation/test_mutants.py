@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenure.core.job import JobRecord
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.testing.mutants import MUTANTS, mutant
 from tenure.testing.trials import main, tried
 

@@ -7,7 +7,7 @@ import pytest
 
 from tenure import Tenure
 from tenure.core.lifecycle import State
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.testing.simloop import SameLoop, SimClock, SimLoop, simulate
 
 

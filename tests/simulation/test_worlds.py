@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from tenure.core.merge import Made
+from tenure.core.deduplication import Made
 from tenure.testing.plan import FEATURES, SCENARIOS, STEPS
 from tenure.testing.recoveries import SimulatedRecovery
 from tenure.testing.world import World

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tenure.storage.notices import Listener, NotificationHub
+from tenure.storage.notifications import Listener, NotificationHub
 
 
 async def woken(listener: Listener) -> bool:

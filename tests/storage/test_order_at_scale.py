@@ -12,7 +12,7 @@ from tenure.core.job import NewJob, Owner, RateKey
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock

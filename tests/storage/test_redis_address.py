@@ -7,8 +7,8 @@ import pytest
 
 from tenure import Tenure
 from tenure.errors import UsageError
-from tenure.storage.locate import locate
 from tenure.storage.redis.address import SCHEMES, Kind, Login, RedisAddress, ServerAddress, Tls, instead, read
+from tenure.storage.urls import locate
 
 PLAIN = read("redis://localhost")
 

@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from tenure.core.patience import ExponentialDelay
+from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError
-from tenure.storage.notices import Listener
+from tenure.storage.notifications import Listener
 from tenure.storage.redis import connections as calls
-from tenure.storage.redis import ear as module
+from tenure.storage.redis import subscriptions as module
 from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.ear import Subscriptions, channel
+from tenure.storage.redis.subscriptions import Subscriptions, channel
 from tenure.testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer

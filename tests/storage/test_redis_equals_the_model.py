@@ -4,11 +4,11 @@ import hashlib
 
 import pytest
 
-from tenure.storage import model, timetable
+from tenure.storage.memory import model, schedules
 from tenure.storage.protocol import CHORE_LIMITS
-from tenure.storage.redis import cell
+from tenure.storage.redis import partition
 from tenure.storage.redis.address import read
-from tenure.storage.redis.library import Script, verb
+from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.storage import RedisStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, too_old_and_too_much
 
@@ -40,10 +40,10 @@ def lower(monkeypatch: pytest.MonkeyPatch) -> None:
         text = f"{before}{LAST_LIMIT}{lines}{after}"
         return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    monkeypatch.setattr(cell, "verb", low)
+    monkeypatch.setattr(partition, "verb", low)
     monkeypatch.setitem(CHORE_LIMITS, "expired", LOW["EXPIRE_LIMIT"])
     for name, value in LOW.items():
-        for module in (model, timetable, cell):
+        for module in (model, schedules, partition):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 

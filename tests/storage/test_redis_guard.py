@@ -8,14 +8,14 @@ import pytest
 
 from tenure.core.lifecycle import State
 from tenure.errors import StorageError, StorageUnavailableError
-from tenure.storage.locate import locate
 from tenure.storage.protocol import Finding
-from tenure.storage.redis import guard as module
+from tenure.storage.redis import server_checks as module
 from tenure.storage.redis.address import ServerAddress, read
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.guard import ServerChecks, ServerFacts, check
-from tenure.storage.redis.library import verb
-from tenure.storage.redis.wall import RULES
+from tenure.storage.redis.errors import RULES
+from tenure.storage.redis.script_library import verb
+from tenure.storage.redis.server_checks import ServerChecks, ServerFacts, check
+from tenure.storage.urls import locate
 from tenure.testing.conformance.material import (
     ALICE,
     beat,

@@ -23,7 +23,7 @@ from tenure.storage.protocol import (
     Tick,
 )
 from tenure.storage.redis.address import read
-from tenure.storage.redis.cell import CHANGED_AT_ONCE, REVISED_AT_ONCE
+from tenure.storage.redis.partition import CHANGED_AT_ONCE, REVISED_AT_ONCE
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import RedisServer

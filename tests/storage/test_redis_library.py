@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure.storage.redis.library import verb
+from tenure.storage.redis.script_library import verb
 from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis

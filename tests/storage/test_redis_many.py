@@ -11,7 +11,7 @@ from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import LARGEST
 from tenure.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
-from tenure.storage.redis.many import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
+from tenure.storage.redis.merge_answers import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,14 +6,14 @@ from random import Random
 
 import pytest
 
-from tenure.core.patience import ExponentialDelay
+from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.redis import connections as module
-from tenure.storage.redis import ear as ears
 from tenure.storage.redis import routes
+from tenure.storage.redis import subscriptions as ears
 from tenure.storage.redis.connections import Connections, ScriptCall
-from tenure.storage.redis.ear import Subscriptions, channel
 from tenure.storage.redis.routes import slot
+from tenure.storage.redis.subscriptions import Subscriptions, channel
 from tests import servers
 from tests.clusters import SLOTS, RedisCluster
 from tests.sentinels import RedisSentinels

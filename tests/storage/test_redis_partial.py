@@ -14,12 +14,14 @@ from tenure.core.job import NewJob, Owner
 from tenure.core.lane import Lane
 from tenure.core.lifecycle import State
 from tenure.errors import NotDurableError, StorageUnavailableError
-from tenure.figures import MetricsRegistry
+from tenure.metrics import MetricsRegistry
+from tenure.processes.process import ProcessExit
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
+from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.testing.conformance.material import (
     ALICE,
     BOB,
@@ -32,8 +34,6 @@ from tenure.testing.conformance.material import (
     stalled,
 )
 from tenure.testing.proxy import Proxy
-from tenure.worker.burial import CrashRecovery, DeadWorker
-from tenure.worker.offspring import ProcessExit
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer
 

@@ -28,9 +28,9 @@ from tenure.storage.protocol import (
     WorkerInfo,
 )
 from tenure.storage.redis.address import read
-from tenure.storage.redis.cell import Partition
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.library import Script
+from tenure.storage.redis.partition import Partition
+from tenure.storage.redis.script_library import Script
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
 from tests.servers import client_of, command

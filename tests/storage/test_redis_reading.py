@@ -13,7 +13,7 @@ from tenure.core.job import Policy, RecordedError, Redriving, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
 from tenure.core.settlement import settlement
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     ClaimRequest,
     DeleteJob,

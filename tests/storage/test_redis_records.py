@@ -7,10 +7,10 @@ from importlib.resources import files
 import msgspec
 
 from tenure import Retry, Timing
+from tenure.client.job_template import template
 from tenure.core.job import JobRecord, NewJob
-from tenure.enqueue import template
 from tenure.options.tasks import TaskOptions
-from tenure.storage.redis.flow import ask_enqueue
+from tenure.storage.redis.exchange import ask_enqueue
 from tenure.storage.redis.records import HEAD, PLACED, RUN, EncodedJob, FixedFields, RareFields, bare, fixed_of
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 

@@ -23,9 +23,9 @@ from tenure.storage.protocol import (
     Target,
 )
 from tenure.storage.redis.address import read
-from tenure.storage.redis.cell import Partition
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.rounds import AWAKE, EMPTY, LEFTOVERS, RESTING
+from tenure.storage.redis.partition import Partition
+from tenure.storage.redis.sweep_schedule import AWAKE, EMPTY, LEFTOVERS, RESTING
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
 

@@ -14,11 +14,11 @@ from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
 from tenure.storage.protocol import ClaimRequest
-from tenure.storage.sqlite import SQLiteStorage, flow
+from tenure.storage.sqlite import SQLiteStorage, exchange
 from tenure.storage.sqlite.database import Database
-from tenure.storage.sqlite.intake import TOGETHER
+from tenure.storage.sqlite.enqueue import TOGETHER
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.transaction import Transaction
 from tests.storage.worlds import job, owner
 
 ME = owner()
@@ -55,17 +55,17 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
             step = Transaction(connection)
             step.now = now = now + 1
             seen.clear()
-            flow.enqueue_all(step, [[one] for one in named(f"{now}-")[:jobs]])
+            exchange.enqueue_all(step, [[one] for one in named(f"{now}-")[:jobs]])
             step.write_down()
             counts.append(len(seen))
             step = Transaction(connection)
             step.now = now = now + 1
             seen.clear()
-            leases = flow.exchange(step, ME, [done(lease) for lease in leases], ClaimRequest(("q",), jobs)).leases
+            leases = exchange.exchange(step, ME, [done(lease) for lease in leases], ClaimRequest(("q",), jobs)).leases
             step.write_down()
             counts.append(len(seen))
             assert len(leases) == jobs
-        flow.exchange(Transaction(connection), ME, [done(lease) for lease in leases], None)
+        exchange.exchange(Transaction(connection), ME, [done(lease) for lease in leases], None)
         return counts[2], counts[3]
 
     one, hundred = counted(1), counted(JOBS)
@@ -83,8 +83,8 @@ def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(t
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * TOGETHER)
     step = Transaction(connection)
     each = bytes(TOGETHER // 4)
-    (receipts,) = flow.enqueue_all(step, [[job(f"{number}", payload=each) for number in range(12)]])
-    answer = flow.exchange(step, ME, [], ClaimRequest(("q",), 3))
+    (receipts,) = exchange.enqueue_all(step, [[job(f"{number}", payload=each) for number in range(12)]])
+    answer = exchange.exchange(step, ME, [], ClaimRequest(("q",), 3))
     connection.close()
 
     assert [receipt.made for receipt in receipts] == ["created"] * 12

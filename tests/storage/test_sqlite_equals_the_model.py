@@ -4,15 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tenure.storage import intake, journal, model, shelf, timetable
-from tenure.storage.sqlite import chores, claiming, flow, rates, slots, step
-from tenure.storage.sqlite import timetable as sqlite_timetable
+from tenure.storage.memory import enqueue, event_log, job_indexes, model, schedules
+from tenure.storage.sqlite import claim, concurrency_keys, exchange, rates, sweep_steps, transaction
+from tenure.storage.sqlite import schedules as sqlite_timetable
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
 
 pytestmark = pytest.mark.thorough
 
-MODULES = (intake, timetable, model, shelf, journal, flow, claiming, rates, slots, chores, step, sqlite_timetable)
+MODULES = (
+    enqueue,
+    schedules,
+    model,
+    job_indexes,
+    event_log,
+    exchange,
+    claim,
+    rates,
+    concurrency_keys,
+    sweep_steps,
+    transaction,
+    sqlite_timetable,
+)
 """Where constants of the protocol are taken to."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from tenure.core.job import Ref
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
 from tenure.storage.protocol import ClaimRequest, SweepRequest
-from tenure.storage.sqlite import SQLiteStorage, health, place
+from tenure.storage.sqlite import SQLiteStorage, filesystem_check, health
 from tenure.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
 from tenure.storage.sqlite.database import SCHEMA, require
 from tenure.testing import ManualClock
@@ -186,12 +186,12 @@ MOUNTS = r"""
     ],
 )
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
-    assert place.file_system(path, MOUNTS) == kind
+    assert filesystem_check.file_system(path, MOUNTS) == kind
 
 
 def test_a_file_system_that_may_be_shared_is_doubted() -> None:
-    assert place.doubtful(place.file_system("/host/jobs.db", MOUNTS))
-    assert not place.doubtful(place.file_system("/var/jobs.db", MOUNTS))
+    assert filesystem_check.doubtful(filesystem_check.file_system("/host/jobs.db", MOUNTS))
+    assert not filesystem_check.doubtful(filesystem_check.file_system("/var/jobs.db", MOUNTS))
 
 
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, RateKey, Ref
 from tenure.storage.protocol import ClaimRequest, DeleteJob, Settings, SweepRequest, Target
-from tenure.storage.sqlite import SQLiteStorage, chores, flow, line
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite import SQLiteStorage, exchange, fair_queue, sweep_steps
+from tenure.storage.sqlite.transaction import Transaction
 from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
@@ -42,10 +42,10 @@ class Bench:
         return len(seen)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> int:
-        return self.statements(lambda step: flow.enqueue_all(step, [jobs]))
+        return self.statements(lambda step: exchange.enqueue_all(step, [jobs]))
 
     def claim(self, room: int) -> int:
-        return self.statements(lambda step: flow.exchange(step, ME, [], ClaimRequest(("q",), room)))
+        return self.statements(lambda step: exchange.exchange(step, ME, [], ClaimRequest(("q",), room)))
 
     def count(self, table: str) -> int:
         return int(self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -129,7 +129,7 @@ async def test_a_sweep_forgets_tenants_whom_the_line_has_passed(path: Path, cloc
 async def test_sweeps_forget_the_lines_that_have_nothing_to_do(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "PASSED_LIMIT", 15)
+    monkeypatch.setattr(sweep_steps, "PASSED_LIMIT", 15)
     storage = SQLiteStorage(path, clock=clock)
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key=f"tenant-{n}") for n in range(20)])
@@ -161,7 +161,7 @@ async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: M
 async def test_sweeps_forget_rates_so_many_at_a_time_and_those_too_that_nobody_waits_for_any_more(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "PASSED_LIMIT", 7)
+    monkeypatch.setattr(sweep_steps, "PASSED_LIMIT", 7)
     storage = SQLiteStorage(path, clock=clock)
     kept: list[int] = []
     with bench(path, clock) as paced:
@@ -234,12 +234,12 @@ def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, cloc
 
         def fails(step: Transaction) -> tuple[int, int]:
             def chore() -> None:
-                line.score(step, job("lost", fair_key="a"), step.now)
+                fair_queue.score(step, job("lost", fair_key="a"), step.now)
                 raise ValueError("poisoned")
 
-            before = line.score(step, job("one", fair_key="b"), step.now)
+            before = fair_queue.score(step, job("one", fair_key="b"), step.now)
             step.chore(chore, None)
-            return before, line.score(step, job("two", fair_key="a"), step.now)
+            return before, fair_queue.score(step, job("two", fair_key="a"), step.now)
 
         scores: list[tuple[int, int]] = []
         fair.statements(lambda step: scores.append(fails(step)))

@@ -446,7 +446,7 @@ def test_a_storage_that_nobody_knows_any_more_lets_its_owners_go(tmp_path: Path)
 LATE = script(
     """
 import atexit
-from tenure.sideloop import PORTAL
+from tenure.background_loop import PORTAL
 
 async def main():
     await storage.enqueue([NewJob(queue="q", id="a", task="t", payload=b"")])

@@ -10,8 +10,8 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.protocol import ClaimRequest
-from tenure.storage.sqlite import SQLiteStorage, flow
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite import SQLiteStorage, exchange
+from tenure.storage.sqlite.transaction import Transaction
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import QUEUE
 from tenure.testing.conformance.unknown import park_under_many
@@ -38,7 +38,7 @@ async def statements(path: Path, jobs: Sequence[NewJob], *, room: int, few: int)
         step = Transaction(connection)
         step.now = clock.now()
         connection.set_trace_callback(seen.append)
-        flow.exchange(step, ME, [], ClaimRequest(queues, room))
+        exchange.exchange(step, ME, [], ClaimRequest(queues, room))
         connection.set_trace_callback(None)
         connection.execute("ROLLBACK")
         counts.append(len(seen))
@@ -78,7 +78,7 @@ async def test_a_claim_looks_at_a_bounded_number_of_parked_jobs(tmp_path: Path, 
     step.now = ManualClock().now()
     ran = count()
     connection.set_progress_handler(lambda: next(ran) < 0, 100)
-    flow.exchange(step, ME, [], ClaimRequest((QUEUE,), 1, tasks=knows))
+    exchange.exchange(step, ME, [], ClaimRequest((QUEUE,), 1, tasks=knows))
     connection.close()
 
     # In hundreds of instructions of SQLite.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock

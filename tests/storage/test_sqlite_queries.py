@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tenure.storage.scripts import statements
+from tenure.storage.script_files import statements
 from tenure.storage.sqlite import database
-from tenure.storage.sqlite.step import Transaction
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure.storage.sqlite.sweeping import sweep
+from tenure.storage.sqlite.sweep import sweep
+from tenure.storage.sqlite.transaction import Transaction
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import ALICE, bid, new_job, settle, start
 

@@ -7,7 +7,7 @@ from random import Random
 from tenure.core.job import Owner, Ref
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.notices import Listener
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_topic
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.writer import UNSEEN

@@ -47,7 +47,7 @@ from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.core.settlement import settlement
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     EVENTS_END,
     CancelJob,

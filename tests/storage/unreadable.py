@@ -11,7 +11,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Interrupted, Returned, Unreadable
 from tenure.core.settlement import Settlement, settlement
-from tenure.settle import settle_stalled
+from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import (
     CancelJob,
     ClaimRequest,

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from tenure import Tenure, Timing
+from tenure.core.deduplication import merge_name
 from tenure.core.events import (
     AnyEvent,
     JobCancelled,
@@ -41,8 +42,7 @@ from tenure.core.events import (
 from tenure.core.frames import unframed
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.merge import merge_name
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure.testing import ManualClock
 from tests.system.crash_places import LANES, Ground, Place, RedisGround, SQLiteGround

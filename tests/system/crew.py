@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tenure import JobCompleted, Proceed, Retry, RunCall, Stall, TaskOptions, Tenure, Timing, current_job
 
-if "CREW_UNFIT" in os.environ and "tenure.worker.slot" in " ".join(sys.orig_argv):
+if "CREW_UNFIT" in os.environ and "tenure.worker.isolation.main" in " ".join(sys.orig_argv):
     raise RuntimeError("this app is of no use in a process of its own")
 
 app = Tenure(

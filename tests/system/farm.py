@@ -16,9 +16,9 @@ from tenure import Timing
 from tenure.core.events import AnyEvent
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import State
-from tenure.storage.locate import locate
 from tenure.storage.protocol import Query, Survey
 from tenure.storage.sqlite.locks import quiet
+from tenure.storage.urls import locate
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ import pytest
 from tenure.core.events import JobStalled, WorkerDied
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
-from tenure.settle import FREE_DEATHS
+from tenure.maintenance.lost_runs import FREE_DEATHS
 from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tenure import Job, Tenure
+from tenure.client.task import Bound
 from tenure.core.events import JobStalled
 from tenure.core.lifecycle import State
 from tenure.errors import StorageUnavailableError
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
-from tenure.task import Bound
 from tests.clusters import RedisCluster
 
 pytestmark = [pytest.mark.system, pytest.mark.cluster]

@@ -11,8 +11,8 @@ import pytest
 
 from tenure.core.job import NewJob
 from tenure.core.lifecycle import State
-from tenure.storage.locate import locate
-from tenure.storage.redis.ear import PING_EVERY
+from tenure.storage.redis.subscriptions import PING_EVERY
+from tenure.storage.urls import locate
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm

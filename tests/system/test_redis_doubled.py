@@ -12,14 +12,14 @@ from tenure import Job, JobStalled, Stall, TaskOptions, Tenure
 from tenure.clock import SystemClock
 from tenure.core.job import JobDetail, Owner
 from tenure.core.lifecycle import State
-from tenure.figures import MetricsRegistry
-from tenure.storage.locate import locate
+from tenure.metrics import MetricsRegistry
+from tenure.processes.process import ProcessExit
 from tenure.storage.protocol import ClaimRequest, Query
-from tenure.storage.redis.library import verb
+from tenure.storage.redis.script_library import verb
+from tenure.storage.urls import locate
+from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.testing.conformance.material import new_job
 from tenure.testing.proxy import Proxy
-from tenure.worker.burial import CrashRecovery, DeadWorker
-from tenure.worker.offspring import ProcessExit
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

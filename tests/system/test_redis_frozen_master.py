@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tenure import Tenure, Timing, current_job
+from tenure.client.schedules import AT_ONCE
 from tenure.core.events import JobCompleted, JobReleased, JobRetried, JobStalled, RunFenced, WorkerStarted
 from tenure.core.job import Owner
-from tenure.schedules import AT_ONCE
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from tenure import JobCompleted, Tenure, handle
+from tenure import JobCompleted, Tenure
+from tenure.client import handle
+from tenure.client.handle import Job
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tenure.handle import Job
-from tenure.storage import follow
+from tenure.events import follow
 from tenure.storage.protocol import EVENTS_END, CancelJob
 from tenure.testing.proxy import ProxiedConnection, Proxy
 from tests.servers import RedisServer, subscribed

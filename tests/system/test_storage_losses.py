@@ -13,7 +13,7 @@ import pytest
 
 from tenure import StorageReplaced, StorageRewound, Tenure, Timing
 from tenure.core.events import Event, JobCompleted
-from tenure.health.diagnosis import DiagnosisInput, diagnose
+from tenure.ops.diagnosis import DiagnosisInput, diagnose
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer, until
 

@@ -23,7 +23,7 @@ MakeFarm = Callable[..., Farm]
 
 SUPERVISE = """
 import sys
-from tenure.worker.supervisor import supervise
+from tenure.supervisor.supervisor import supervise
 
 sys.exit(supervise(sys.argv[1:], processes=2, drain="1s", trial=0))
 """

@@ -24,7 +24,7 @@ from tenure import (
     Timing,
     current_job,
 )
-from tenure.middleware import Proceed, RunCall
+from tenure.handlers.middleware import Proceed, RunCall
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.worker.ahead import MOMENT, MOST, PATIENCE, SHORT, PrefetchPolicy
+from tenure.worker.prefetch_policy import MOMENT, MOST, PATIENCE, SHORT, PrefetchPolicy
 
 
 def after(*times: float, concurrency: int = 10) -> PrefetchPolicy:

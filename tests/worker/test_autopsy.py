@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.worker.autopsy import OomKills, told
-from tenure.worker.offspring import ProcessExit
+from tenure.processes.exit_status import OomKills, told
+from tenure.processes.process import ProcessExit
 
 KILLED = ProcessExit(-signal.SIGKILL)
 

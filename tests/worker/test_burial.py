@@ -13,15 +13,15 @@ from tenure.core.job import Owner, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
-from tenure.figures import MetricsRegistry
-from tenure.storage.memory import MemoryStorage
+from tenure.metrics import MetricsRegistry
+from tenure.processes.process import ProcessExit
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import SWEEP_LIMIT, ClaimRequest, ExchangeResult, Query, ReclaimResult
+from tenure.supervisor.recovery import CrashRecovery, DeadWorker
+from tenure.supervisor.supervisor import ChildHistory
 from tenure.testing.clock import ManualClock
 from tenure.testing.conformance.material import new_job
-from tenure.worker.burial import CrashRecovery, DeadWorker
-from tenure.worker.offspring import ProcessExit
-from tenure.worker.slate import KnownRuns
-from tenure.worker.supervisor import ChildHistory
+from tenure.worker.scoreboard import KnownRuns
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)

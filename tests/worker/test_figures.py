@@ -5,7 +5,10 @@ import threading
 
 import pytest
 
-from tenure.figures import (
+from tenure.health.assessment import unreachable
+from tenure.health.metrics import rendered
+from tenure.health.process_health import ProcessHealth
+from tenure.metrics import (
     DURATION,
     FENCED,
     JOBS,
@@ -17,11 +20,16 @@ from tenure.figures import (
     MetricsRegistry,
     added_up,
 )
-from tenure.health.judge import unreachable
-from tenure.health.metrics import rendered
-from tenure.health.vitals import ProcessHealth
 from tenure.options import Timing
-from tenure.worker.words import LONGEST, ChildStarted, MessageReader, MetricsUpdate, counted, fitting, spoken
+from tenure.worker.supervisor_messages import (
+    LONGEST,
+    ChildStarted,
+    MessageReader,
+    MetricsUpdate,
+    counted,
+    fitting,
+    spoken,
+)
 from tests.exposition import Family, read
 
 

@@ -19,7 +19,7 @@ from tenure.core.outcome import (
     Unknown,
     Unreadable,
 )
-from tenure.worker.frames import (
+from tenure.worker.isolation.messages import (
     LONGEST,
     InvalidMessageError,
     RunEnded,

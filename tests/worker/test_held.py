@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from tenure.core.lease import Lease
-from tenure.worker.held import ActiveRun, ActiveRuns
-from tenure.worker.slate import Scoreboard
+from tenure.worker.active_runs import ActiveRun, ActiveRuns
+from tenure.worker.scoreboard import Scoreboard
 from tests.core.cases import active
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.worker.offspring import OFFERED, Process, ProcessExit, stands_still
+from tenure.processes.process import OFFERED, Process, ProcessExit, stands_still
 
 pytestmark = pytest.mark.system
 
@@ -38,7 +38,7 @@ async def ended(one: Process) -> ProcessExit:
 
 STRANGERS = """
 import ctypes, os, subprocess, time
-from tenure.worker.offspring import bury_strangers
+from tenure.processes.process import bury_strangers
 
 # As the first process of a container: orphans become our children.
 ctypes.CDLL(None).prctl(36, 1)
@@ -144,7 +144,7 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
     started, before = list[int](), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     # Whoever wants to know which process it was.
-    monkeypatch.setattr("tenure.worker.offspring._offer", started.append)
+    monkeypatch.setattr("tenure.processes.process._offer", started.append)
     with pytest.raises(OSError, match="no thread can wait for its end"):
         start("time.sleep(600)")
 

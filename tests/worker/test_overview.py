@@ -5,12 +5,12 @@ import socket
 import pytest
 
 from tenure.errors import StorageUnavailableError
-from tenure.figures import FENCED, MetricsRegistry
+from tenure.health.monitor import NoStorageYetError
 from tenure.health.server import ListenAddress
-from tenure.health.watch import NoStorageYetError
-from tenure.storage.memory import MemoryStorage
+from tenure.metrics import FENCED, MetricsRegistry
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.supervisor.overview import EVERY, OLD, Overview
 from tenure.testing.clock import ManualClock
-from tenure.worker.overview import EVERY, OLD, Overview
 
 
 def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure import middleware, threads
+from tenure import threads
+from tenure.handlers import middleware
 from tenure.worker import run
 from tenure.worker.stacks.places import CodeLine, Dump, on_loop
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from tenure.core.job import Ref
 from tenure.core.lease import Lease
-from tenure.worker.slate import KnownRuns, Scoreboard
+from tenure.worker.scoreboard import KnownRuns, Scoreboard
 from tests.core.cases import active
 
 WRITES = 8_704 + 16
@@ -209,7 +209,7 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
     reader = textwrap.dedent(
         """
         import sys
-        from tenure.worker.slate import Slate
+        from tenure.worker.scoreboard import Slate
 
         slate, seen = Slate(int(sys.argv[1])), set()
         print("ready", flush=True)

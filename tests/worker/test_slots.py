@@ -28,13 +28,13 @@ from tenure.core.job import JobDetail, Owner, StallTerms
 from tenure.core.lease import Lease
 from tenure.core.outcome import Interrupted, Stalled
 from tenure.core.settlement import settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.processes.exit_status import OomKills
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest
 from tenure.testing.conformance.material import new_job
-from tenure.worker.autopsy import OomKills
-from tenure.worker.errand import IsolatedRun, IsolationSettings
-from tenure.worker.held import ActiveRun, ActiveRuns
-from tenure.worker.roster import PoolWaiter, ProcessPool
+from tenure.worker.active_runs import ActiveRun, ActiveRuns
+from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
+from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool
 
 pytestmark = pytest.mark.system
 
@@ -293,8 +293,8 @@ async def test_a_kill_for_memory_long_before_a_run_was_killed_is_not_said_to_be_
     counts = tmp_path / "memory.events"
     counts.write_text("oom_kill 0\n")
     (tmp_path / "own").write_text("0::/\n")
-    monkeypatch.setattr("tenure.worker.roster.OomKills", lambda: OomKills(tmp_path, tmp_path / "own"))
-    monkeypatch.setattr("tenure.worker.autopsy.GRACE", 0.5)
+    monkeypatch.setattr("tenure.worker.isolation.process_pool.OomKills", lambda: OomKills(tmp_path, tmp_path / "own"))
+    monkeypatch.setattr("tenure.processes.exit_status.GRACE", 0.5)
     async with mod.app, mod.app.worker():
         job = await mod.endless.enqueue()
         await began(mod.app, job.id)
@@ -447,7 +447,7 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
 async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.errand.BEGINNING", 0.5)
+    monkeypatch.setattr("tenure.worker.isolation.isolated_run.BEGINNING", 0.5)
     roster = ProcessPool(worker="w", slate=None, fit=lambda: None)
     roster.app = mod.app.equipment().whereabouts()
     slot = await roster.taken(PoolWaiter(isolated=False))

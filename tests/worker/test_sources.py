@@ -4,7 +4,7 @@ import os
 import py_compile
 from pathlib import Path
 
-from tenure.worker.sources import Sources
+from tenure.supervisor.reload import Sources
 
 
 def test_what_is_written_made_and_deleted_is_a_change_and_is_one_once(tmp_path: Path) -> None:

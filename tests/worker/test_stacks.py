@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tenure.worker.offspring import Process
+from tenure.processes.process import Process
 from tenure.worker.stacks.asked import PATIENCE, StackFile
 from tenure.worker.stacks.places import Dump
 

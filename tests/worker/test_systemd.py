@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.worker.systemd import Systemd
+from tenure.supervisor.systemd import Systemd
 
 
 @pytest.fixture

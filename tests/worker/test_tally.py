@@ -7,9 +7,9 @@ import pytest
 from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.figures import DURATION, FENCED, JOBS, MetricsRegistry
+from tenure.metrics import DURATION, FENCED, JOBS, MetricsRegistry
 from tenure.storage.protocol import SettleVerdict
-from tenure.worker.tally import WorkerMetrics
+from tenure.worker.worker_metrics import WorkerMetrics
 from tests.core.cases import active
 
 

@@ -13,7 +13,7 @@ from msgspec import structs
 from tenure.core.job import TRACE_KEPT
 from tenure.core.lease import Lease
 from tenure.threads import ThreadPool
-from tenure.worker.held import ActiveRun
+from tenure.worker.active_runs import ActiveRun
 from tenure.worker.stacks.traces import Traces, where
 from tests.core.cases import active
 

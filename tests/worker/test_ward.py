@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tenure.clock import SystemClock
-from tenure.worker.sentence import KillReason
-from tenure.worker.ward import ChildProcess
+from tenure.supervisor.child import ChildProcess
+from tenure.supervisor.kill_reason import KillReason
 
 pytestmark = pytest.mark.system
 
@@ -30,7 +30,7 @@ time.sleep(600)
 CLEARS_AWAY = """
 import asyncio, sys, time
 from tenure.clock import SystemClock
-from tenure.worker.ward import Ward
+from tenure.supervisor.child import Ward
 
 async def main():
     ward = Ward.started([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())

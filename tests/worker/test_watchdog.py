@@ -10,9 +10,9 @@ from tenure import JobStalled, Tenure, Timing, UsageError, WorkerHung
 from tenure.clock import SystemClock
 from tenure.core.events import Event
 from tenure.testing.clock import ManualClock
-from tenure.worker.held import ActiveRuns
-from tenure.worker.slate import Scoreboard
-from tenure.worker.turns import TICK, LoopMonitor
+from tenure.worker.active_runs import ActiveRuns
+from tenure.worker.loop_lag import TICK, LoopMonitor
+from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.watchdog import Watchdog
 
 pytestmark = pytest.mark.system

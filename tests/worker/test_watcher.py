@@ -13,15 +13,15 @@ from tenure.clock import SECOND
 from tenure.core.events import RunFenced, WorkerHung
 from tenure.core.job import NewJob, Owner, Ref, StallTerms
 from tenure.errors import StorageUnavailableError
-from tenure.figures import RENEWALS, MetricsRegistry
-from tenure.storage.memory import MemoryStorage
+from tenure.metrics import RENEWALS, MetricsRegistry
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, RenewRequest, RenewResult
+from tenure.supervisor.external_renewer import OVERDUE, ExternalRenewer
+from tenure.supervisor.kill_reason import KillReason
 from tenure.testing.clock import ManualClock
 from tenure.worker import run
-from tenure.worker.sentence import KillReason
-from tenure.worker.slate import Scoreboard, Way
-from tenure.worker.tally import WorkerMetrics
-from tenure.worker.watcher import OVERDUE, ExternalRenewer
+from tenure.worker.scoreboard import Scoreboard, Way
+from tenure.worker.worker_metrics import WorkerMetrics
 
 OWNER = Owner("feedfacefeedface", "host:7", "host", 7)
 LEASE = 4.0

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tenure.worker.wear import RecyclePolicy, staggered
+from tenure.worker.recycling import RecyclePolicy, staggered
 
 
 def test_so_many_jobs_begin_and_no_more() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure import Tenure
-from tenure.whereabouts import known_as, whereabouts
+from tenure.client.app_location import known_as, whereabouts
 
 MAKES = "from tenure import Tenure\n\napp = Tenure('memory://')\n"
 ADDS = """import asyncio

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from tenure.worker.words import LONGEST, ChildLeaving, ChildMessage, ChildStarted, MessageReader, spoken
+from tenure.worker.supervisor_messages import LONGEST, ChildLeaving, ChildMessage, ChildStarted, MessageReader, spoken
 
 SAID: list[ChildMessage] = [ChildStarted("sqlite:////a/b.db", 0.5, 60.0), ChildLeaving(dismissed=True), ChildLeaving()]
 

@@ -10,11 +10,11 @@ from tenure.app import DEFAULT_URL
 from tenure.cli.load import load
 from tenure.cli.logs import warn
 from tenure.cli.session import CommandSession
-from tenure.codec import JsonCodec
+from tenure.client.codec import JsonCodec
 from tenure.errors import UsageError
 from tenure.options import Timing
-from tenure.storage.locate import locate
 from tenure.storage.protocol import Storage
+from tenure.storage.urls import locate
 
 _SQLITE = "sqlite:///"
 

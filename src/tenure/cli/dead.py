@@ -17,7 +17,10 @@ from tenure.cli.exits import OK
 from tenure.cli.lookup import who
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
-from tenure.cli.views import (
+from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
+from tenure.core.duration import instant, moment
+from tenure.errors import UsageError
+from tenure.ops.views import (
     DeadGroupsView,
     DeadReportView,
     DeadView,
@@ -26,9 +29,6 @@ from tenure.cli.views import (
     dead_view,
     value_text,
 )
-from tenure.core.duration import instant, moment
-from tenure.dead import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
-from tenure.errors import UsageError
 from tenure.storage.protocol import Storage
 
 T = TypeVar("T")

@@ -14,13 +14,13 @@ from tenure.cli.logs import set_up
 from tenure.cli.render import as_json, printable
 from tenure.cli.session import CommandSession
 from tenure.cli.session import storage as storage_options
-from tenure.cli.views import DoctorView
 from tenure.clock import SystemClock
 from tenure.core.events import EventsTrimmed, JobRepaired, at_micros
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.errors import SchemaMismatchError, StorageUnavailableError, TenureError, UsageError
-from tenure.health.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, repairs
+from tenure.ops.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, repairs
+from tenure.ops.views import DoctorView
 from tenure.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0

@@ -18,11 +18,11 @@ from tenure.cli.exits import OK
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, moment_text, printable
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
-from tenure.cli.views import Decode, readable
 from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
 from tenure.core.job import RecordedError, Ref
 from tenure.core.postmortem import first_line
-from tenure.storage.follow import follow
+from tenure.events.follow import follow
+from tenure.ops.views import Decode, readable
 from tenure.storage.protocol import EVENTS_END
 
 PAGE = 500

@@ -16,10 +16,10 @@ from tenure.clock import SystemClock
 from tenure.core.check import named
 from tenure.errors import UsageError
 from tenure.health.asgi import HealthApp
-from tenure.health.gate import TokenAuth
-from tenure.health.judge import Health
-from tenure.health.make import thresholds
-from tenure.health.watch import StorageMonitor
+from tenure.health.assessment import Health
+from tenure.health.auth import TokenAuth
+from tenure.health.build import thresholds
+from tenure.health.monitor import StorageMonitor
 
 PACE = 0.5
 """Seconds between two looks while a backlog is above its threshold."""

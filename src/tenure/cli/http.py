@@ -16,10 +16,10 @@ from click.core import ParameterSource
 from tenure.cli.session import length
 from tenure.clock import Clock
 from tenure.errors import UsageError
-from tenure.health.gate import TokenAuth
-from tenure.health.make import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
+from tenure.health.auth import TokenAuth
+from tenure.health.build import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
+from tenure.health.process_health import ProcessHealth
 from tenure.health.server import HealthServer, ListenAddress, permitted
-from tenure.health.vitals import ProcessHealth
 from tenure.options import Timing
 from tenure.storage.protocol import Storage
 

@@ -16,8 +16,8 @@ from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.queues import QUEUE_COLUMNS, queue_row
 from tenure.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
 from tenure.cli.session import CommandSession, length, storage
-from tenure.cli.slow import Slow
-from tenure.cli.views import InfoView, WorkerView, info_view
+from tenure.ops.slow_runs import Slow
+from tenure.ops.views import InfoView, WorkerView, info_view
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

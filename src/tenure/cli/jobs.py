@@ -13,10 +13,10 @@ from tenure.cli.lookup import find_jobs, who
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.cli.show import show
-from tenure.cli.views import JobView, RevisedView, job_view
 from tenure.core.check import remark
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
+from tenure.ops.views import JobView, RevisedView, job_view
 from tenure.storage.protocol import CancelJob, DeleteJob, Query, RedriveJob, Revision
 
 

@@ -13,7 +13,12 @@ from tenure.cli.exits import OK, NotFound
 from tenure.cli.lookup import who
 from tenure.cli.render import as_json, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
-from tenure.cli.views import (
+from tenure.clock import SECOND
+from tenure.core.duration import duration, micros, spoken
+from tenure.core.job import FOREVER, JobRecord
+from tenure.core.lifecycle import TERMINAL
+from tenure.errors import UsageError
+from tenure.ops.views import (
     KeepView,
     PausedView,
     QueueSettingsView,
@@ -28,11 +33,6 @@ from tenure.cli.views import (
     rate_view,
     task_rates_view,
 )
-from tenure.clock import SECOND
-from tenure.core.duration import duration, micros, spoken
-from tenure.core.job import FOREVER, JobRecord
-from tenure.core.lifecycle import TERMINAL
-from tenure.errors import UsageError
 from tenure.options import Rate
 from tenure.options.rate import rate_key, rating
 from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target

@@ -18,12 +18,12 @@ from tenure.cli.logs import logged, set_up
 from tenure.cli.session import CommandSession, length
 from tenure.cli.session import storage as storage_options
 from tenure.core.events import JobStalled, LeadershipAcquired, LeadershipLost
-from tenure.equipment import Runtime, bare
 from tenure.errors import UsageError
+from tenure.health.process_health import ProcessHealth
 from tenure.health.server import HealthServer
-from tenure.health.vitals import ProcessHealth
 from tenure.maintenance.reaper import Reaper
 from tenure.options import LeaderElection, Timing
+from tenure.runtime import Runtime, bare
 
 logger = logging.getLogger("tenure.reaper")
 

@@ -11,11 +11,11 @@ from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, storage
-from tenure.cli.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
+from tenure.client.schedules import coming, look_up, pause, remove, trigger
 from tenure.clock import SECOND, SystemClock, entropy
 from tenure.core.duration import spoken
 from tenure.ids import JobIds
-from tenure.schedules import coming, look_up, pause, remove, trigger
+from tenure.ops.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.storage.protocol import Storage
 
 Made = TypeVar("Made")

@@ -15,8 +15,8 @@ from tenure.cli.logs import logged, set_up
 from tenure.cli.session import CommandSession, storage
 from tenure.clock import SystemClock
 from tenure.errors import StorageError, UsageError
-from tenure.health.vitals import ProcessHealth
-from tenure.health.watch import LIMIT
+from tenure.health.monitor import LIMIT
+from tenure.health.process_health import ProcessHealth
 
 logger = logging.getLogger("tenure.serve")
 

@@ -5,14 +5,14 @@ import asyncio
 import click
 
 from tenure.cli.access import accessed
-from tenure.cli.history import why_again
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
-from tenure.cli.views import DetailView, ErrorView, RunView, detail_view, value_text
 from tenure.core.decision import STALL_ERROR
 from tenure.core.postmortem import first_line
 from tenure.errors import JobNotFoundError
+from tenure.ops.run_history import why_again
+from tenure.ops.views import DetailView, ErrorView, RunView, detail_view, value_text
 
 
 @click.command()

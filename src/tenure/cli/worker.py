@@ -21,18 +21,18 @@ from tenure.cli.http import Http, served
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
 from tenure.cli.session import CommandSession, bytes_of, length, output
+from tenure.client.schedules import put_all
 from tenure.clock import SystemClock, entropy
 from tenure.errors import UsageError
 from tenure.health.server import HealthServer
 from tenure.maintenance.reaper import Reaper
-from tenure.schedules import put_all
+from tenure.supervisor.overview import Overview
+from tenure.supervisor.reload import Sources
+from tenure.supervisor.systemd import Systemd
 from tenure.worker import loops
-from tenure.worker.child import SupervisorLink
-from tenure.worker.orders import SIGNALS, draining, outlive
-from tenure.worker.overview import Overview
-from tenure.worker.sources import Sources
-from tenure.worker.systemd import Systemd
-from tenure.worker.wear import staggered
+from tenure.worker.recycling import staggered
+from tenure.worker.stop_signals import SIGNALS, draining, outlive
+from tenure.worker.supervised import SupervisorLink
 from tenure.worker.worker import DRAIN, Worker
 
 logger = logging.getLogger("tenure.worker")
@@ -315,7 +315,7 @@ def _supervised(
 
     It runs no user code, so it does not even load the app: the first child finds out what is wrong with that.
     """
-    from tenure.worker.supervisor import supervise
+    from tenure.supervisor.supervisor import supervise
 
     own = [sys.executable, "-m", "tenure", "worker", target, *crew.options(), *logging_options]
     command = [*own, "--processes", "1"]

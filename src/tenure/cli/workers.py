@@ -16,7 +16,7 @@ from tenure.clock import SECOND
 from tenure.core.duration import moment
 from tenure.core.job import JobDetail, JobRecord
 from tenure.core.lifecycle import State
-from tenure.health.judge import state_of
+from tenure.health.assessment import state_of
 from tenure.options import Timing
 from tenure.storage.protocol import Query, Settings, Survey, Target, WorkerSurvey
 

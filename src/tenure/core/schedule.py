@@ -5,11 +5,11 @@ from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
+from tenure.core.deduplication import Made
 from tenure.core.duration import moment
 from tenure.core.events import Event, ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import State
-from tenure.core.merge import Made
 
 Missed = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "queue_one", "allow"]

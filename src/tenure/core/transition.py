@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import structs
 
+from tenure.core.deduplication import due_at
 from tenure.core.duration import moment, spoken
 from tenure.core.events import (
     JobCollected,
@@ -34,7 +35,6 @@ from tenure.core.job import (
 )
 from tenure.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
 from tenure.core.lifecycle import State
-from tenure.core.merge import due_at
 from tenure.core.order import came_at, place
 
 

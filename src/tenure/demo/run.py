@@ -10,6 +10,7 @@ from random import Random
 
 from msgspec import Struct
 
+from tenure.client.task import Task
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.events import JobStalled
 from tenure.core.job import Ref
@@ -28,7 +29,6 @@ from tenure.demo.show import Show, told, told_mortem
 from tenure.demo.work import Facts
 from tenure.errors import UsageError
 from tenure.storage.protocol import Storage, Survey
-from tenure.task import Task
 
 LOOK = 0.03
 """Seconds between two looks at the storage: a few jobs' worth, so that a fault finds the state that it was made for."""

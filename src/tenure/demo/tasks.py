@@ -6,15 +6,15 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from tenure.app import Tenure
+from tenure.client.task import Task
 from tenure.clock import SECOND
-from tenure.context import current_job
 from tenure.demo.diary import HandlerLogLine, note
 from tenure.demo.misdeeds import hold_interpreter, wait_for_nobody
 from tenure.demo.processes import writers_lock
 from tenure.demo.work import Facts, examine, is_python
+from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, TaskOptions, Timing
 from tenure.storage.sqlite.locks import written
-from tenure.task import Task
 
 QUEUE_VARIABLE = "TENURE_DEMO_RUN_QUEUE"
 DIARY_VARIABLE = "TENURE_DEMO_RUN_DIARY"

@@ -9,11 +9,11 @@ import msgspec
 
 from tenure.core.check import named
 from tenure.errors import UsageError
-from tenure.health.gate import TokenAuth
-from tenure.health.judge import Health, alarms_of, consuming, judged, unreachable
+from tenure.health.assessment import Health, alarms_of, consuming, judged, unreachable
+from tenure.health.auth import TokenAuth
 from tenure.health.metrics import CONTENT_TYPE, rendered
-from tenure.health.vitals import ProcessHealth
-from tenure.health.watch import StorageMonitor, SurveyResult
+from tenure.health.monitor import StorageMonitor, SurveyResult
+from tenure.health.process_health import ProcessHealth
 from tenure.options import Timing
 
 Scope = MutableMapping[str, Any]

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from tenure.clock import SECOND
 from tenure.core.lifecycle import State
-from tenure.figures import METRICS, Key, Metric, Totals
-from tenure.health.judge import Health
-from tenure.health.vitals import ProcessHealth
+from tenure.health.assessment import Health
+from tenure.health.process_health import ProcessHealth
+from tenure.metrics import METRICS, Key, Metric, Totals
 from tenure.storage.protocol import Survey
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

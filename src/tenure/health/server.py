@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from tenure.background_loop import BackgroundLoop
 from tenure.core.check import shown
 from tenure.errors import UsageError
 from tenure.health.asgi import HealthApp
-from tenure.sideloop import BackgroundLoop
 
 if TYPE_CHECKING:
     from uvicorn import Server as Uvicorn

@@ -15,22 +15,22 @@ from typing import Any, Protocol, TypeVar, cast
 
 from msgspec import structs
 
-from tenure.bus import EventBus, Handlers
-from tenure.codec import Codec
+from tenure.client.codec import Codec
+from tenure.client.schedules import put_all, put_later
 from tenure.core.check import shown
 from tenure.core.duration import micros
 from tenure.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from tenure.core.job import Owner
 from tenure.core.leadership import LeaderStatus, answered, ask_again_in, longest_rest, resigned, unanswered
-from tenure.equipment import Runtime, bare
 from tenure.errors import StorageError, UsageError
+from tenure.events.bus import EventBus, Handlers
+from tenure.events.registration import registering
 from tenure.failures import log_failure
-from tenure.functions import is_async
-from tenure.hearing import registering
-from tenure.maintenance.ticking import tick_all
+from tenure.handlers.functions import is_async
+from tenure.maintenance.lost_runs import settle_stalled
+from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
-from tenure.schedules import put_all, put_later
-from tenure.settle import settle_stalled
+from tenure.runtime import Runtime, bare
 from tenure.storage.protocol import RenewRequest, SweepRequest
 
 E = TypeVar("E", bound=Event)

@@ -10,7 +10,7 @@ from tenure.core.duration import Duration, duration
 from tenure.core.job import OnWorkerLost
 from tenure.core.order import FAIR_WEIGHT
 from tenure.errors import UsageError
-from tenure.middleware import Middleware, layers
+from tenure.handlers.middleware import Middleware, layers
 from tenure.options.keys import KeyTemplate, templated
 from tenure.options.lifetime import TTL, AutoRedrive, living
 from tenure.options.merges import Debounce, Throttle, Unique, debounced, throttled, uniquely

@@ -10,13 +10,13 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from tenure.core.deduplication import Made
 from tenure.core.events import AnyEvent, Event, OnRequest
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.merge import Made
 from tenure.core.partition import PartitionState
 from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule

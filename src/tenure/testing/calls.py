@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tenure.core.deduplication import GATHERED_LIMIT
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.merge import GATHERED_LIMIT
 from tenure.core.transition import lapsed
 from tenure.storage.protocol import EnqueueResult, RevisionResult
 

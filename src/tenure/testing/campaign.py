@@ -7,7 +7,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.testing.figures import Failure, WorldFigures
 from tenure.testing.invariants import Violation
 from tenure.testing.plan import SCENARIOS

@@ -44,7 +44,7 @@ from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, handed_back
 from tenure.core.transition import lapsed
 from tenure.options import Timing
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     PAUSED,
     RATE,

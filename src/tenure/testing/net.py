@@ -19,7 +19,7 @@ from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
     Change,
     ClaimRequest,

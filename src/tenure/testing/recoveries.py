@@ -95,7 +95,7 @@ class Recoveries:
             case "no_progress" if run.owner not in self._died:
                 since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
             case "overrun" if self._blocked(run, now):
-                # Its worker renewed it beyond its limit: another handler blocked the loop (worker/allowance.py).
+                # Its worker renewed it beyond its limit: another handler blocked the loop (worker/blocked_loop.py).
                 since, bound = run.heard, job.stall.lease / SECOND + grace
             case "overrun" if job.timeout is not None:
                 # It was claimed at the storage before its worker heard of it and began to count.

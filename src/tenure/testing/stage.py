@@ -9,8 +9,8 @@ from typing import Any
 
 from tenure.app import Tenure
 from tenure.clock import SECOND
-from tenure.storage.memory import MemoryStorage
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.testing.invariants import InvariantChecker
 from tenure.testing.net import LONGEST_ECHO, LONGEST_PATIENCE, SimNet, SimServer
 from tenure.testing.plan import WorldPlan

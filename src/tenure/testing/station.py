@@ -9,17 +9,17 @@ from tenure.app import Tenure
 from tenure.core.events import JobStalled
 from tenure.core.job import Owner
 from tenure.errors import StorageError
-from tenure.figures import MetricsRegistry
+from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection
+from tenure.processes.process import ProcessExit
+from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.testing.invariants import Violation
 from tenure.testing.net import SimNet
 from tenure.testing.simloop import Node
 from tenure.testing.stage import WorldEnvironment
 from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER
-from tenure.worker.ahead import MOST
-from tenure.worker.burial import CrashRecovery, DeadWorker
-from tenure.worker.offspring import ProcessExit
+from tenure.worker.prefetch_policy import MOST
 from tenure.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
 FAREWELL = 3 * FORCED_LINGER + 0.1

@@ -10,13 +10,13 @@ from typing import Any
 from msgspec import structs
 
 from tenure.app import Tenure
+from tenure.client.task import EncodedCall
 from tenure.clock import SECOND
-from tenure.context import current_job
-from tenure.control import Reject, Snooze
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
 from tenure.core.schedule import Missed, Schedule
+from tenure.handlers.context import current_job
+from tenure.handlers.control import Reject, Snooze
 from tenure.options import TTL, AutoRedrive, CallOptions, Collect, Retry, Stall
-from tenure.task import EncodedCall
 
 OTHER = "other"
 """The second queue."""

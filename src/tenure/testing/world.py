@@ -25,17 +25,17 @@ from typing import Any, Self, cast
 from msgspec import json
 
 from tenure.app import Tenure
+from tenure.client.handle import Job
+from tenure.client.task import EncodedCall
 from tenure.clock import SECOND
 from tenure.core.duration import micros
 from tenure.core.events import OnRequest
 from tenure.core.job import CollectKey, DebounceKey, RateKey, Ref
 from tenure.core.lifecycle import TERMINAL
 from tenure.errors import JobError, StorageError, ThrottledError
-from tenure.handle import Job
 from tenure.maintenance.reaper import Reaper
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, PauseSchedule, PutSchedule, Settings, Target
-from tenure.task import EncodedCall
 from tenure.testing.invariants import Violation
 from tenure.testing.net import LONGEST_DELAY, SimNet
 from tenure.testing.plan import WorldPlan

@@ -18,14 +18,14 @@ from random import Random
 
 from tenure.clock import SECOND, Clock
 from tenure.core.events import Event
+from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner
 from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
-from tenure.core.patience import ExponentialDelay
 from tenure.core.postmortem import stall_cause
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.options import Timing
-from tenure.storage.hints import Hints
+from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
     RENEW_LIMIT,
     RenewRequest,
@@ -34,11 +34,11 @@ from tenure.storage.protocol import (
     WorkerInfo,
     owner_topic,
 )
-from tenure.worker.held import ActiveRun, ActiveRuns, PendingRenewal, StopReason, outdoes
+from tenure.worker.active_runs import ActiveRun, ActiveRuns, PendingRenewal, StopReason, outdoes
+from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.stacks.traces import Traces
-from tenure.worker.tally import WorkerMetrics
-from tenure.worker.turns import LoopMonitor
+from tenure.worker.worker_metrics import WorkerMetrics
 
 SHORTEST = 0.005
 """Seconds that lie at least between two beats, whatever lease a task has chosen."""

@@ -14,9 +14,9 @@ import contextlib
 import traceback
 from collections.abc import Callable
 
-from tenure.context import handling_event, running_job
 from tenure.core.job import RecordedError
 from tenure.failures import TRACEBACK_KEPT
+from tenure.handlers.context import handling_event, running_job
 
 STOPPED = "a handler must not stop the event loop of its worker"
 CANCELLED = "the handler cancelled every task of its event loop, those of its worker included"

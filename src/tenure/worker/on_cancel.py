@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from tenure.client.codec import Codec
+from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
-from tenure.codec import Codec
-from tenure.injection import Needs
-from tenure.task import Task
+from tenure.handlers.injection import Needs
 from tenure.threads import wrapped
 from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.held import ActiveRun
+from tenure.worker.active_runs import ActiveRun
 
 LIMIT = 30.0
 """Seconds that a hook gets at most where its task has no timeout."""

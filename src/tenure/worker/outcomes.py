@@ -13,8 +13,8 @@ from tenure.core.outcome import Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import recorded
 from tenure.storage.protocol import SettlementResult, SettleVerdict
-from tenure.worker.held import ActiveRuns, RunKey
-from tenure.worker.tally import WorkerMetrics
+from tenure.worker.active_runs import ActiveRuns, RunKey
+from tenure.worker.worker_metrics import WorkerMetrics
 
 REFUSALS = 3
 """How often a single outcome may fail to be recorded for a reason that is not the storage's."""

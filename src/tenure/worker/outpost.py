@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from tenure.clock import Clock
+from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner
-from tenure.core.patience import ExponentialDelay
-from tenure.worker.offspring import Process
-from tenure.worker.slate import Scoreboard
+from tenure.processes.process import Process
+from tenure.worker.scoreboard import Scoreboard
 
 VARIABLE = "TENURE_KEEPER"
 """Carries the descriptor of the keeper's end of the line, and what `Posted` says."""

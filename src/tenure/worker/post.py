@@ -11,12 +11,12 @@ import msgspec
 
 from tenure.clock import SystemClock, entropy
 from tenure.errors import StorageError
-from tenure.storage.locate import locate
-from tenure.worker.offspring import stands_still
-from tenure.worker.orders import DRAINING, SIGNALS, UNUSED
+from tenure.processes.process import stands_still
+from tenure.storage.urls import locate
+from tenure.supervisor.external_renewer import ExternalRenewer
 from tenure.worker.outpost import VARIABLE, Posted
-from tenure.worker.slate import Scoreboard
-from tenure.worker.watcher import ExternalRenewer
+from tenure.worker.scoreboard import Scoreboard
+from tenure.worker.stop_signals import DRAINING, SIGNALS, UNUSED
 
 
 class Parent:

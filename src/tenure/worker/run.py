@@ -12,10 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from tenure.client.codec import Codec
+from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
-from tenure.codec import Codec
-from tenure.context import JobContext, entered
-from tenure.control import Cancel, Reject, RetryLater, Snooze
 from tenure.core.duration import duration, micros
 from tenure.core.job import JobRecord, RecordedError, unreadable_record
 from tenure.core.outcome import (
@@ -33,17 +32,18 @@ from tenure.core.outcome import (
 )
 from tenure.core.text import storable
 from tenure.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
-from tenure.functions import is_async
-from tenure.injection import Needs, Provider, needs
-from tenure.middleware import Middleware, Onion, RunCall, onion
-from tenure.task import Task
+from tenure.handlers.context import JobContext, entered
+from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
+from tenure.handlers.functions import is_async
+from tenure.handlers.injection import Needs, Provider, needs
+from tenure.handlers.middleware import Middleware, Onion, RunCall, onion
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread
 from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.held import SILENT, ActiveRun, StopReason
-from tenure.worker.known import why_unknown
+from tenure.worker.active_runs import SILENT, ActiveRun, StopReason
+from tenure.worker.injected import InjectedValues
+from tenure.worker.known_tasks import why_unknown
 from tenure.worker.limit import TimeLimit, TimeLimitExceeded
 from tenure.worker.on_cancel import CancelHooks
-from tenure.worker.provision import InjectedValues
 from tenure.worker.shortage import is_shortage
 from tenure.worker.stacks.traces import where
 

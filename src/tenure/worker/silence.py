@@ -6,7 +6,7 @@ from tenure.clock import SECOND, Clock
 from tenure.core.job import Owner, RunRecord, StallReason
 from tenure.core.outcome import Stalled
 from tenure.core.postmortem import post_mortem, stall_cause
-from tenure.worker.held import ActiveRun
+from tenure.worker.active_runs import ActiveRun
 
 
 def told_of_silence(held: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:

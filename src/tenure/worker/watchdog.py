@@ -16,14 +16,14 @@ from collections.abc import Callable
 from logging import Logger
 
 from tenure.clock import Clock
-from tenure.context import JobContext, job_of
 from tenure.core.events import Event, WorkerHung
-from tenure.worker.held import ActiveRun, ActiveRuns
-from tenure.worker.slate import Scoreboard
+from tenure.handlers.context import JobContext, job_of
+from tenure.worker.active_runs import ActiveRun, ActiveRuns
+from tenure.worker.loop_lag import TICK, LoopMonitor
+from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.stacks import places
 from tenure.worker.stacks.ours import current_frames
 from tenure.worker.stacks.places import HandlerPosition
-from tenure.worker.turns import TICK, LoopMonitor
 
 WARN = 1.0
 """Seconds that a loop may be late before somebody is told."""

@@ -23,7 +23,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tenure.bus import EventBus
+from tenure.client.app_location import not_while_loading
+from tenure.client.schedules import put_all, put_later
 from tenure.clock import SECOND
 from tenure.core.check import named
 from tenure.core.duration import Duration, duration
@@ -31,36 +32,35 @@ from tenure.core.events import Event, JobStopIgnored, WorkerStarted, WorkerStopp
 from tenure.core.job import Owner, RecordedError
 from tenure.core.outcome import StopCode
 from tenure.core.schedule import Schedule
-from tenure.equipment import Runtime
 from tenure.errors import StorageError, TenureError, UsageError
-from tenure.health.vitals import ProcessHealth, blocked
-from tenure.schedules import put_all, put_later
+from tenure.events.bus import EventBus
+from tenure.health.process_health import ProcessHealth, blocked
+from tenure.runtime import Runtime
 from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.waiting import first
-from tenure.whereabouts import not_while_loading
 from tenure.worker.abandoned import Abandoned
-from tenure.worker.ahead import MOST, PrefetchPolicy
-from tenure.worker.exchange import ExchangeLoop
-from tenure.worker.held import ActiveRun, ActiveRuns, StopReason
+from tenure.worker.active_runs import ActiveRun, ActiveRuns, StopReason
+from tenure.worker.executor import Executor
+from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.keeper import Keeper
-from tenure.worker.known import KnownTasks
+from tenure.worker.known_tasks import KnownTasks
 from tenure.worker.lifespan import Lifespan
+from tenure.worker.loop import ExchangeLoop
 from tenure.worker.loop_guard import LoopGuard
+from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.memory import resident
-from tenure.worker.orders import SIGNALS, StopSignals, draining
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.outpost import Outpost
 from tenure.worker.partitions import PartitionWatch
+from tenure.worker.prefetch_policy import MOST, PrefetchPolicy
+from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner
-from tenure.worker.runs import Executor
+from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.shortage import NO_THREAD, Descriptors
-from tenure.worker.slate import Scoreboard
-from tenure.worker.slots import IsolatedRuns
-from tenure.worker.tally import WorkerMetrics
-from tenure.worker.turns import LoopMonitor
+from tenure.worker.stop_signals import SIGNALS, StopSignals, draining
 from tenure.worker.watchdog import Watchdog
-from tenure.worker.wear import RecyclePolicy
+from tenure.worker.worker_metrics import WorkerMetrics
 
 DRAIN = timedelta(seconds=25)
 LINGER = 2.0

@@ -21,15 +21,15 @@ from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError,
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tenure.clock import entropy
-from tenure.core.patience import ExponentialDelay
+from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import NotDurableError, TenureError
 from tenure.storage.redis.address import RedisAddress, ServerAddress
-from tenure.storage.redis.library import Script
-from tenure.storage.redis.link import ANSWERING, LONGEST, ServerConnection, said, unreached, why
+from tenure.storage.redis.connection import ANSWERING, LONGEST, ServerConnection, said, unreached, why
+from tenure.storage.redis.errors import ours, undone
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply, Word, packed_after
 from tenure.storage.redis.routes import Routes, routes
-from tenure.storage.redis.wall import ours, undone
+from tenure.storage.redis.script_library import Script
 
 LIMIT = 64
 """How many connections one event loop opens to one server; who finds none free waits for one."""

@@ -26,8 +26,8 @@ from tenure.storage.protocol import (
     WorkerSurvey,
     task_of_place,
 )
-from tenure.storage.redis.hand import schedule_of, settings_of
 from tenure.storage.redis.records import RequestEncoder, detailed, record, ref_of, ref_text
+from tenure.storage.redis.revise import schedule_of, settings_of
 
 _INDEXES_AT_ONCE = 224
 """How many indexes one step of a listing looks at."""

@@ -9,7 +9,7 @@ from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
-from tenure.storage.redis.link import ServerConnection, said, text, why
+from tenure.storage.redis.connection import ServerConnection, said, text, why
 from tenure.storage.redis.resp import Reply
 
 SLOTS = 1 << 14

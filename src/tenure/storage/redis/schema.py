@@ -8,9 +8,9 @@ import msgspec
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from tenure.storage.protocol import Finding
 from tenure.storage.redis.connections import Connections, ScriptCall
-from tenure.storage.redis.library import verb
-from tenure.storage.redis.renewal import new_identity
+from tenure.storage.redis.renew import new_identity
 from tenure.storage.redis.resp import Reply
+from tenure.storage.redis.script_library import verb
 
 _encode = msgspec.msgpack.Encoder().encode
 

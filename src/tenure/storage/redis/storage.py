@@ -10,7 +10,7 @@ from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
-from tenure.storage.notices import Listener
+from tenure.storage.notifications import Listener
 from tenure.storage.protocol import (
     Change,
     ClaimRequest,
@@ -34,14 +34,14 @@ from tenure.storage.protocol import (
     Target,
 )
 from tenure.storage.redis.address import RedisAddress
-from tenure.storage.redis.cell import Partition
-from tenure.storage.redis.cells import Partitions
 from tenure.storage.redis.connections import Connections
-from tenure.storage.redis.ear import Subscriptions
-from tenure.storage.redis.guard import ServerChecks
 from tenure.storage.redis.keytypes import examine_types, named
-from tenure.storage.redis.rounds import STIRRED, SweepSchedule
+from tenure.storage.redis.partition import Partition
+from tenure.storage.redis.partitions import Partitions
 from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
+from tenure.storage.redis.server_checks import ServerChecks
+from tenure.storage.redis.subscriptions import Subscriptions
+from tenure.storage.redis.sweep_schedule import STIRRED, SweepSchedule
 
 
 class RedisStorage:

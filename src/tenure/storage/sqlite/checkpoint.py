@@ -8,7 +8,7 @@ import os
 import sqlite3
 
 from tenure.clock import Clock
-from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.statements import query
 
 LEADERS_PAGES = 1000
 """The leader checkpoints as soon as the log has grown by so many pages, at its sweep."""

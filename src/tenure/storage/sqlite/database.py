@@ -9,10 +9,10 @@ from typing import Literal
 
 from tenure.clock import Clock, SystemClock
 from tenure.errors import SchemaMismatchError, StorageError, TenureError
-from tenure.storage.scripts import script
-from tenure.storage.sqlite import place, wall
+from tenure.storage.script_files import script
+from tenure.storage.sqlite import errors, filesystem_check
 from tenure.storage.sqlite.locks import Locks
-from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.statements import query
 
 Durability = Literal["full", "fast"]
 
@@ -53,14 +53,14 @@ class Database:
             SchemaMismatchError: it is not ours or not of our version, and was left untouched.
         """
         require(sqlite3.sqlite_version_info)
-        place.check(self.path)
+        filesystem_check.check(self.path)
         try:
             self._look()
             with self._locks.writing():
                 self._look()
                 return self._ready()
         except (sqlite3.Error, OSError) as error:
-            raise wall.unopenable(error, self.path) from error
+            raise errors.unopenable(error, self.path) from error
 
     def reader(self) -> sqlite3.Connection:
         """Return a connection that only reads."""

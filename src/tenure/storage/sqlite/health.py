@@ -5,10 +5,10 @@ import shutil
 import sqlite3
 
 from tenure.storage.protocol import Finding
-from tenure.storage.sqlite import place
+from tenure.storage.sqlite import filesystem_check
 from tenure.storage.sqlite.database import Database
-from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
 
 _SOUND = (3, 51, 3)
 _SCARCE = 100 << 20
@@ -65,8 +65,8 @@ def _schema(step: Transaction) -> Finding:
 
 
 def _place(path: str) -> Finding:
-    kind = place.file_system(path)
-    if not place.doubtful(kind):
+    kind = filesystem_check.file_system(path)
+    if not filesystem_check.doubtful(kind):
         return Finding("ok", "file system", f"{path} lies on {kind or 'a file system of unknown type'}")
     return Finding(
         "warning",

@@ -14,9 +14,9 @@ from tenure.core.job import JobRecord, NewJob, RateKey
 from tenure.core.rate import RateReservation
 from tenure.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, queue_topic
 from tenure.storage.sqlite import rows
-from tenure.storage.sqlite.queries import query
 from tenure.storage.sqlite.settings import setting
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
 
 _NOTE_OPENING = query("rates", "note_opening")
 _OPENING_AHEAD = query("rates", "opening_ahead")

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tenure.clock import Clock
-from tenure.storage.sqlite import wall
-from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite import errors
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class DatabaseReader:
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
         except RuntimeError as error:
-            raise wall.threadless(error, self._path) from error
+            raise errors.threadless(error, self._path) from error
         return await answer
 
     def stop(self) -> None:
@@ -61,4 +61,4 @@ class DatabaseReader:
                     if connection.in_transaction:
                         connection.execute(_COMMIT)
             except Exception as error:
-                raise wall.ours(error, self._path) from error
+                raise errors.ours(error, self._path) from error

@@ -24,12 +24,12 @@ from tenure.storage.protocol import (
     WorkerInfo,
     WorkerSurvey,
 )
-from tenure.storage.sqlite import rows, settings, unknown
-from tenure.storage.sqlite.moving import past, taken_in, whole
-from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Transaction
-from tenure.storage.sqlite.sweeping import reigning
-from tenure.storage.sqlite.timetable import schedules
+from tenure.storage.sqlite import rows, settings, unknown_tasks
+from tenure.storage.sqlite.schedules import schedules
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.sweep import reigning
+from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sqlite.transitions import past, taken_in, whole
 
 _JOB = query("get", "job")
 _BY_SEQ = query("get", "by_seq")
@@ -85,7 +85,7 @@ def survey(step: Transaction, queues: Sequence[str]) -> Survey:
                 counts={state: counts[name][state] for state in sorted(State) if state in counts[name]},
                 oldest_waiting=_oldest(step, name),
                 parked=(parked := counts[name].get("parked", 0)),
-                unknown=unknown.survey(step, name) if parked else (),
+                unknown=unknown_tasks.survey(step, name) if parked else (),
                 discarded=counts[name].get("discarded", 0),
                 settings=tuned.get(name, _NONE),
             )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from tenure.core.deduplication import merge_name
 from tenure.core.events import AnyEvent, from_log, stamped
 from tenure.core.frames import framed
 from tenure.core.job import (
@@ -25,7 +26,6 @@ from tenure.core.job import (
     unreadable_record,
 )
 from tenure.core.lifecycle import State
-from tenure.core.merge import merge_name
 from tenure.core.retry import Backoff
 
 Row = tuple[Any, ...]

@@ -4,8 +4,8 @@ import msgspec
 
 from tenure.core.events import OnRequest
 from tenure.storage.protocol import Settings
-from tenure.storage.sqlite.queries import query
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
 
 _SETTING = query("tune", "setting")
 _QUEUE_SETTINGS = query("tune", "queue_settings")

@@ -12,7 +12,7 @@ from tenure.core.leadership import Term
 from tenure.core.partition import LOG_LOST
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
-from tenure.storage.notices import Listener, NotificationHub
+from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.protocol import (
     EVENTS_END,
     Change,
@@ -36,12 +36,12 @@ from tenure.storage.protocol import (
     SweepResult,
     Target,
 )
-from tenure.storage.sqlite import flow, forking, hand, health, reading, renewal, sweeping, timetable, tuning
+from tenure.storage.sqlite import exchange, forking, health, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import DatabaseReader
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.step import Transaction
+from tenure.storage.sqlite.transaction import Transaction
 from tenure.storage.sqlite.writer import Writer
 
 _CLOSING = 10.0
@@ -123,7 +123,7 @@ class SQLiteStorage:
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
         await self._opened()
-        return await self._writer.submit_with_others(flow.enqueue_all, jobs)
+        return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -131,8 +131,8 @@ class SQLiteStorage:
         """See `Storage.exchange`."""
         await self._opened(owner)
         return await self._writer.submit(
-            lambda step: flow.exchange(step, owner, settlements, order),
-            peek=None if settlements else lambda step: flow.nothing_to_exchange(step, owner, order),
+            lambda step: exchange.exchange(step, owner, settlements, order),
+            peek=None if settlements else lambda step: exchange.nothing_to_exchange(step, owner, order),
             owner=owner.id,
         )
 
@@ -140,7 +140,7 @@ class SQLiteStorage:
         """See `Storage.renew`."""
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
-            lambda step: renewal.renew(step, beat),
+            lambda step: renew.renew(step, beat),
             # A watcher renews in the name of another process, whose life must not come to be held here, unless it is
             # the one that buries it.
             owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
@@ -160,8 +160,8 @@ class SQLiteStorage:
         await self._opened(bid.owner)
         alive = self._locks.alive
         return await self._writer.submit(
-            lambda step: sweeping.sweep(step, bid, alive),
-            peek=lambda step: sweeping.led_by_another(step, bid, alive),
+            lambda step: sweep.sweep(step, bid, alive),
+            peek=lambda step: sweep.led_by_another(step, bid, alive),
             owner=bid.owner.id,
         )
 
@@ -173,27 +173,27 @@ class SQLiteStorage:
             if not taken.more:
                 self._locks.let_go(dead)
 
-        return await self._writer.submit(lambda step: sweeping.reclaim(step, dead, owner), owner=owner.id, then=buried)
+        return await self._writer.submit(lambda step: sweep.reclaim(step, dead, owner), owner=owner.id, then=buried)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         await self._opened()
-        return await self._writer.submit(lambda step: hand.revise(step, revisions))
+        return await self._writer.submit(lambda step: revise.revise(step, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         await self._opened()
-        return await self._writer.submit(lambda step: timetable.plan(step, changes))
+        return await self._writer.submit(lambda step: schedules.plan(step, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
         await self._opened()
-        return await self._writer.submit(lambda step: tuning.tune(step, target, settings, by))
+        return await self._writer.submit(lambda step: tune.tune(step, target, settings, by))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await self._opened()
-        await self._writer.submit(lambda step: sweeping.resign(step, term))
+        await self._writer.submit(lambda step: sweep.resign(step, term))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""

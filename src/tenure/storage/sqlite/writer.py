@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 
 from tenure.clock import Clock, entropy
 from tenure.errors import StorageUnavailableError
-from tenure.storage.notices import NotificationHub
-from tenure.storage.sqlite import lanes, wall
+from tenure.storage.notifications import NotificationHub
+from tenure.storage.sqlite import claim_numbers, errors
+from tenure.storage.sqlite.change_monitor import ChangeMonitor
 from tenure.storage.sqlite.checkpoint import Checkpoints
 from tenure.storage.sqlite.locks import Locks
-from tenure.storage.sqlite.pace import PollInterval
-from tenure.storage.sqlite.queries import query
+from tenure.storage.sqlite.poll_interval import PollInterval
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.step import Lanes, Transaction
-from tenure.storage.sqlite.watch import ChangeMonitor
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Lanes, Transaction
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -235,7 +235,7 @@ class Writer:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise wall.threadless(error, self._path) from error
+                    raise errors.threadless(error, self._path) from error
                 self._thread = thread
 
     # ── on the callers' loops ─────────────────────────────────────────────────────────────────────────────────────
@@ -304,7 +304,7 @@ class Writer:
             # Whatever it is, the callers hear of it and the thread goes on.
             for operation in wanted:
                 if operation.error is None and operation.answer is None:
-                    operation.error = wall.ours(error, self._path)
+                    operation.error = errors.ours(error, self._path)
         self._hand = []
         try:
             if knocked:
@@ -329,7 +329,7 @@ class Writer:
                 operation.answer = None
             if operation.answer is None:
                 left.append(operation)
-        lanes.keep(self._lanes, step)
+        claim_numbers.keep(self._lanes, step)
         return left
 
     def _write(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
@@ -341,11 +341,11 @@ class Writer:
             except Exception as error:
                 if connection.in_transaction:
                     connection.execute(_ROLLBACK)
-                if wall.busy(error):
+                if errors.busy(error):
                     batch = self._still_waiting(batch)
                     self._rest()
                 elif len(batch) == 1:
-                    batch[0].error = wall.ours(error, self._path)
+                    batch[0].error = errors.ours(error, self._path)
                     return
                 else:
                     half = len(batch) // 2
@@ -371,7 +371,7 @@ class Writer:
             # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
             self._others.note(connection)
         connection.execute(_COMMIT)
-        lanes.keep(self._lanes, step)
+        claim_numbers.keep(self._lanes, step)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
             if operation.parting and operation.owner is not None:

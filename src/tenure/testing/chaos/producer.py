@@ -5,10 +5,10 @@ import os
 import signal
 from random import Random
 
+from tenure.client.task import EncodedCall
 from tenure.clock import Clock, SystemClock
 from tenure.demo.diary import note
 from tenure.errors import StorageError
-from tenure.task import EncodedCall
 from tenure.testing.chaos import tasks
 from tenure.testing.chaos.history import Answer, EnqueuedCall, uptime
 

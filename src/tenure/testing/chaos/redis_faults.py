@@ -5,7 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from tenure.errors import StorageUnavailableError
-from tenure.storage.redis.link import text
+from tenure.storage.redis.connection import text
 from tenure.testing.chaos.faults import RESTART, Fault, Field
 from tenure.testing.chaos.redis_ground import RedisGround
 from tenure.testing.proxy import Proxy

@@ -11,10 +11,10 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from tenure.errors import StorageUnavailableError, UsageError
-from tenure.storage.locate import locate
 from tenure.storage.redis.address import RedisAddress, ServerAddress, read
-from tenure.storage.redis.link import ServerConnection
+from tenure.storage.redis.connection import ServerConnection
 from tenure.storage.redis.resp import Reply, Word
+from tenure.storage.urls import locate
 from tenure.testing.proxy import Proxy, free_port
 
 STARTING = 20.0

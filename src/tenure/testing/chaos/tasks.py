@@ -5,11 +5,11 @@ import os
 import threading
 
 from tenure.app import Tenure
+from tenure.client.task import Task
 from tenure.clock import SystemClock
-from tenure.context import current_job
 from tenure.demo.diary import note
+from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, Timing
-from tenure.task import Task
 from tenure.testing.chaos import holds
 from tenure.testing.chaos.history import HistoryLine, Mark, uptime
 

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from tenure.client.signature import PAYLOAD_LIMIT
 from tenure.clock import SECOND
 from tenure.core.events import JobCollected, JobExpired
 from tenure.core.frames import unframed
@@ -10,7 +11,6 @@ from tenure.core.job import CollectKey, DebounceKey, Key, NewJob, Policy, Ref
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected
 from tenure.core.retention import KeepRule, RetentionRules
-from tenure.signature import PAYLOAD_LIMIT
 from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,

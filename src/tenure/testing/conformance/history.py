@@ -28,7 +28,7 @@ from tenure.core.outcome import (
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement
-from tenure.storage.memory import MemoryStorage
+from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import (
     CancelJob,
     ClaimRequest,

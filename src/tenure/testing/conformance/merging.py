@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from tenure.clock import SECOND
+from tenure.core.deduplication import merge_name
 from tenure.core.events import (
     JobDebounced,
     JobDeduplicated,
@@ -28,7 +29,6 @@ from tenure.core.job import (
     UniqueScope,
 )
 from tenure.core.lifecycle import State
-from tenure.core.merge import merge_name
 from tenure.core.outcome import Interrupted, Rejected
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff

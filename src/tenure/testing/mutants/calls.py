@@ -5,12 +5,12 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tenure.clock import Clock
+from tenure.core.deduplication import may_be_come_to, merge_name
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.merge import may_be_come_to, merge_name
 from tenure.core.transition import lapsed
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import EnqueueResult
 from tenure.testing.mutants.register import mutant
 

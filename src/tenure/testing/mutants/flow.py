@@ -13,7 +13,7 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
 from tenure.core.transition import refused
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
     PAUSED,
     CancelJob,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tenure.storage.model import Model
+from tenure.storage.memory.model import Model
 
 M = TypeVar("M", bound=type[Model])
 

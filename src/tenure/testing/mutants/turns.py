@@ -10,9 +10,9 @@ from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.order import place
 from tenure.core.schedule import Fate, Schedule
-from tenure.storage.model import Model
+from tenure.storage.memory.job_indexes import OrderedJobs
+from tenure.storage.memory.model import Model
 from tenure.storage.protocol import RATE, Change, ClaimRequest, PauseSchedule, ScheduleResult, Tick
-from tenure.storage.shelf import OrderedJobs
 from tenure.testing.mutants.register import mutant
 
 # ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 
-from tenure.worker.offspring import Process
+from tenure.processes.process import Process
 
 SIGNAL = getattr(signal, "SIGUSR2", None)
 """By which a child is asked where it is; a handler that has another use for it loses this one."""

@@ -20,7 +20,7 @@ from typing import cast
 
 from tenure.core.job import TRACE_KEPT
 from tenure.core.text import storable
-from tenure.worker.held import ActiveRun, Mark, Place, Waiting
+from tenure.worker.active_runs import ActiveRun, Mark, Place, Waiting
 from tenure.worker.stacks.ours import ASYNCIO, OURS, THREADS, current_frames
 
 DEEPEST = 200

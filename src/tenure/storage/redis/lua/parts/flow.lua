@@ -1,5 +1,5 @@
 -- requires: cell, folding, record, settings, journal, line, lease, rates, shelf, audit, ends
--- From waiting to active and back: what is claimed, promoted, settled. storage/model.py says the same.
+-- From waiting to active and back: what is claimed, promoted, settled. storage/memory/model.py says the same.
 local Flow = {}
 
 -- Let a delayed job come into line; one that is too old by now expires.

@@ -1,5 +1,5 @@
 -- requires: cell, record, hints, journal, making, line, shelf, audit, parking, ends
--- How a call is taken in: as a job of its own, or by one that is there. storage/intake.py says the same, and why.
+-- How a call is taken in: as a job of its own, or by one that is there. storage/memory/enqueue.py says the same, and why.
 --
 -- windows  ZSET  of each key that is held for a time (queue, name) until when
 -- window   HASH  of each how many jobs were made under it, and the id of the latest: {jobs, id}

@@ -1,0 +1,1 @@
+"""Defines tasks, builds and enqueues calls, and gives callers a handle on each job."""

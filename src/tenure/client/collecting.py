@@ -1,0 +1,188 @@
+"""A task that collects: each call brings one item, and its handler gets the list of those that have gathered."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from tenure.background_loop import PORTAL
+from tenure.client.call_keys import collect_key
+from tenure.client.task import DeclaredTask, Task
+from tenure.core.check import named
+from tenure.core.deduplication import may_be_come_to, merge_name
+from tenure.core.duration import moment
+from tenure.core.job import CollectKey, JobRecord, Ref
+from tenure.core.lifecycle import State
+from tenure.errors import UsageError
+from tenure.handlers.functions import is_async
+from tenure.options import Collect
+from tenure.options.keys import own_key
+from tenure.storage.protocol import Query, Storage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+_LOOKED_AT = 50
+"""How many batches of a key are looked at by one call; seldom is there more than one that is not full."""
+
+
+@dataclass(frozen=True)
+class Batch(Generic[Item]):
+    """What a job has gathered so far: the next call joins it, unless it starts before.
+
+    `items`: in the order of their calls. `began`: when the first of these was. `due`: when it starts, if no call comes
+    and a worker is free.
+    """
+
+    queue: str
+    id: str
+    items: list[Item]
+    began: datetime
+    due: datetime
+
+    @property
+    def count(self) -> int:
+        """How many calls it has taken in."""
+        return len(self.items)
+
+
+class CollectTask(Task[[Item], R]):
+    """A task whose calls bring one item each and gather in one job; the handler gets the list of them."""
+
+    async def gathered(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
+        """Return what the next call with this key would join, None where that would begin anew.
+
+        `key`: what the template of `Collect` makes of an item; left out where there is none.
+
+        Raises:
+            UsageError: the key or the queue is none, or one of the items cannot be read.
+            StorageError: the storage cannot be asked.
+        """
+        return await self._gathered(
+            None if key is None else own_key(key, field="key"),
+            self.queue if queue is None else named(queue, field="queue"),
+        )
+
+    def gathered_sync(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
+        """Do as `gathered`, without a loop."""
+        return PORTAL.call(self.gathered(key, queue=queue), verb="gathered")
+
+    def on_cancel(  # type: ignore[override]  # its arguments are the handler's, not the call's
+        self, hook: Callable[[list[Item]], T]
+    ) -> Callable[[list[Item]], T]:
+        """Do as `Task.on_cancel`: the hook gets the list, as the handler did."""
+        return cast("Callable[[list[Item]], T]", super().on_cancel(cast("Callable[[Item], T]", hook)))
+
+    async def _gathered(self, key: str | None, queue: str) -> Batch[Item] | None:
+        app = self.standing.app
+        merge = collect_key(self.name, cast(Collect, self.collect), key, self.migrations.version)
+        storage = await app.opened()
+        ref = await _joined(storage, queue, merge)
+        detail = None if ref is None else (await storage.get([ref]))[0]
+        if detail is None or not may_be_come_to(detail.job, merge):
+            # It may have started a moment ago.
+            return None
+        job = detail.job
+        try:
+            (items,), _ = self.decode(app.codec, job)
+        except Exception as error:
+            raise UsageError(
+                f"job {job.id} of task {self.name!r} has gathered what cannot be read: {error}; it will fail as "
+                "undecodable, and can be redriven once the handler takes it"
+            ) from error
+        return Batch(job.queue, job.id, items, moment(job.created), moment(job.run_at))
+
+
+class AsyncCollectTask(CollectTask[Item, R]):
+    """One whose handler is a coroutine function; it runs on the worker's loop."""
+
+    async def __call__(self, items: list[Item], /, **injected: Any) -> R:
+        """Run the plain function; what a worker would inject is to be passed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        self.signature.injectionless((items,), injected)
+        value: R = await self.function(items, **injected)
+        return value
+
+
+class PlainCollectTask(CollectTask[Item, R]):
+    """One whose handler is a plain function; it runs in one of the worker's threads."""
+
+    def __call__(self, items: list[Item], /, **injected: Any) -> R:
+        """Run the plain function; what a worker would inject is to be passed.
+
+        Raises:
+            UsageError: it is not.
+        """
+        self.signature.injectionless((items,), injected)
+        value: R = self.function(items, **injected)
+        return value
+
+
+class DeclaredCollectTask(CollectTask[Item, R], DeclaredTask[[Item], R]):
+    """One whose handler is elsewhere: items are enqueued here, and their batches run there."""
+
+    def on_cancel(  # type: ignore[override]  # as that of any task that collects
+        self, hook: Callable[[list[Item]], T]
+    ) -> Callable[[list[Item]], T]:
+        """Refuse: the hook runs where the handler does.
+
+        Raises:
+            UsageError: always.
+        """
+        return super().on_cancel(hook)
+
+
+def collecting(function: Callable[..., Any]) -> type[Task[..., Any]]:
+    """Return the class of a task that collects, for such a function."""
+    return cast("type[Task[..., Any]]", AsyncCollectTask if is_async(function) else PlainCollectTask)
+
+
+class DeclareCollectDecorator(Protocol):
+    """What `@app.declare(collect=...)` gives: a decorator for functions without a body that take a list."""
+
+    @overload
+    def __call__(self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /) -> DeclaredCollectTask[Item, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item]], R], /) -> DeclaredCollectTask[Item, R]: ...
+
+
+class ImplementCollectDecorator(Protocol[Item, R]):
+    """What `@app.implement(declared)` gives of a task that collects: a decorator for functions that take its list."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /
+    ) -> AsyncCollectTask[Item, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item]], R], /) -> PlainCollectTask[Item, R]: ...
+
+
+class CollectDecorator(Protocol):
+    """What `@app.task(collect=...)` gives: a decorator for functions that take a list."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
+        self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /
+    ) -> AsyncCollectTask[Item, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Item]], R], /) -> PlainCollectTask[Item, R]: ...
+
+
+async def _joined(storage: Storage, queue: str, key: CollectKey) -> Ref | None:
+    """Return the job that the next call comes to: the eldest that may be come to."""
+    states = (State.DELAYED, State.WAITING)
+    eldest: JobRecord | None = None
+    after: str | None = None
+    while True:
+        asked = Query(queues=(queue,), states=states, merge=merge_name(key), limit=_LOOKED_AT, after=after)
+        page = await storage.find(asked)
+        # The newest come first.
+        eldest = next((job for job in reversed(page.jobs) if may_be_come_to(job, key)), eldest)
+        after = page.next
+        if after is None:
+            return None if eldest is None else eldest.ref

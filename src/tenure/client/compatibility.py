@@ -1,0 +1,185 @@
+"""What tasks take, written down as plain data, and which changes of it would break jobs that were enqueued before."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec import inspect as types
+
+from tenure.client.signature import Gathers
+from tenure.client.task import Task
+from tenure.errors import UsageError
+
+Described = str | dict[str, Any]
+"""A type as plain data: a word such as "int", or what is known of a composed one."""
+
+_BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+
+
+class ParameterShape(Struct, frozen=True, omit_defaults=True):
+    """One parameter. `gathers`: several arguments in a list, or in a dict."""
+
+    type: Described
+    required: bool = False
+    gathers: Gathers = "one"
+
+
+class PayloadShape(Struct, frozen=True):
+    """A task's payload: its version, and its parameters by name."""
+
+    version: int
+    parameters: dict[str, ParameterShape]
+
+
+def snapshot(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Any]:
+    """Return what these tasks take, as data for a JSON file."""
+    made: dict[str, Any] = msgspec.to_builtins({name: _shape(task) for name, task in sorted(tasks.items())})
+    return made
+
+
+def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return which changes from one `app.signatures()` to a later one would break jobs enqueued in between, one a line.
+
+    A task whose version was raised may change as it likes, for its worker demands the migrations. It is read as the
+    jobs will be: a parameter with a default may come, a type may become wider, and a nested record may lose a field.
+
+    Raises:
+        UsageError: one of them is no snapshot.
+    """
+    before, after = _read(old, field="old"), _read(new, field="new")
+    return [f"task {name!r}{told}" for name, shape in before.items() for told in _changes(shape, after.get(name))]
+
+
+def _read(given: object, *, field: str) -> dict[str, PayloadShape]:
+    try:
+        return msgspec.convert(given, dict[str, PayloadShape])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{field} is no snapshot of tasks: {error}; give what app.signatures() returned") from None
+
+
+def _shape(task: Task[..., Any]) -> PayloadShape:
+    taken = {
+        name: ParameterShape(_described(types.type_info(hint), ()), required, gathers)
+        for name, hint, required, gathers in task.signature.taken()
+    }
+    return PayloadShape(task.migrations.version, taken)
+
+
+def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
+    if new is None:
+        yield " is gone: its jobs would wait for a worker that knows it"
+        return
+    if new.version != old.version:
+        if new.version < old.version:
+            yield f" goes back from version {old.version} to {new.version}: its jobs would wait for newer workers"
+        return
+    for name, before in old.parameters.items():
+        after = new.parameters.get(name)
+        if after is None:
+            # What a **rest gathers is an argument of its own, so it does not take it.
+            yield f": parameter {name!r} is gone"
+        elif after.gathers != before.gathers:
+            yield f": parameter {name!r} gathers its arguments in another way"
+        else:
+            if after.required and not before.required:
+                yield f": parameter {name!r} has no default any more"
+            if not _fits(before.type, after.type):
+                yield f": parameter {name!r} was {_spoken(before.type)}, and is {_spoken(after.type)}"
+    for name, after in new.parameters.items():
+        if name not in old.parameters and after.required:
+            yield f": parameter {name!r} is new and has no default"
+
+
+def _described(kind: types.Type, within: tuple[type, ...]) -> Described:
+    """Return a type as plain data; `within` are the records around it, which a record may name again."""
+    match kind:
+        case types.UnionType():
+            return {"any of": [_described(one, within) for one in kind.types]}
+        case types.EnumType():
+            return {"one of": sorted((member.value for member in kind.cls), key=repr)}
+        case types.LiteralType():
+            return {"one of": sorted(kind.values, key=repr)}
+        case types.DictType():
+            return {"keys": _described(kind.key_type, within), "values": _described(kind.value_type, within)}
+        case types.TupleType():
+            return {"places": [_described(one, within) for one in kind.item_types]}
+        case types.NamedTupleType():
+            return {"places": [_described(one.type, within) for one in kind.fields]}
+        case types.StructType() | types.DataclassType() | types.TypedDictType():
+            return _record(kind, within)
+        case types.Metadata():
+            return _described(kind.type, within)
+        case types.CollectionType():
+            return {"items": _described(kind.item_type, within)}
+        case _:
+            return _plain(kind)
+
+
+def _record(kind: types.StructType | types.DataclassType | types.TypedDictType, within: tuple[type, ...]) -> Described:
+    if kind.cls in within:
+        return {"again": kind.cls.__name__}
+    inner = (*within, kind.cls)
+    fields = {one.encode_name: {"type": _described(one.type, inner), "required": one.required} for one in kind.fields}
+    made: dict[str, Any] = {"record": kind.cls.__name__, "fields": fields}
+    if isinstance(kind, types.StructType):
+        # How it is written down, and whether anything may stand beside its fields.
+        told = {"tag": kind.tag, "array": kind.array_like, "closed": kind.forbid_unknown_fields}
+        made.update({name: value for name, value in told.items() if value})
+    return made
+
+
+def _plain(kind: types.Type) -> Described:
+    word = type(kind).__name__.removesuffix("Type").lower()
+    bounds = {name: value for name in _BOUNDS if (value := getattr(kind, name, None)) is not None}
+    return {"plain": word, **bounds} if bounds else word
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Say whether whatever was written as the old type can be read as the new one."""
+    if new in ("any", old):
+        return True
+    match old, new:
+        case {"any of": ones}, _:
+            return all(_fits(one, new) for one in ones)
+        case _, {"any of": ones}:
+            return any(_fits(old, one) for one in ones)
+        case {"one of": before}, {"one of": after}:
+            return all(one in after for one in before)
+        case {"one of": before}, "str" | "int":
+            return all(type(one).__name__ == new for one in before)
+        case {"items": before}, {"items": after}:
+            return _fits(before, after)
+        case {"keys": keys, "values": values}, {"keys": new_keys, "values": new_values}:
+            return _fits(keys, new_keys) and _fits(values, new_values)
+        case {"places": before}, {"places": after}:
+            return len(before) == len(after) and all(map(_fits, before, after))
+        case {"record": _}, {"record": _}:
+            return _record_fits(old, new)
+        case {"plain": before}, {"plain": after}:
+            return _fits(before, after) and all(old.get(name) == new[name] for name in new if name != "plain")
+        case {"plain": before}, str():
+            return _fits(before, new)
+        case "int", "float":
+            return True
+        case _:
+            return False
+
+
+def _record_fits(old: Any, new: Any) -> bool:
+    if "array" in old or "array" in new or old.get("tag") != new.get("tag"):
+        # By place every change of the fields is one of what is read, but for what comes last; not worth telling apart.
+        return False
+    before, after = old["fields"], new["fields"]
+    if "closed" in new and not before.keys() <= after.keys():
+        return False
+    return all(
+        _fits(before[name]["type"], one["type"]) and (before[name]["required"] or not one["required"])
+        if name in before
+        else not one["required"]
+        for name, one in after.items()
+    )
+
+
+def _spoken(described: Described) -> str:
+    return described if isinstance(described, str) else msgspec.json.encode(described).decode()

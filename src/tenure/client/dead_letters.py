@@ -1,0 +1,541 @@
+"""Dead letters: the failed jobs of all queues, found, grouped by fault, put back in line, or forgotten.
+
+Nothing here waits for anything but the storage: a paced redrive is written down at once, each job with the time it is
+due at, so that whoever asked for it may end or die. Where the storage cannot filter, it is gone through in pages.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import get_args
+
+from msgspec import Struct, structs
+
+from tenure.background_loop import PORTAL
+from tenure.core.check import named, of_kind, one_of, remark, several, shown, whole
+from tenure.core.duration import Duration, duration, instant, micros, moment
+from tenure.core.fingerprint import LENGTH, fingerprint
+from tenure.core.job import DeadReason, JobRecord, Ref, RunRecord
+from tenure.core.lifecycle import State
+from tenure.errors import UsageError
+from tenure.options.merging import fill
+from tenure.storage.protocol import DeleteJob, Query, RedriveJob, Revision, Storage
+
+PAGE = 200
+"""How many records a walk through all dead letters holds at a time."""
+
+BATCH = 100
+"""How many jobs are put back, or deleted, in one step."""
+
+CAP = 1_000
+"""How many jobs a redrive or a purge touches unless told otherwise."""
+
+GROUPS_KEPT = 10_000
+NEWEST_KEPT = 5
+MESSAGE_SHOWN = 200
+
+REASONS: tuple[DeadReason, ...] = get_args(DeadReason)
+
+Since = datetime | Duration
+"""An instant, or how long ago by the storage's clock."""
+
+Instant = datetime | timedelta
+"""The same, read."""
+
+
+@dataclass(frozen=True, init=False)
+class DeadFilter:
+    """Which dead letters; a field that is not given lets all of them through.
+
+    `queues`, `tasks` and `reasons`: any of these. `tags`: all of these. `error`: the name of the exception's class.
+    `fingerprint`: one fault, as `groups` names it. `since` (inclusive) and `until` (exclusive): when they failed, as
+    aware datetimes or as how long ago.
+    """
+
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    reasons: tuple[DeadReason, ...]
+    error: str | None
+    fingerprint: str | None
+    tags: tuple[str, ...]
+    since: datetime | timedelta | None
+    until: datetime | timedelta | None
+
+    def __init__(
+        self,
+        *,
+        queues: Sequence[str] = (),
+        tasks: Sequence[str] = (),
+        reasons: Sequence[str] = (),
+        error: str | None = None,
+        fingerprint: str | None = None,
+        tags: Sequence[str] = (),
+        since: Since | None = None,
+        until: Since | None = None,
+    ) -> None:
+        """Take what narrows the choice.
+
+        Raises:
+            UsageError: a field has no valid value, or `since` is not before `until`.
+        """
+        fill(
+            self,
+            queues=_names(queues, field="queues"),
+            tasks=_names(tasks, field="tasks"),
+            reasons=tuple(one_of(reason, REASONS, field="reasons") for reason in several(reasons, field="reasons")),
+            error=None if error is None else named(error, field="error"),
+            fingerprint=None if fingerprint is None else fault_named(fingerprint, field="fingerprint"),
+            tags=_names(tags, field="tags"),
+            since=_when(since, field="since"),
+            until=_when(until, field="until"),
+        )
+        in_order(self.since, self.until, fields=("since", "until"))
+
+    @property
+    def everything(self) -> bool:
+        """Whether no dead letter is left out."""
+        return self == DeadFilter()
+
+    def query(self, now: int) -> Query:
+        """Return as much of the choice as a storage can make; the rest is for `takes`."""
+        return Query(
+            queues=self.queues,
+            states=(State.FAILED,),
+            tasks=self.tasks,
+            reasons=self.reasons,
+            tags=self.tags,
+            ended_after=_at(self.since, now),
+            ended_before=_at(self.until, now),
+            limit=PAGE,
+        )
+
+    def takes(self, job: JobRecord) -> bool:
+        """Say whether a dead letter that the query found is one of those."""
+        if self.error is not None and (job.error is None or job.error.type != self.error):
+            return False
+        return self.fingerprint is None or fault(job) == self.fingerprint
+
+    @property
+    def sifts(self) -> bool:
+        """Whether `takes` leaves out some that the query finds."""
+        return self.error is not None or self.fingerprint is not None
+
+
+class DeadLetter(Struct, frozen=True):
+    """One failed job, the fault it belongs to, and its runs (the newest hundred)."""
+
+    job: JobRecord
+    fingerprint: str
+    runs: tuple[RunRecord, ...] = ()
+
+
+class DeadPage(Struct, frozen=True):
+    """One page of dead letters, and the cursor of the next (None: this was the last)."""
+
+    letters: tuple[DeadLetter, ...] = ()
+    next: str | None = None
+
+
+class DeadGroup(Struct, frozen=True, kw_only=True):
+    """All dead letters of one fault. `message` is that of the one that failed last, `newest` are the last few."""
+
+    fingerprint: str
+    task: str
+    reason: str
+    error: str | None
+    message: str
+    count: int
+    first: datetime
+    last: datetime
+    newest: tuple[Ref, ...]
+
+
+class DeadGroups(Struct, frozen=True):
+    """The faults, the biggest first, and how many dead letters there are in all.
+
+    `others`: how many of them belong to faults so small and so many that they are not listed.
+    """
+
+    groups: tuple[DeadGroup, ...] = ()
+    total: int = 0
+    others: int = 0
+
+
+class DeadReport(Struct, frozen=True, kw_only=True):
+    """What became of the dead letters that were to be redriven or purged.
+
+    `refused`: no dead letters any more when their turn came: somebody else had put them back. `gone`: deleted
+    meanwhile. `held`: of those refused, whose unique key another unfinished job holds, each with that job. `left`: how
+    many more match beyond the cap. `takes`: seconds until the last is due, where it is paced.
+    """
+
+    done: tuple[Ref, ...] = ()
+    refused: tuple[Ref, ...] = ()
+    gone: tuple[Ref, ...] = ()
+    held: tuple[tuple[Ref, Ref], ...] = ()
+    left: int = 0
+    takes: float = 0.0
+
+
+class DeadLetters:
+    """The dead letters of an app's storage: `app.dead`."""
+
+    def __init__(self, storage: Callable[[], Awaitable[Storage]]) -> None:
+        self._storage = storage
+
+    async def page(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
+        """Return one page of dead letters with the trail of their runs, the newest job first.
+
+        Raises:
+            UsageError: the filter is none, the limit is no whole number from 1, or the cursor is none.
+            StorageError: the storage cannot be asked.
+        """
+        where, limit = _where(where), whole(limit, field="limit", least=1)
+        storage = await self._storage()
+        try:
+            jobs, cursor = await _some(storage, where, limit, after)
+        except ValueError as error:
+            raise UsageError(f"after = {shown(after)} is no cursor; take the one that the page before named") from error
+        details = await storage.get([job.ref for job in jobs])
+        letters = (
+            DeadLetter(detail.job, fault(detail.job), detail.runs)
+            for detail in details
+            # It may have been redriven or deleted a moment ago.
+            if detail is not None and detail.job.state is State.FAILED
+        )
+        return DeadPage(tuple(letters), cursor)
+
+    async def count(self, where: DeadFilter | None = None) -> int:
+        """Return how many there are.
+
+        Raises:
+            UsageError: the filter is none.
+            StorageError: the storage cannot be asked.
+        """
+        where, storage, found = _where(where), await self._storage(), 0
+        if where == DeadFilter(queues=where.queues):
+            # That much is counted already.
+            return sum(queue.counts.get(State.FAILED, 0) for queue in (await storage.survey(where.queues)).queues)
+        async for _ in _all(storage, where):
+            found += 1
+        return found
+
+    async def groups(self, where: DeadFilter | None = None) -> DeadGroups:
+        """Return the faults behind the dead letters, the biggest first.
+
+        Raises:
+            UsageError: the filter is none.
+            StorageError: the storage cannot be asked.
+        """
+        where = _where(where)
+        known: dict[str, _Tally] = {}
+        total = others = 0
+        async for job in _all(await self._storage(), where):
+            total += 1
+            known.setdefault(fault(job), _Tally()).add(job)
+            if len(known) > GROUPS_KEPT:
+                ranked = sorted(known.items(), key=lambda entry: entry[1].count)
+                for name, tally in ranked[: len(ranked) // 2]:
+                    others += tally.count
+                    del known[name]
+        ranked = sorted(known.items(), key=lambda entry: (-entry[1].count, -entry[1].last, entry[0]))
+        return DeadGroups(tuple(tally.group(name) for name, tally in ranked), total, others)
+
+    async def redrive(
+        self,
+        where: DeadFilter | None = None,
+        *,
+        limit: int = CAP,
+        rate: float | None = None,
+        by: str | None = None,
+    ) -> DeadReport:
+        """Put dead letters back in line with new budgets and a new time to live, those that failed first going first.
+
+        `limit`: at most so many. `rate`: so many a second; each gets the time it is due at in the storage, so nobody
+        needs to stay for it. Asking twice does nothing twice: what is back in line is no dead letter.
+
+        Raises:
+            UsageError: an argument has no valid value.
+            StorageError: the storage cannot be asked; what was put back until then is, and asking again goes on.
+        """
+        gap, who = gap_of(rate, field="rate"), remark(by, field="by")
+        return await self._handle(
+            _where(where),
+            whole(limit, field="limit", least=1),
+            lambda one, place: RedriveJob(one.ref, who, round(gap * place), one.finished),
+            gap=gap,
+        )
+
+    async def purge(
+        self,
+        where: DeadFilter | None = None,
+        *,
+        limit: int = CAP,
+        everything: bool = False,
+        by: str | None = None,
+    ) -> DeadReport:
+        """Delete dead letters with their runs, logs and errors, for good; those that failed first go first.
+
+        `limit`: at most so many. `everything`: must be True where no filter narrows the choice.
+
+        Raises:
+            UsageError: an argument has no valid value, or nothing narrows the choice and it was not asked for.
+            StorageError: the storage cannot be asked; what was deleted until then is, and asking again goes on.
+        """
+        where, who = _where(where), remark(by, field="by")
+        if where.everything and everything is not True:
+            raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
+        return await self._handle(
+            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, who, one.finished)
+        )
+
+    def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
+        """Do as `page`, without a loop."""
+        return PORTAL.call(self.page(where, limit=limit, after=after), verb="page")
+
+    def count_sync(self, where: DeadFilter | None = None) -> int:
+        """Do as `count`, without a loop."""
+        return PORTAL.call(self.count(where), verb="count")
+
+    def groups_sync(self, where: DeadFilter | None = None) -> DeadGroups:
+        """Do as `groups`, without a loop."""
+        return PORTAL.call(self.groups(where), verb="groups")
+
+    def redrive_sync(
+        self,
+        where: DeadFilter | None = None,
+        *,
+        limit: int = CAP,
+        rate: float | None = None,
+        by: str | None = None,
+    ) -> DeadReport:
+        """Do as `redrive`, without a loop."""
+        return PORTAL.call(self.redrive(where, limit=limit, rate=rate, by=by), verb="redrive")
+
+    def purge_sync(
+        self,
+        where: DeadFilter | None = None,
+        *,
+        limit: int = CAP,
+        everything: bool = False,
+        by: str | None = None,
+    ) -> DeadReport:
+        """Do as `purge`, without a loop."""
+        return PORTAL.call(self.purge(where, limit=limit, everything=everything, by=by), verb="purge")
+
+    async def _handle(
+        self, where: DeadFilter, limit: int, revision: Callable[["_Chosen", int], Revision], *, gap: float = 0.0
+    ) -> DeadReport:
+        storage = await self._storage()
+        chosen, found = await _oldest(storage, where, limit)
+        done: list[Ref] = []
+        refused: list[Ref] = []
+        gone: list[Ref] = []
+        held: list[tuple[Ref, Ref]] = []
+        told = {"done": done, "refused": refused, "gone": gone}
+        for start in range(0, len(chosen), BATCH):
+            batch = chosen[start : start + BATCH]
+            # What somebody has put back since it was found is refused: it is not what was asked for.
+            for revised in await storage.revise([revision(one, len(done) + place) for place, one in enumerate(batch)]):
+                told[revised.verdict].append(revised.ref)
+                if revised.holder is not None:
+                    held.append((revised.ref, revised.holder))
+        return DeadReport(
+            done=tuple(done),
+            refused=tuple(refused),
+            gone=tuple(gone),
+            held=tuple(held),
+            left=found - len(chosen),
+            takes=gap * max(0, len(done) - 1) / 1_000_000,
+        )
+
+
+def fault(job: JobRecord) -> str:
+    """Return the fingerprint of the fault that a failed job died of."""
+    return fingerprint(job.task, job.reason, job.error)
+
+
+def fault_named(given: object, *, field: str) -> str:
+    """Return the fingerprint of a fault.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
+        raise UsageError(
+            f"{field} = {shown(given)} must be {LENGTH} hexadecimal digits; take one from the groups, "
+            "by app.dead.groups() or tenure dead groups"
+        )
+    return given
+
+
+def in_order(
+    since: datetime | timedelta | None, until: datetime | timedelta | None, *, fields: tuple[str, str]
+) -> None:
+    """Make sure that there is time between the two, as far as can be told without a clock.
+
+    Raises:
+        UsageError: there is none.
+    """
+    match since, until:
+        case datetime() as first, datetime() as last:
+            empty = first >= last
+        case timedelta() as longest, timedelta() as shortest:
+            empty = longest <= shortest
+        case _:
+            empty = False
+    if empty:
+        told = f"{fields[0]} = {_told(since)} must lie before {fields[1]} = {_told(until)}"
+        raise UsageError(f"{told}; swap or widen them")
+
+
+def gap_of(rate: object, *, field: str) -> float:
+    """Return the microseconds between two jobs at that rate, 0 for None.
+
+    Raises:
+        UsageError: it is no rate.
+    """
+    if rate is None:
+        return 0.0
+    # Said this way round it refuses NaN, too.
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1_000_000:
+        raise UsageError(
+            f"{field} = {shown(rate)} must be a number of jobs a second, from 0.001 to 1,000,000; "
+            "leave it out to put all back at once"
+        )
+    return 1_000_000 / rate
+
+
+class _Chosen(Struct, frozen=True, order=True):
+    """A dead letter to be touched; by the instant of its end it is known again."""
+
+    finished: int
+    ref: Ref
+
+
+class _Tally:
+    """What is counted of one fault."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.last = 0
+        self._sample: JobRecord | None = None
+        self._newest: list[tuple[int, Ref]] = []
+
+    def add(self, job: JobRecord) -> None:
+        """Count a dead letter."""
+        at = job.finished or job.created
+        self.first = min(self.first, at) if self.count else at
+        if at >= self.last or self._sample is None:
+            self.last, self._sample = at, job
+        self.count += 1
+        self._newest = sorted([*self._newest, (at, job.ref)], reverse=True)[:NEWEST_KEPT]
+
+    def group(self, name: str) -> DeadGroup:
+        """Return what is told of it."""
+        job = self._sample
+        if job is None:
+            raise AssertionError("a fault without a dead letter")
+        return DeadGroup(
+            fingerprint=name,
+            task=job.task,
+            reason=job.reason or "",
+            error=None if job.error is None else job.error.type,
+            message="" if job.error is None else job.error.message[:MESSAGE_SHOWN],
+            count=self.count,
+            first=moment(self.first),
+            last=moment(self.last),
+            newest=tuple(ref for _, ref in self._newest),
+        )
+
+
+async def _query(storage: Storage, where: DeadFilter) -> Query:
+    relative = isinstance(where.since, timedelta) or isinstance(where.until, timedelta)
+    return where.query((await storage.survey()).now if relative else 0)
+
+
+async def _all(storage: Storage, where: DeadFilter) -> AsyncIterator[JobRecord]:
+    """Go through all that match, the newest job first, with one page in memory."""
+    query = await _query(storage, where)
+    after: str | None = None
+    while True:
+        page = await storage.find(_from(query, after, PAGE))
+        for job in page.jobs:
+            if where.takes(job):
+                yield job
+        after = page.next
+        if after is None:
+            return
+
+
+async def _some(
+    storage: Storage, where: DeadFilter, limit: int, after: str | None
+) -> tuple[list[JobRecord], str | None]:
+    """Return the next `limit` that match, and the cursor behind the last of them."""
+    query = await _query(storage, where)
+    found: list[JobRecord] = []
+    while True:
+        wanted = limit - len(found)
+        page = await storage.find(_from(query, after, max(PAGE, wanted) if where.sifts else wanted))
+        places = [place for place, job in enumerate(page.jobs) if where.takes(job)]
+        if len(places) > wanted:
+            # Only the end of a page has a cursor: ask for the page that ends with the last one wanted.
+            page = await storage.find(_from(query, after, places[wanted - 1] + 1))
+        found += [job for job in page.jobs if where.takes(job)]
+        after = page.next
+        if after is None or len(found) >= limit:
+            return found, after
+
+
+async def _oldest(storage: Storage, where: DeadFilter, limit: int) -> tuple[list[_Chosen], int]:
+    """Return the `limit` that failed first, and how many there are; holds twice as many at most."""
+    chosen: list[_Chosen] = []
+    found = 0
+    async for job in _all(storage, where):
+        found += 1
+        chosen.append(_Chosen(job.finished or job.created, job.ref))
+        if len(chosen) >= 2 * limit:
+            chosen = sorted(chosen)[:limit]
+    return sorted(chosen)[:limit], found
+
+
+def _from(query: Query, after: str | None, limit: int) -> Query:
+    return structs.replace(query, after=after, limit=limit)
+
+
+def _where(where: DeadFilter | None) -> DeadFilter:
+    if where is None:
+        return DeadFilter()
+    return of_kind(where, DeadFilter, field="filter", remedy='write DeadFilter(tasks=["send"])')
+
+
+def _names(values: Sequence[str], *, field: str) -> tuple[str, ...]:
+    return tuple(named(value, field=field) for value in several(values, field=field))
+
+
+def _when(given: object, *, field: str) -> datetime | timedelta | None:
+    match given:
+        case None:
+            return None
+        case datetime():
+            return moment(instant(given, field=field))
+        case int() | float() | str() | timedelta():
+            return duration(given, field=field)
+        case _:
+            raise UsageError(
+                f'{field} = {shown(given)} is no time; give an aware datetime, or how long ago, such as "2h"'
+            )
+
+
+def _told(when: datetime | timedelta | None) -> str:
+    return when.isoformat() if isinstance(when, datetime) else f"{when} ago"
+
+
+def _at(told: datetime | timedelta | None, now: int) -> int | None:
+    match told:
+        case None:
+            return None
+        case datetime():
+            return instant(told, field="")
+        case timedelta():
+            return now - micros(told)

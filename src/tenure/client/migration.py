@@ -1,0 +1,100 @@
+"""How older payloads of a task become what it takes today: step by step, from the version that their job carries.
+
+version 1 ──from 1──► 2 ──from 2──► 3 ──► checked against the signature, which is that of version 3
+a version before `since` ──► refused
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from tenure.core.check import shown, whole
+from tenure.errors import UsageError
+from tenure.handlers.functions import is_async, yields
+
+Migration = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes of the arguments of one version those of the next."""
+
+
+class PayloadVersions(NamedTuple):
+    """The version of a task's payload, and the oldest one that it still understands."""
+
+    version: int = 1
+    since: int = 1
+
+
+def versions(version: object, since: object) -> PayloadVersions:
+    """Return the versions that a task says it has.
+
+    Raises:
+        UsageError: they are no whole numbers from 1, or the oldest is after the newest.
+    """
+    given = PayloadVersions(whole(version, field="version", least=1), whole(since, field="since", least=1))
+    if given.since > given.version:
+        raise UsageError(
+            f"since = {given.since} is after version = {given.version}: the task would refuse its own jobs; "
+            f"write version={given.since}, or lower since"
+        )
+    return given
+
+
+class Migrations:
+    """The steps of one task, from its oldest version to its own."""
+
+    def __init__(self, known: PayloadVersions) -> None:
+        self.version, self.since = known
+        self._steps: dict[int, Migration] = {}
+
+    def add(self, step: Migration, start: object, *, task: str) -> None:
+        """Register the step from a version to the next.
+
+        Raises:
+            UsageError: the task has no such step, or has it already; or it cannot be called with a dict alone.
+        """
+        from_version = whole(start, field="from_version", least=1)
+        told = f"the migration of task {task!r} from version {from_version}"
+        if from_version >= self.version:
+            raise UsageError(f"{told} leads beyond its version {self.version}; write version={from_version + 1}")
+        if from_version < self.since:
+            raise UsageError(f"{told} would never be used: what is older than since={self.since} is refused; lower it")
+        if from_version in self._steps:
+            raise UsageError(f"{told} is defined twice; leave one of them")
+        _callable_with_one(step, told)
+        self._steps[from_version] = step
+
+    def complete(self, *, task: str) -> None:
+        """Make sure that every version from the oldest on has its step.
+
+        Raises:
+            UsageError: one has none.
+        """
+        for start in range(self.since, self.version):
+            if start not in self._steps:
+                raise UsageError(
+                    f"task {task!r} has version {self.version} and no migration from version {start}; write "
+                    f"@task.migrate(from_version={start}), or since={start + 1} if no such job can be left"
+                )
+
+    def upgraded(self, arguments: Any, version: int) -> Any:
+        """Return arguments of an older version as those of the task's own. Any exception means that it cannot be."""
+        if version < self.since:
+            raise UsageError(
+                f"the payload has version {version}, and the task understands none before since={self.since}; "
+                "enqueue the job anew, or lower since and write the migration"
+            )
+        for start in range(version, self.version):
+            if not isinstance(arguments, dict):
+                raise TypeError(f"the arguments of version {start} must be a dict, not {shown(arguments)}")
+            arguments = self._steps[start](cast(dict[str, Any], arguments))
+        return arguments
+
+
+def _callable_with_one(step: object, told: str) -> None:
+    if not callable(step) or inspect.isclass(step):
+        raise UsageError(f"{told} must be a function, not {shown(step)}")
+    if is_async(step) or yields(step):
+        raise UsageError(f"{told} must be a plain function that returns the new arguments; it waits for nothing")
+    try:
+        inspect.signature(step).bind({})
+    except TypeError as error:
+        raise UsageError(f"{told} is called with the arguments as one dict: {error}; let it take that") from None

@@ -1,0 +1,569 @@
+"""A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from datetime import datetime
+from inspect import Parameter
+from types import GenericAlias, NoneType
+from typing import Any, Literal, cast, get_type_hints
+
+import msgspec
+from msgspec import inspect as types
+from msgspec import structs
+
+from tenure.client.codec import Codec, JsonCodec
+from tenure.client.untyped import (
+    Check,
+    NotFiniteError,
+    RefusedError,
+    check_of,
+    check_plain,
+    each_item,
+    each_value,
+    is_same,
+)
+from tenure.core.check import shown
+from tenure.core.frames import unframed
+from tenure.errors import PayloadTooLargeError, UsageError
+from tenure.handlers.functions import BY_PLACE, body_of
+from tenure.handlers.injection import Injected, injections
+
+Gathers = Literal["one", "several", "named"]
+"""How a payload has what a parameter takes: as itself, in a list, or in a dict."""
+
+PAYLOAD_LIMIT = 1024 * 1024
+"""The largest payload or result, in bytes."""
+
+ITEM = "item"
+"""What a call of a task that collects brings."""
+
+_ONE = inspect.Signature([Parameter(ITEM, Parameter.POSITIONAL_OR_KEYWORD)])
+
+_ORDERED = msgspec.json.Encoder(order="deterministic")
+_plain = msgspec.json.Decoder().decode
+
+
+class Signature:
+    """What a task takes and returns."""
+
+    def __init__(self, task: str, function: Callable[..., Any], *, collects: bool = False) -> None:
+        self.task = task
+        self.collects = collects
+        """Whether a call brings one item, and the handler takes a list of them."""
+        try:
+            self._whole = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"task {task!r}: {error}; wrap it in a function that says what it takes") from None
+        self._injected = injections(self._whole.parameters.values(), whose=f"task {task!r}")
+        self._signature = _as_called(self._whole, self._injected)
+        parameters = self._signature.parameters.values()
+        self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
+        self._names = tuple(parameter.name for parameter in parameters)
+        all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
+        self._always_whole = all_by_place and all(map(_required, parameters))
+        self._by_place = len(self._kinds) if all_by_place and not collects else None
+        """How many arguments a call has that gives each of them by its place."""
+        # The same JSON as of a dict of them, and made without one.
+        self._given = msgspec.defstruct("Given", self._names)
+        hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
+        _none_annotated(hints, task)
+        self._record = msgspec.defstruct(
+            "Arguments",
+            [_field(parameter, hints) for parameter in parameters],
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
+        self._returns = _known(hints.get("return", Any))
+        self._checks = _checks(parameters, hints)
+        """What finds a value that the codec would bring back changed, for each parameter that may take one."""
+        self._check_result = check_of(hints.get("return", Any))
+        self._unreadable = frozenset(
+            one.name for one in parameters if one.annotation is not one.empty and one.name not in hints
+        )
+        # JSON is read in one go; what another codec gives is plain data, to be converted.
+        self._record_of_json = msgspec.json.Decoder(self._record).decode
+        self._result_of_json = msgspec.json.Decoder(self._returns).decode
+        if collects:
+            self._make_sure_that_it_takes_a_list(hints)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what a call brings."""
+        return (ITEM,) if self.collects else tuple(name for name, _ in self._kinds)
+
+    @property
+    def as_called(self) -> inspect.Signature:
+        """What callers see: what is injected is no part of it, and what stands behind that goes by its name."""
+        return self._signature
+
+    def injectionless(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make sure that a call of the plain function brings along what only a worker would inject.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if not self._injected:
+            return
+        try:
+            given = self._whole.bind(*args, **kwargs).arguments
+        except TypeError:
+            # The function says that better.
+            return
+        missing = [f"{name}=..." for name in self._injected if name not in given]
+        if missing:
+            raise UsageError(
+                f"task {self.task!r} is called as a function, and only a worker injects; pass {', '.join(missing)}"
+            )
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by name, the defaults of those left out among them.
+
+        Raises:
+            TypeError: they do not fit the signature.
+        """
+        bound = (_ONE if self.collects else self._signature).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def digest(self, codec: Codec, payload: bytes) -> str:
+        """Return what says of encoded arguments which they are: the same for equal ones, defaults among them.
+
+        It is made of what a worker would read, for two encodings of one value need not be the same.
+
+        Raises:
+            UsageError: there is something among them that cannot be told apart from others.
+        """
+        read = self._read(codec, payload)
+        told: dict[str, Any] = {}
+        for field in structs.fields(self._record):
+            value = getattr(read, field.name)
+            if value is msgspec.UNSET:
+                value = self._default(field)
+            if value is not msgspec.UNSET:
+                told[field.name] = value
+        try:
+            plain = _encoded(_ordered(told))
+        except Exception as error:
+            raise UsageError(
+                f"task {self.task!r} is unique by its arguments, and these cannot be told apart: {error}; "
+                'name what counts of them: unique="report:{customer}", or Unique(key=...)'
+            ) from error
+        return hashlib.blake2b(plain, digest_size=16).hexdigest()
+
+    def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return a call's arguments as bytes, having made sure that a worker can read them back.
+
+        Raises:
+            UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument, or the
+                codec, where that gave no bytes.
+            PayloadTooLargeError: they take more than 1 MiB.
+        """
+        for name in kwargs:
+            if name in self._injected:
+                raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
+        arguments: Any
+        try:
+            if self._always_whole and len(args) == self._by_place and not kwargs and type(codec) is JsonCodec:
+                # The usual call. Neither a dict nor `bind`, which takes three times as long as one, is needed for it.
+                # Only where nothing has a default, which would stand in for what a record leaves out: an UNSET.
+                arguments = self._given(*args)
+            else:
+                arguments = self._bound(args, kwargs)
+        except TypeError as error:
+            called = _ONE if self.collects else self._signature
+            raise UsageError(f"task {self.task!r}: {error}; its signature is {called}") from None
+        try:
+            payload = codec.encode(arguments)
+        except Exception as error:
+            bound = self._bound(args, kwargs)
+            refused = self._changed(codec, bound)
+            named = self._culprit(codec, bound) if refused is None else f"argument {refused[0]!r}"
+            raise UsageError(
+                f"task {self.task!r}: {named} cannot be encoded ({error}); "
+                "pass plain data, or give the app a codec that knows the type"
+            ) from error
+        if self._checks and (changed := self._changed(codec, self._bound(args, kwargs))) is not None:
+            path, name, refused_for = changed
+            raise UsageError(
+                f"task {self.task!r}: argument {path!r} is {refused_for.what}, and would not come back equal; "
+                f"{self._remedy(name, refused_for)}"
+            )
+        self._make_sure_of_bytes(codec, payload)
+        if len(payload) > PAYLOAD_LIMIT:
+            raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
+        try:
+            self._read(codec, payload)
+        except Exception as error:
+            said = _not_finite(self._bound(args, kwargs)) or _placed(error)
+            raise UsageError(f"task {self.task!r}: {said}; its signature is {self._signature}") from None
+        return payload
+
+    def gathered(
+        self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with, of a job that has gathered so many calls.
+
+        Each of them is the payload of a call with a list of one. Any exception means that they cannot be read.
+        """
+        frames = unframed(payload)
+        if len(frames) != count:
+            raise ValueError(f"the payload holds {len(frames)} of the {count} calls that were gathered")
+        items: list[Any] = []
+        for frame in frames:
+            args, _ = self.decode(codec, frame, upgrade)
+            items.extend(args[0])
+        return (items,), {}
+
+    def decode(
+        self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments to call the handler with. Any exception means that they cannot be read.
+
+        `upgrade`: what makes of an older payload's plain data those of today, which are then checked like any.
+        """
+        read = self._read(codec, payload, upgrade)
+        if self._always_whole:
+            return structs.astuple(read), {}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for place, (name, kind) in enumerate(self._kinds):
+            value = getattr(read, name)
+            if value is msgspec.UNSET:
+                continue
+            match kind:
+                case Parameter.POSITIONAL_ONLY | Parameter.POSITIONAL_OR_KEYWORD:
+                    # After an omitted default only keywords can follow; the handler's own default fills the gap.
+                    if len(args) == place:
+                        args.append(value)
+                    else:
+                        kwargs[name] = value
+                case Parameter.VAR_POSITIONAL:
+                    args.extend(value)
+                case Parameter.VAR_KEYWORD:
+                    kwargs.update(value)
+                case Parameter.KEYWORD_ONLY:
+                    kwargs[name] = value
+        for name in self._injected:
+            if name in kwargs:
+                # It can only have come by a parameter such as **rest.
+                raise ValueError(f"the payload has {name!r}, which is injected")
+        return tuple(args), kwargs
+
+    def encode_result(self, codec: Codec, value: Any) -> bytes:
+        """Return a result as bytes, having made sure that whoever waits for it can read it back.
+
+        Raises:
+            UsageError: it is over 1 MiB, does not fit the annotation, or the codec gave no bytes. Anything else that is
+                raised means that it cannot be encoded.
+        """
+        if value is not None and self._check_result is not None:
+            self._make_sure_of_result(codec, value, self._check_result)
+        data = codec.encode(value)
+        self._make_sure_of_bytes(codec, data)
+        if len(data) > PAYLOAD_LIMIT:
+            raise UsageError(
+                f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference"
+            )
+        if self._returns is Any or (value is None and self._returns is NoneType):
+            return data
+        try:
+            self.result(codec, data)
+        except Exception as error:
+            try:
+                data = codec.encode(_as_annotated(value, types.type_info(self._returns)))
+                self.result(codec, data)
+            except Exception:
+                raise UsageError(
+                    f"task {self.task!r}: the result is not what the handler is annotated to return: {error}; "
+                    "mend one of them"
+                ) from None
+        return data
+
+    def _changed(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
+        """Return the path to a value that would not come back equal, its parameter, and why; None if all would."""
+        for name, check in self._checks.items():
+            if name not in arguments:
+                continue
+            try:
+                check(arguments[name])
+            except RefusedError as refused:
+                if not _brings_back(codec, arguments[name]):
+                    return name + refused.path, name, refused
+        return None
+
+    def _remedy(self, name: str, refused: RefusedError) -> str:
+        if name in self._unreadable:
+            return f"the annotation of {name!r} cannot be read at run time: import what it names, also for workers"
+        if refused.kind is None:
+            return "pass another value"
+        return f"annotate what takes it ({name}: {refused.kind}), or pass plain data"
+
+    def _make_sure_of_result(self, codec: Codec, value: Any, check: Check) -> None:
+        try:
+            check(value)
+        except RefusedError as refused:
+            if _brings_back(codec, value):
+                return
+            remedy = "return another value" if refused.kind is None else f"annotate it (-> {refused.kind})"
+            raise UsageError(
+                f"task {self.task!r}: {'result' + refused.path!r} is {refused.what}, and would not come back equal; "
+                f"{remedy}, or return plain data"
+            ) from None
+
+    def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
+        # Not of a subclass, which may have methods of its own.
+        if type(data) is not bytes:
+            raise UsageError(
+                f"task {self.task!r}: {type(codec).__name__}.encode() must return bytes, not {type(data).__name__}"
+            )
+
+    def result(self, codec: Codec, data: bytes) -> Any:
+        """Return a result as the annotated type. Any exception means that it cannot be read."""
+        if type(codec) is JsonCodec:
+            return self._result_of_json(data)
+        return _converted(codec.decode(data), self._returns)
+
+    def taken(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
+        """Yield each parameter: name, type (Any where it cannot be checked), whether it is required, how it gathers."""
+        for name, one in self._signature.parameters.items():
+            yield name, self._hints[name], _required(one), _stored(one)
+
+    def breach(self, promise: "Signature") -> str | None:
+        """Return in what this one breaks the promise of another, None where it keeps it.
+
+        It keeps it if it takes every call that the other takes, and returns the same type. What it takes besides must
+        have a default. Types that the codec cannot check are not compared.
+        """
+        mine, theirs = self._signature.parameters, promise._signature.parameters
+        for name, one in theirs.items():
+            own = mine.get(name)
+            if own is None or _stored(own) != _stored(one):
+                return f"it does not take {one}"
+            if _required(own) and not _required(one):
+                return f"it requires {name!r}, which callers may leave out"
+            if not _same(self._hints[name], promise._hints[name]):
+                return f"it takes {own}, not {one}"
+        for name, own in mine.items():
+            if name not in theirs and _required(own):
+                return f"it requires {own}, which is not declared"
+        if not _same(self._returns, promise._returns):
+            return f"it returns {_spoken(self._returns)}, not {_spoken(promise._returns)}"
+        return None
+
+    def _read(self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None) -> Any:
+        if upgrade is None and type(codec) is JsonCodec:
+            return self._record_of_json(payload)
+        data = codec.decode(payload)
+        return _converted(data if upgrade is None else upgrade(data), self._record)
+
+    def _default(self, field: structs.FieldInfo) -> Any:
+        """Return what stands for an argument that was left out, as it would be read; nothing if it could not be."""
+        try:
+            return _converted(_plain(_ORDERED.encode(self._signature.parameters[field.name].default)), field.type)
+        except Exception:
+            return msgspec.UNSET
+
+    def _make_sure_that_it_takes_a_list(self, hints: dict[str, Any]) -> None:
+        remedy = "a task that collects takes one list of items: async def index(docs: list[Doc])"
+        if len(self._kinds) != 1 or self._kinds[0][1] not in BY_PLACE:
+            raise UsageError(f"task {self.task!r} takes {self._signature}, and {remedy}")
+        name = self._kinds[0][0]
+        described = types.type_info(_known(hints.get(name, Any)))
+        if not isinstance(described, types.ListType | types.AnyType):
+            raise UsageError(f"task {self.task!r}: {name!r} is {shown(hints[name])}, and {remedy}")
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if len(args) == self._by_place and not kwargs:
+            return dict(zip(self._names, args, strict=True))
+        if self.collects:
+            return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
+        return self._signature.bind(*args, **kwargs).arguments
+
+    @staticmethod
+    def _culprit(codec: Codec, arguments: dict[str, Any]) -> str:
+        for name, value in arguments.items():
+            try:
+                codec.encode(value)
+            except Exception:
+                return f"argument {name!r}"
+        return "the arguments"
+
+
+def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
+    """Return a signature without what is injected; what stood behind it has lost its place and goes by name."""
+    left: list[Parameter] = []
+    passed = False
+    for one in whole.parameters.values():
+        if one.name in injected:
+            passed = True
+        elif passed and one.kind is one.POSITIONAL_OR_KEYWORD:
+            left.append(one.replace(kind=one.KEYWORD_ONLY))
+        else:
+            left.append(one)
+    return whole.replace(parameters=left)
+
+
+def _none_annotated(hints: dict[str, Any], task: str) -> None:
+    for name, hint in hints.items():
+        if any(isinstance(said, Injected) for said in getattr(hint, "__metadata__", ())):
+            # A default is what tells the type checkers that callers leave it out.
+            raise UsageError(f"task {task!r}: {name!r} is injected by its annotation; write {name}: ... = Inject(...)")
+
+
+def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
+    kind = _known(hints.get(parameter.name, Any))
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            return parameter.name, GenericAlias(list, kind), msgspec.field(default_factory=list[Any])
+        case parameter.VAR_KEYWORD:
+            return parameter.name, GenericAlias(dict, (str, kind)), msgspec.field(default_factory=dict[str, Any])
+        case _ if parameter.default is not parameter.empty:
+            return parameter.name, kind | msgspec.UnsetType, msgspec.UNSET
+        case _:
+            return parameter.name, kind
+
+
+def _checks(parameters: Iterable[Parameter], hints: dict[str, Any]) -> dict[str, Check]:
+    found: dict[str, Check] = {}
+    for one in parameters:
+        check = check_of(hints.get(one.name, Any))
+        if one.kind is one.VAR_POSITIONAL:
+            check = each_item(check)
+        elif one.kind is one.VAR_KEYWORD:
+            check = each_value(check)
+        if check is not None:
+            found[one.name] = check
+    return found
+
+
+def _not_finite(arguments: dict[str, Any]) -> str | None:
+    """Say which argument is no number, None if all are. JSON makes null of it, which no type check expects."""
+    for name, value in arguments.items():
+        try:
+            check_plain(value)
+        except NotFiniteError as refused:
+            return f"argument {name + refused.path!r} is {refused.what}"
+        except RefusedError:
+            continue
+    return None
+
+
+def _brings_back(codec: Codec, value: Any) -> bool:
+    """Return True if a codec of the app's own brings back this very value; JSON does not."""
+    if type(codec) is JsonCodec:
+        return False
+    try:
+        return is_same(value, codec.decode(codec.encode(value)))
+    except Exception:
+        return False
+
+
+def _stored(parameter: Parameter) -> Gathers:
+    """Return how a payload has what a parameter takes: as itself, in a list, or in a dict."""
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            return "several"
+        case parameter.VAR_KEYWORD:
+            return "named"
+        case _:
+            return "one"
+
+
+def _required(parameter: Parameter) -> bool:
+    return parameter.default is parameter.empty and _stored(parameter) == "one"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is Any or other is Any or types.type_info(one) == types.type_info(other)
+
+
+def _spoken(hint: Any) -> str:
+    return "nothing that can be checked" if hint is Any else inspect.formatannotation(hint)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:
+        # A name that only exists for type checkers; arguments then pass unconverted.
+        return {}
+
+
+def _known(hint: Any) -> Any:
+    """Return the hint if the codec can convert to it, else Any."""
+    try:
+        described = types.type_info(hint)
+    except Exception:
+        return Any
+    return Any if _has_custom(described) else hint
+
+
+def _has_custom(described: Any) -> bool:
+    if isinstance(described, types.CustomType):
+        return True
+    if isinstance(described, types.StructType | types.DataclassType | types.TypedDictType | types.NamedTupleType):
+        # Its fields are its own affair; looking into them could go round in circles.
+        return False
+    if isinstance(described, types.Type):
+        nested: list[Any] = [getattr(described, name) for name in described.__struct_fields__]
+        return any(_has_custom(inner) for inner in nested)
+    inners: Any = described
+    return isinstance(described, tuple) and any(_has_custom(inner) for inner in inners)
+
+
+def _ordered(value: Any) -> Any:
+    """Return a value whose sets are lists in the order of their encoded items, which need not compare themselves."""
+    match value:
+        case set() | frozenset():
+            return sorted(map(_ordered, cast("set[Any]", value)), key=_encoded)
+        case list() | tuple():
+            return [_ordered(one) for one in cast("list[Any]", value)]
+        case dict():
+            return {key: _ordered(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+        case _:
+            return value
+
+
+def _encoded(value: Any) -> bytes:
+    return _ORDERED.encode(msgspec.to_builtins(value, str_keys=True, order="deterministic"))
+
+
+def _converted(data: Any, kind: Any) -> Any:
+    # JSON has texts only for the keys of a dict.
+    return msgspec.convert(data, kind, str_keys=True)
+
+
+def _as_annotated(value: Any, described: types.Type) -> Any:
+    """Return a value as the class of its annotation, where it is of a subclass that is encoded otherwise.
+
+    A bool is an int to every type checker, a datetime a date, and a Struct its base; in lists, dicts and unions, too.
+    """
+    whole: Any = value
+    match described:
+        case types.IntType() | types.FloatType() if isinstance(value, bool):
+            return int(value)
+        case types.DateType() if isinstance(value, datetime):
+            return value.date()
+        case types.StructType() if isinstance(value, described.cls):
+            # A subclass has another tag, or fields that its base forbids.
+            return described.cls(**{name: getattr(value, name) for name in described.cls.__struct_fields__})
+        case types.UnionType():
+            fitting = (_as_annotated(value, kind) for kind in described.types)
+            return next((one for one in fitting if one is not value), value)
+        case types.CollectionType() if isinstance(value, list | tuple | set | frozenset):
+            return [_as_annotated(item, described.item_type) for item in whole]
+        case types.TupleType() if isinstance(value, tuple):
+            return [_as_annotated(item, kind) for item, kind in zip(whole, described.item_types, strict=True)]
+        case types.DictType() if isinstance(value, dict):
+            return {name: _as_annotated(item, described.value_type) for name, item in whole.items()}
+        case _:
+            return value
+
+
+def _placed(error: Exception) -> str:
+    """Return msgspec's complaint with the argument's name in the place of a JSON path."""
+    text = str(error)
+    before, mark, path = text.rpartition(" - at `$.")
+    return f"argument {path.rstrip('`')!r}: {before}" if mark else text

@@ -1,0 +1,1 @@
+"""Follows the event log and calls the handlers of events."""

@@ -1,0 +1,371 @@
+"""Events to their handlers: recorded ones from the storage's log, whichever process caused them, local ones at once."""
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast, get_args
+
+from msgspec import structs
+
+from tenure.clock import SECOND
+from tenure.core.check import shown
+from tenure.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
+from tenure.errors import StorageError, StorageUnavailableError, UsageError
+from tenure.events.follow import pages
+from tenure.failures import is_a, log_failure
+from tenure.handlers.context import event_handler_entered
+from tenure.handlers.functions import is_async
+from tenure.storage.cursors import recorded_within, restarted
+from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
+from tenure.threads import DaemonExecutor, NoThreadError
+from tenure.waiting import first
+
+RENEWED = 1.0
+"""Seconds between two renewals of a batch's loan while its handlers are at work: a fifth of the loan."""
+
+LEEWAY = 1.0
+"""Seconds before its registration from which on a late handler hears events.
+
+A storage stamps an event and shows it some time later."""
+
+BATCH = 100
+
+
+@dataclass(frozen=True)
+class Handler:
+    """One registered handler: what it hears, of which task (None: of all), and in which processes."""
+
+    kind: type[Event]
+    handler: Callable[[Any], object]
+    scope: str
+    task: str | None
+
+    def hears(self, event: Event) -> bool:
+        """Say whether this event is for the handler."""
+        return isinstance(event, self.kind) and (
+            self.task is None or (isinstance(event, JobEvent) and event.task == self.task)
+        )
+
+
+class Handlers:
+    """The handlers of one app or reaper."""
+
+    def __init__(self) -> None:
+        self._all: list[Handler] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None) -> None:
+        """Register a handler.
+
+        Raises:
+            UsageError: `kind` is no event class, or the scope is neither "once" nor "every".
+        """
+        if not issubclass(kind, Event):
+            raise UsageError(f"{kind!r} is no event; use a class such as JobStalled")
+        if scope not in ("once", "every"):
+            raise UsageError(f'scope = {scope!r} is unknown; use "once" or "every"')
+        self._all.append(Handler(kind, handler, scope, task))
+        for watcher in tuple(self._watchers):
+            watcher()
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Callable[[], None]) -> Generator[None]:
+        """Call `watcher` after each registration in the block, in the thread that registers."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
+
+    def scoped(self, scope: str) -> list[Handler]:
+        """Return the handlers of one scope."""
+        return [hearing for hearing in self._all if hearing.scope == scope]
+
+    def everyone(self) -> list[Handler]:
+        """Return all handlers."""
+        return list(self._all)
+
+
+class EventBus:
+    """Reads the log for one app or reaper in one process and calls the handlers.
+
+    Handlers of scope "once" share a named reader of the log: its batches are lent to one process at a time, so each
+    event is handled once per app, and again only if that process dies, or stands still for five seconds, while it
+    handles it. Handlers of scope "every" follow the log from this process's start. A handler that is registered later
+    hears every event that is recorded after its registration, and perhaps those of the second before it. `local`:
+    kinds of events that `tell` alone hands over, though the log has them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        hearers: Handlers,
+        *,
+        reader: str,
+        caller: str,
+        rng: Random,
+        decode: Callable[[bytes], Any],
+        logger: logging.Logger,
+        local: tuple[type[Event], ...] = (),
+    ) -> None:
+        self._storage = storage
+        self._hearers = hearers
+        self._reader = EventReader(reader, caller)
+        self._skipped = local
+        self._rng = rng
+        self._decode = decode
+        self._logger = logger
+        self._local: asyncio.Queue[Event] = asyncio.Queue()
+        self._since: str | None = None
+        self._began = 0.0
+        """The loop's time when this bus first took a place in the log, or tried to."""
+        self._placed: set[str] = set()
+        """The scopes that have a place in the log."""
+        self._unrecorded: set[str] = set()
+        """Which events a warning has named as not recorded by any queue."""
+        self._handling: tuple[EventReader | None, str | None] = None, None
+        self._restarts: set[int] = set()
+        """The partitions, by their places, whose logs handlers of scope "every" are to hear from their start."""
+        self.read_to = ""
+        """The cursor up to which the log was read."""
+        self._stopping = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._pool = DaemonExecutor("tenure-events")
+
+    async def subscribe(self) -> None:
+        """Take a place in the log, so that whatever is recorded from now on is heard.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        self._began = asyncio.get_running_loop().time()
+        with contextlib.suppress(StorageUnavailableError):
+            # A part of the storage may be out of reach; the handlers hear of the others.
+            await self._warn_the_deaf()
+        if self._hearers.scoped("once"):
+            await self._storage.events(limit=0, reader=self._reader)
+            self._placed.add("once")
+        if self._hearers.scoped("every"):
+            self._since = (await self._storage.events(EVENTS_END, limit=0)).next
+            self._placed.add("every")
+
+    async def _warn_the_deaf(self) -> None:
+        """Say which handlers hear nothing, because no queue records what they ask for."""
+        asked = {event_name(hearing.kind.__name__) for hearing in self._hearers.everyone()} & set(get_args(OnRequest))
+        if not asked:
+            return
+        recorded = {name for queue in (await self._storage.survey()).queues for name in queue.settings.record or ()}
+        for name in sorted(asked - recorded - self._unrecorded):
+            self._unrecorded.add(name)
+            self._logger.warning(
+                "handlers of %s hear nothing: no queue records it; await app.queue(name).record(...) once", name
+            )
+
+    def tell(self, event: Event) -> None:
+        """Hand a local event, which no log has, to its handlers, soon."""
+        if self._hearers.everyone():
+            self._local.put_nowait(event)
+
+    def forget_read(self) -> None:
+        """Forget how far the log was read: it is another log now, or an earlier one. From any thread."""
+        self.read_to = ""
+
+    def begin_again(self, place: int) -> None:
+        """Read the log of one partition from its start: it is another log. `place`: the partition's."""
+        # A named reader's place is lost with the log, and the storage gives it the new one's start.
+        if "every" in self._placed:
+            self._restarts.add(place)
+
+    async def run(self) -> None:
+        """Follow the log until told to stop, or cancelled."""
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        added = asyncio.Event()
+        followers: dict[str, asyncio.Task[None]] = {}
+        aides: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as crew:
+
+            def begin(registered: float) -> None:
+                """Follow the log for each scope that has handlers, from that time on if it has no place yet."""
+                if self._stopping.is_set():
+                    return
+                for scope, reader in (("once", self._reader), ("every", None)):
+                    if scope in followers or not self._hearers.scoped(scope):
+                        continue
+                    if reader is not None:
+                        aides.append(crew.create_task(self._keep_loan(), context=context))
+                    followers[scope] = crew.create_task(self._follow(scope, reader, registered), context=context)
+                added.set()
+
+            def registered() -> None:
+                with contextlib.suppress(RuntimeError):  # the bus's loop is closed
+                    loop.call_soon_threadsafe(begin, loop.time())
+
+            with self._hearers.watched(registered):
+                aides.append(crew.create_task(self._hand_local()))
+                # A handler may have been registered since `subscribe`.
+                begin(self._began)
+                while True:
+                    await first(added.wait(), self._stopping.wait())
+                    if self._stopping.is_set():
+                        break
+                    added.clear()
+                    with contextlib.suppress(StorageError):
+                        await self._warn_the_deaf()
+            if followers:
+                await asyncio.wait(followers.values())
+            for aide in aides:
+                aide.cancel()
+        self._pool.shutdown()
+        self._stopped.set()
+
+    async def stop(self) -> None:
+        """Let the handlers at work end, say how far the log was handled, and hear no more."""
+        self._stopping.set()
+        await self._stopped.wait()
+
+    async def _hand_local(self) -> None:
+        while True:
+            await self._hand(await self._local.get(), self._hearers.everyone())
+
+    async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
+        """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
+        place = self._since if reader is None and scope in self._placed else None
+
+        async def ask(cursor: str | None) -> EventPage:
+            nonlocal place, reader
+            place = cursor or place
+            if scope not in self._placed:
+                begin = await self._end_at(registered)
+                if reader is None:
+                    place = begin
+                else:
+                    reader = structs.replace(reader, begin=begin)
+                self._placed.add(scope)
+            while reader is None and place is not None and self._restarts:
+                place = restarted(place, self._restarts.pop())
+            page = await self._storage.events(place, limit=BATCH, reader=reader)
+            self.read_to = page.next
+            return page
+
+        # Whatever keeps the log from being read, the handlers wait for what comes after it.
+        turning = pages(
+            self._storage,
+            ask,
+            place,
+            rng=self._rng,
+            logger=self._logger,
+            spares=Exception,
+            until=self._stopping,
+        )
+        async with contextlib.aclosing(turning):
+            async for page in turning:
+                for event in page.events:
+                    if reader is not None:
+                        self._handling = reader, place
+                    if not isinstance(event, self._skipped):
+                        await self._hand(event, self._hearers.scoped(scope))
+                    place = event.cursor or place
+                    if self._stopping.is_set():
+                        break
+                else:
+                    place = page.next
+                if reader is not None:
+                    self._handling = None, None
+        if reader is not None:
+            with contextlib.suppress(StorageError):
+                # Lends nothing, so what is left of the batch goes to the next process at once.
+                await self._storage.events(place, limit=0, reader=reader)
+
+    async def _end_at(self, instant: float) -> str:
+        """Return a cursor that the log's end had not passed at an instant of the loop's time."""
+        loop, leeway = asyncio.get_running_loop(), LEEWAY
+        while True:
+            age = loop.time() - instant + leeway
+            page = await self._storage.events(recorded_within(round(age * SECOND)), limit=0)
+            late = loop.time() - instant - age
+            if late <= 0:
+                return page.next
+            # The storage counts back from when it answers, and this answer took longer than the leeway.
+            leeway += 2 * late
+
+    async def _keep_loan(self) -> None:
+        """Renew the loan of a batch while its handlers take their time, and say how far they have come."""
+        wait = RENEWED
+        while True:
+            await asyncio.sleep(wait)
+            reader, place = self._handling
+            if reader is not None:
+                with contextlib.suppress(StorageError):
+                    await self._storage.events(place, limit=1, reader=reader)
+
+    async def _hand(self, event: Event, hearings: list[Handler]) -> None:
+        for hearing in hearings:
+            if not hearing.hears(event):
+                continue
+            failure = await self._handled(hearing.handler, self._readable(event))
+            if failure is None:
+                continue
+            # A listener's failure is its own; the job went its way before.
+            told = shown(hearing.handler), type(event).__name__
+            if is_a(failure, asyncio.CancelledError):
+                self._logger.warning("the handler %s of %s cancelled itself", *told)
+            else:
+                log_failure(self._logger, logging.ERROR, "the handler %s of %s failed", *told, error=failure)
+
+    async def _handled(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
+        """Call a handler and return what it raised.
+
+        A coroutine runs in a task of its own, so one that cancels its task cancels that one, and a CancelledError here
+        is always a request to this bus.
+        """
+        if not is_async(handler):
+            return await self._handled_in_thread(handler, event)
+        calling = asyncio.create_task(_failure(cast("Callable[[Any], Awaitable[object]]", handler), event))
+        try:
+            await asyncio.wait({calling})
+        except asyncio.CancelledError:
+            calling.cancel()
+            await asyncio.wait({calling})
+            raise
+        return asyncio.CancelledError() if calling.cancelled() else calling.result()
+
+    async def _handled_in_thread(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
+        context = contextvars.copy_context()
+
+        def call() -> BaseException | None:
+            try:
+                context.run(event_handler_entered)
+                context.run(handler, event)
+            except BaseException as error:
+                # Returned: a future cannot carry StopIteration, and SystemExit would end the loop.
+                return error
+            return None
+
+        try:
+            # Not the loop's own executor: a handler that hangs there would keep the process from ending.
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except NoThreadError as error:
+            return error
+
+    def _readable(self, event: Event) -> Event:
+        if not isinstance(event, JobCompleted) or event.result is None:
+            return event
+        try:
+            return structs.replace(event, result=self._decode(event.result))
+        except BaseException:
+            # A codec is user code that does not await.
+            return structs.replace(event, result=None)
+
+
+async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
+    """Call a handler and return what it raised: out of a task, SystemExit would end the loop."""
+    event_handler_entered()
+    try:
+        await handler(event)
+    except BaseException as error:
+        return error
+    return None

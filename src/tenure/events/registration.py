@@ -1,0 +1,44 @@
+"""What registers a handler for an event: checked where it is said, whoever takes it up, and when."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tenure.core.check import one_of, shown
+from tenure.core.events import Event, JobEvent
+from tenure.errors import UsageError
+from tenure.handlers.injection import not_injected
+
+E = TypeVar("E", bound=Event)
+Handler = Callable[[E], object]
+
+
+def registering(
+    kind: type[E], *, scope: str, of: type[Event], take: Callable[[Handler[E]], None]
+) -> Callable[[Handler[E]], Handler[E]]:
+    """Return a decorator that hands a handler on to `take` and leaves it as it is.
+
+    Raises:
+        UsageError: that is no event class of this sort, or no such scope; from the decorator: it cannot be called.
+    """
+    _event(kind, of=of)
+    one_of(scope, ("once", "every"), field="scope")
+
+    def register(handler: Handler[E]) -> Handler[E]:
+        _hearing(handler)
+        take(handler)
+        return handler
+
+    return register
+
+
+def _event(kind: object, *, of: type[Event]) -> None:
+    given = shown(kind)
+    if not (isinstance(kind, type) and issubclass(kind, of)):
+        wanted = "event of a job" if of is JobEvent else "event"
+        raise UsageError(f"{given} is no {wanted}; use a class such as JobStalled")
+
+
+def _hearing(handler: object) -> None:
+    if not callable(handler):
+        raise UsageError(f"{shown(handler)} cannot be called, so it hears nothing; give a function")
+    not_injected(handler, whose=f"the event handler {shown(handler)}")

@@ -1,0 +1,1 @@
+"""What a handler may use: its job's context, injected values, middleware."""

@@ -1,0 +1,93 @@
+"""From what a user asks for to a health app; whatever cannot be meant is refused here."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import get_args
+
+from tenure.clock import Clock
+from tenure.core.backlog import Thresholds
+from tenure.core.check import flag, named, one_of, shown, whole
+from tenure.core.duration import Duration, duration
+from tenure.errors import UsageError
+from tenure.health.asgi import DegradedIs, HealthApp
+from tenure.health.auth import TokenAuth
+from tenure.health.monitor import StorageMonitor
+from tenure.health.process_health import ProcessHealth
+from tenure.options import Timing
+from tenure.storage.protocol import Storage
+
+TOKEN_VARIABLE = "TENURE_HTTP_TOKEN"  # noqa: S105 - the name of a variable, not a token
+"""Where a token comes from that is given nowhere else."""
+
+PATIENCE = "5m"
+"""How long a backlog may stay above its threshold unless told otherwise."""
+
+OTHERS = "*"
+"""Stands for every queue that has no threshold of its own."""
+
+Threshold = int | Mapping[str, int] | None
+"""How many jobs may wait: in each queue, or by the names of queues, `"*"` being all others."""
+
+
+def health_app(
+    storage: Callable[[], Awaitable[Storage]],
+    *,
+    timing: Callable[[], Timing],
+    clock: Clock,
+    queues: Callable[[], Iterable[str]] = tuple,
+    token: str | None = None,
+    unprotected: bool = False,
+    backlog: Threshold = None,
+    for_: Duration = PATIENCE,
+    degraded_is: DegradedIs = 200,
+    vitals: Callable[[], ProcessHealth] = ProcessHealth,
+) -> HealthApp:
+    """Return a health app.
+
+    Raises:
+        UsageError: an option has no valid value, or there is no token and nobody said that none is wanted.
+    """
+    gate = TokenAuth(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
+    watch = StorageMonitor(storage, clock=clock, thresholds=thresholds(backlog, for_))
+    one_of(degraded_is, get_args(DegradedIs), field="degraded_is")
+    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, vitals=vitals)
+
+
+def secret(token: str | None, *, unprotected: bool) -> str | None:
+    """Return the token to ask for, None for none.
+
+    Raises:
+        UsageError: there is none though one is wanted, or one though none is.
+    """
+    if unprotected:
+        if token is not None:
+            raise UsageError("token and unprotected contradict each other; give one of them")
+        return None
+    found = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    if found is None:
+        raise UsageError(
+            f"health shows figures only to those who have a token; give token=..., set {TOKEN_VARIABLE}, "
+            "or say unprotected=True where something else asks for credentials"
+        )
+    return found
+
+
+def thresholds(backlog: Threshold, patience: Duration, *, fields: tuple[str, str] = ("backlog", "for_")) -> Thresholds:
+    """Return what a backlog is judged by; `fields` are what the two are called where they are given.
+
+    Raises:
+        UsageError: there is no such threshold or time.
+    """
+    field, time = fields
+    seconds = duration(patience, field=time).total_seconds()
+    match backlog:
+        case None:
+            return Thresholds(patience=seconds)
+        case Mapping():
+            most = {
+                named(queue, field=field): whole(jobs, field=f"{field} of {shown(queue)}", least=0)
+                for queue, jobs in backlog.items()
+            }
+            return Thresholds(most=most.pop(OTHERS, None), named=most, patience=seconds)
+        case _:
+            return Thresholds(most=whole(backlog, field=field, least=0), patience=seconds)

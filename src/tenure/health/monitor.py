@@ -1,0 +1,107 @@
+"""Looks at the storage, each look within its own limit, and remembers what cannot be seen in a single one."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tenure.clock import Clock
+from tenure.core.backlog import Backlog, Thresholds, seen
+from tenure.errors import StorageError, TenureError
+from tenure.health.assessment import waiting
+from tenure.storage.protocol import Storage, Survey
+
+LIMIT = 1.8
+"""Seconds that the storage gets to answer, so that whoever asks for health has an answer within two."""
+
+EVERY = 2.5
+"""Seconds between two looks while nobody asks: a backlog that came and went between two questions is seen, too."""
+
+logger = logging.getLogger("tenure.health")
+
+
+class NoStorageYetError(StorageError):
+    """Nobody has said yet which storage it is: the processes that know have only just been started."""
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """What one look found at some uptime: a survey, or the reason why there is none; `hung`: no answer at all."""
+
+    at: float
+    survey: Survey | None
+    error: str = ""
+    hung: bool = False
+
+
+class StorageMonitor:
+    """Looks once for all who ask meanwhile: a storage in trouble must not be asked in droves."""
+
+    def __init__(self, storage: Callable[[], Awaitable[Storage]], *, clock: Clock, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+        self.backlog = Backlog()
+        self.good: SurveyResult | None = None
+        """The last look that found something."""
+
+        self.failing_since: float | None = None
+        """The uptime of the first of the looks that have failed since then."""
+
+        self._storage = storage
+        self._clock = clock
+        self._last: SurveyResult | None = None
+        self._under_way: asyncio.Task[SurveyResult] | None = None
+
+    @property
+    def now(self) -> float:
+        """The uptime in which looks are dated."""
+        return self._clock.uptime()
+
+    async def look(self, *, max_age: float = 0.0) -> SurveyResult:
+        """Return what the storage shows, or showed up to `max_age` seconds ago. Takes no longer than `LIMIT`."""
+        if self._last is not None and self.now - self._last.at < max_age:
+            return self._last
+        task = self._under_way
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            # Without a group around it: who asked for it may go while others wait for it. It ends by itself, in time.
+            task = self._under_way = asyncio.create_task(self._look(), name="tenure health look")
+        return await asyncio.shield(task)
+
+    async def sample(self) -> None:
+        """Look every few seconds until cancelled."""
+        try:
+            while True:
+                await self.look(max_age=EVERY / 2)
+                await asyncio.sleep(EVERY)
+        finally:
+            if self._under_way is not None and self._under_way.get_loop() is asyncio.get_running_loop():
+                self._under_way.cancel()
+                await asyncio.gather(self._under_way, return_exceptions=True)
+
+    async def _look(self) -> SurveyResult:
+        asked_at = self.now
+        try:
+            async with asyncio.timeout(LIMIT):
+                survey = await (await self._storage()).survey()
+        except TimeoutError:
+            return self._failed(asked_at, f"no answer within {LIMIT:g} s", hung=True)
+        except NoStorageYetError as error:
+            self._last = SurveyResult(asked_at, None, str(error))
+            return self._last
+        except TenureError as error:
+            return self._failed(asked_at, str(error))
+        except Exception as error:
+            logger.exception("a look at the storage failed in a way that no storage should")
+            return self._failed(asked_at, repr(error))
+        if self.failing_since is not None:
+            logger.info("the storage answers again")
+        self.failing_since = None
+        self.backlog = seen(self.backlog, self.thresholds, waiting(survey), now=asked_at)
+        self._last = self.good = SurveyResult(asked_at, survey)
+        return self._last
+
+    def _failed(self, asked_at: float, error: str, *, hung: bool = False) -> SurveyResult:
+        if self.failing_since is None:
+            self.failing_since = asked_at
+            logger.warning("the storage is out of reach: %s", error)
+        self._last = SurveyResult(asked_at, None, error, hung)
+        return self._last

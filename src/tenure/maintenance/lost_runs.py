@@ -1,0 +1,278 @@
+"""What becomes of runs that were taken from the dead and the silent: decided like any outcome, settled like any run.
+
+stalled leases ──► what is on record of them (get, survey) ──► post-mortem ──► Stalled ──► decide ──► settle
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from random import Random
+from typing import assert_never
+
+from msgspec import Struct, field, structs
+
+from tenure.core.duration import spoken
+from tenure.core.events import JobStalled
+from tenure.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Stalled, StopCode, TimedOut, Unreadable
+from tenure.core.postmortem import Ending, Workplace, post_mortem, ran_for, seconds, stall_cause
+from tenure.core.settlement import Settlement, settlement
+from tenure.metrics import STALLED, MetricsRegistry
+from tenure.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
+
+FREE_DEATHS = 3
+"""How many deaths of its worker in a row a run in a process of its own is not charged for; the next one is a stall."""
+
+UNFINISHED_ERROR = "HandlerUnfinishedError"
+UNFINISHED = "the call of the handler had ended, but its thread went on until its process ended"
+"""The error of an exclusive run that kept its right for that."""
+
+LOOK = 0.5
+"""Seconds for all that is read about the stalled: they shall run again, whether or not anybody can tell of them."""
+
+READ_LIMIT = 20
+"""How many jobs are read at once, with their logs."""
+
+WRITE_LIMIT = 262_144
+"""Characters of post-mortems that go into one call; the storage keeps each of them two or three times."""
+
+
+class CrashEvidence(Struct, frozen=True):
+    """What its supervisor knows of a worker process that died.
+
+    `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
+    they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
+    then the others are not to blame. `suspects`: those whose runs had begun in the process, and so may have ended it;
+    empty if it is known that there were none, None if that cannot be told. `apart`: those whose runs are known to have
+    been given to processes of their own. `waiting`: those whose runs are known not to have begun. `blameless`: it was
+    killed for what no run has to do with. `dead_for`: how long it had been dead when its jobs could be taken, in
+    microseconds; for long where the storage was out of reach.
+    """
+
+    ending: Ending
+    workplace: Workplace = Workplace()
+    hung: bool = False
+    overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    suspects: frozenset[Ref] | None = None
+    apart: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    waiting: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    blameless: bool = False
+    culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    stopped: Mapping[Ref, StopCode] = field(default_factory=dict[Ref, StopCode])
+    """Exclusive runs that the worker had stopped before, and why: they had kept their rights, as their handlers went on
+    until the process ended. They have come to that, whatever the process died of."""
+    dead_for: int = 0
+
+    def clears(self, ref: Ref) -> bool:
+        """Return True if the run of a job cannot have ended the process: it was in another one, or had not begun."""
+        return ref in self.apart or self.not_begun(ref)
+
+    def not_begun(self, ref: Ref) -> bool:
+        """Return True if it is known that the run of a job had not begun.
+
+        Where all suspects are known, a job that is named nowhere had been given to a worker that had not heard of it.
+        """
+        return ref in self.waiting or not (self.suspects is None or ref in self.suspects or ref in self.apart)
+
+
+async def settle_stalled(
+    storage: Storage,
+    owner: Owner,
+    stalled: Sequence[StalledLease],
+    rng: Random,
+    *,
+    witness: CrashEvidence | None = None,
+    max_block: int | None = None,
+    within: float = LOOK,
+    figures: MetricsRegistry | None = None,
+) -> bool:
+    """Settle stalled runs in the name of who took them, and count them; for reapers and supervisors.
+
+    Returns whether the storage has answered for all of them.
+
+    What can be read about them `within` so many seconds goes into their post-mortems. `max_block`: how long an event
+    loop may be blocked, in microseconds; a reaper tells by it what the silence of a worker meant.
+
+    Raises:
+        StorageError: some may not be settled; they are reaped again when the taker's own lease has run out.
+    """
+    seen = await _seen(storage, stalled, workers=witness is None, within=within)
+    coming: list[Settlement] = []
+    length, answered = 0, True
+    for one in stalled:
+        outcome = _outcome(one, seen, witness, max_block)
+        coming.append(settlement(one.lease, outcome, rng))
+        length += _length(outcome)
+        if len(coming) == SETTLE_LIMIT or length > WRITE_LIMIT:
+            answered &= await _send(storage, owner, coming, figures)
+            coming, length = [], 0
+    if coming:
+        answered &= await _send(storage, owner, coming, figures)
+    return answered
+
+
+async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: MetricsRegistry | None) -> bool:
+    answer = await storage.exchange(owner, coming)
+    done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
+    for asked in coming:
+        for event in asked.events:
+            if figures is not None and isinstance(event, JobStalled) and (asked.ref, asked.fence) in done:
+                figures.count(STALLED, event.task, event.reason)
+    return len(answer.verdicts) == len(coming)
+
+
+class _StalledRuns:
+    """What could be read about stalled runs and their workers."""
+
+    def __init__(self, stalled: Sequence[StalledLease]) -> None:
+        self.details: dict[Ref, JobDetail] = {}
+        self.workers: dict[str, WorkerSurvey] = {}
+        self.tasks: defaultdict[str, list[tuple[Ref, str]]] = defaultdict(list)
+        for one in stalled:
+            self.tasks[one.owner].append((one.lease.ref, one.lease.job.task))
+
+    def run(self, one: StalledLease) -> RunRecord | None:
+        """Return the run that the lease is for."""
+        detail = self.details.get(one.lease.ref)
+        runs = () if detail is None else detail.runs
+        return next((run for run in reversed(runs) if run.number == one.lease.run), None)
+
+    def deaths(self, one: StalledLease) -> int:
+        """Return how many runs of the job in a row, up to this one, were released because their workers died."""
+        detail = self.details.get(one.lease.ref)
+        earlier = [] if detail is None else [run for run in detail.runs if run.number < one.lease.run]
+        return len(list(takewhile(lambda run: run.reason == "process_died" and run.ended == "released", earlier[::-1])))
+
+    def beside(self, one: StalledLease, witness: CrashEvidence | None) -> list[str]:
+        """Return the tasks of what ran in the same process, but for what is known to have been elsewhere."""
+        if witness is not None and witness.clears(one.lease.ref):
+            return []
+        others = [(ref, task) for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
+        return [task for ref, task in others if witness is None or not witness.clears(ref)]
+
+
+async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _StalledRuns:
+    seen = _StalledRuns(stalled)
+    refs = [one.lease.ref for one in stalled]
+    # Whatever goes wrong here makes for a shorter post-mortem; it must not keep a job from its next run.
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(within):
+            if workers and stalled:
+                survey = await storage.survey([])
+                seen.workers = {worker.owner.id: worker for worker in survey.workers}
+            for start in range(0, len(refs), READ_LIMIT):
+                found = await storage.get(refs[start : start + READ_LIMIT])
+                seen.details.update((detail.job.ref, detail) for detail in found if detail is not None)
+    return seen
+
+
+def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> Outcome:
+    if one.lease.job.unreadable is not None:
+        return Unreadable(unreadable_record(one.lease.job.unreadable))
+    stopped = None if witness is None else witness.stopped.get(one.lease.ref)
+    if stopped is not None:
+        return _stopped(one, stopped, seen, witness)
+    if witness is not None and one.lease.ref in witness.overdue:
+        return _timed_out(one, seen, witness, "its process was killed")
+    reason = _reason(one, seen, witness, max_block)
+    cause = stall_cause(
+        one.lease.job,
+        reason,
+        silent_for=one.silent_for,
+        run=seen.run(one),
+        ending=None if witness is None else witness.ending,
+        max_block=max_block,
+    )
+    begun = witness is None or not witness.not_begun(one.lease.ref)
+    deaths = 0
+    if witness is not None and begun and witness.clears(one.lease.ref) and not witness.blameless:
+        deaths = seen.deaths(one)
+    if deaths >= FREE_DEATHS:
+        # Chance would hardly strike so often. A run can kill the worker from a process of its own, too.
+        cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
+    blameless = (
+        witness is not None
+        and deaths < FREE_DEATHS
+        and (
+            witness.blameless
+            or witness.clears(one.lease.ref)
+            or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
+        )
+    )
+    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
+
+
+def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: CrashEvidence | None) -> Outcome:
+    job = one.lease.job
+    match why:
+        case "timeout":
+            return _timed_out(one, seen, witness, "its process has ended")
+        case "cancelled":
+            return Cancelled(job.cancel_reason)
+        case "shutdown" | "unreachable" | "worker_failed":
+            return Interrupted(why, begun=True)
+        case "ended":
+            return Raised(RecordedError(UNFINISHED_ERROR, UNFINISHED))
+        case "no_progress" | "lease_expired":
+            cause = stall_cause(job, why, silent_for=job.stall.lease, run=seen.run(one))
+            return Stalled(why, one.silent_for, one.owner, _text(one, cause, seen, witness))
+        case _:
+            assert_never(why)
+
+
+def _timed_out(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, end: str) -> TimedOut:
+    message = f"{_overdue(one, seen)}; {end}"
+    text = _text(one, message, seen, witness)
+    return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
+
+
+def _reason(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> StallReason:
+    if witness is not None:
+        return "loop_blocked" if witness.hung else one.reason
+    worker = seen.workers.get(one.owner)
+    # A worker whose loop is blocked for so long has its leases run out on purpose, and says so before.
+    blocked = worker is not None and max_block is not None and worker.lag >= max_block
+    return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
+
+
+def _overdue(one: StalledLease, seen: _StalledRuns) -> str:
+    job = one.lease.job
+    ran = ran_for(job, seen.run(one))
+    limit = "its timeout" if job.timeout is None else f"its timeout of {spoken(job.timeout)}"
+    return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
+
+
+def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvidence | None) -> str:
+    detail, worker = seen.details.get(one.lease.ref), seen.workers.get(one.owner)
+    place = None if witness is None else witness.workplace
+    if worker is not None:
+        # What tells of the run came with the older of the two: somebody else may have renewed its lease.
+        place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
+    job, dead_for = one.lease.job, 0 if witness is None else witness.dead_for
+    # What is on record may be anything.
+    with contextlib.suppress(Exception):
+        return post_mortem(
+            # It ran until it died, not until somebody could take it.
+            structs.replace(job, heard_at=None if job.heard_at is None else job.heard_at - dead_for),
+            cause,
+            silent_for=max(0, one.silent_for - dead_for),
+            died=one.reason == "process_died",
+            run=seen.run(one),
+            log=() if detail is None else detail.log,
+            workplace=place,
+            ending=None if witness is None else witness.ending,
+            beside=seen.beside(one, witness),
+        )
+    return cause
+
+
+def _length(outcome: Outcome) -> int:
+    match outcome:
+        case Stalled(detail=detail):
+            return len(detail or "")
+        case TimedOut(error):
+            return len(error.traceback)
+        case _:
+            return 0

@@ -1,0 +1,391 @@
+"""The diagnosis: what holds work up or soon will, each finding with its remedy.
+
+Here is what every storage shows through its verbs; what only one kind of storage knows of itself, its `examine` says.
+Nothing here waits, asks or reads a clock: whoever consults the doctor brings the evidence.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+from msgspec import Struct
+
+from tenure.clock import SECOND
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.events import JobRepaired
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import State
+from tenure.health.assessment import Health, alarms_of, jobs_are, jobs_wait, judged
+from tenure.options import Timing
+from tenure.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
+
+PENDING = (State.WAITING, State.DELAYED)
+"""Where jobs stand that are to run yet."""
+
+CLOCKS_APART = SECOND
+"""From where on two clocks are said to differ, in microseconds."""
+
+LONG_HELD = 3600 * SECOND
+"""For how long a run without a limit may hold the slot that others wait for before that is worth a word."""
+
+_NAMED = 5
+"""So many of a kind are named in one finding."""
+
+
+class TaskFacts(Struct, frozen=True):
+    """What an app says of a task: where its jobs go, and whether a run of it ever has to end."""
+
+    queue: str
+    bounded: bool
+
+
+class DiagnosisInput(Struct, frozen=True, kw_only=True):
+    """What was seen of a storage. `asked` and `answered`: this host's clock before and after the survey.
+
+    `active` and `pending` (those that are to run yet): jobs, the newest first; `complete`: none was left out.
+    `tasks`: those that the app has, None where no app was given.
+    """
+
+    survey: Survey
+    asked: int
+    answered: int
+    active: tuple[JobRecord, ...] = ()
+    pending: tuple[JobRecord, ...] = ()
+    complete: bool = True
+    tasks: Mapping[str, TaskFacts] | None = None
+
+
+def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
+    """Return what the evidence comes to; what was looked at and found to be well is said, too."""
+    health = judged(evidence.survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
+    return [
+        *_storage(evidence.survey),
+        *_clock(evidence),
+        *_sweeping(evidence.survey, health, timing),
+        *_overdue(evidence, health, timing),
+        *_workers(evidence.survey, health),
+        *_unstopped(evidence.survey),
+        *_queues(health),
+        *_paused(evidence),
+        *_parked(evidence),
+        *_no_handler(health),
+        *_schedules(evidence.survey, timing),
+        *_tasks(evidence),
+    ]
+
+
+def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
+    """Return what the repairs in an event log come to: `found`, the oldest first, among `looked` events."""
+    if not found:
+        return Finding("ok", "repairs", f"none {_among(looked)}")
+    newest = found[-1]
+    at = "" if newest.at is None else f" at {newest.at:%Y-%m-%d %H:%M:%S} UTC"
+    many = "once" if len(found) == 1 else f"{len(found)} times"
+    return Finding(
+        "warning",
+        "repairs",
+        f"what a sweep found at odds was mended {many} {_among(looked)}; the newest{at}, of job {newest.id} in queue "
+        f"{newest.queue!r}: {newest.found}; {newest.mended}",
+        "unless somebody changed it by hand this is a mistake of Tenure's: report it, with what tenure events "
+        "--kind repaired prints",
+    )
+
+
+def _among(looked: int) -> str:
+    return f"among {_some(looked, 'event')} in the log"
+
+
+def _storage(survey: Survey) -> Iterator[Finding]:
+    for alarm in alarms_of(survey):
+        yield Finding(
+            "error",
+            "storage",
+            alarm,
+            "find out what emptied, replaced or failed over the storage, and enqueue again what is missing",
+        )
+
+
+def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
+    now = evidence.survey.now
+    apart = now - evidence.answered if now > evidence.answered else min(now - evidence.asked, 0)
+    if abs(apart) < CLOCKS_APART:
+        yield Finding("ok", "clock", "the storage's clock and this host's agree")
+        return
+    side = "ahead of" if apart > 0 else "behind"
+    yield Finding(
+        "warning",
+        "clock",
+        f"the storage's clock is {_span(abs(apart))} {side} this host's. Leases and delays do not mind, for they are "
+        "durations; an instant that a caller names (run_at, a deadline) comes that much too early or too late",
+        "keep the clocks of both machines in step, such as with chrony or systemd-timesyncd",
+    )
+
+
+def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Finding]:
+    age = health.reaper.age
+    nobody = "nobody has ever swept" if age is None else f"nobody has swept for {_span(age * SECOND)}"
+    remedy = "start a worker, or tenure reaper"
+    unfinished = sum(queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE))
+    if health.reaper.late:
+        active = sum(queue.active for queue in health.queues.values())
+        yield Finding(
+            "error",
+            "reaper",
+            f"{jobs_are(active)} active and {nobody}: what their workers leave behind, nobody recovers",
+            remedy,
+        )
+    elif age is not None and age <= timing.recovery_bound.total_seconds():
+        names = {worker.id: worker.name for worker in health.workers}
+        leaders = sorted({names.get(term.owner, term.owner) for term in survey.leaders})
+        yield Finding("ok", "reaper", f"last swept {_span(age * SECOND)} ago, by {_listed(leaders) or 'no leader'}")
+    elif unfinished or survey.schedules:
+        yield Finding(
+            "warning",
+            "reaper",
+            f"{nobody}, with {_some(unfinished, 'job')} unfinished and {_some(len(survey.schedules), 'schedule')}: "
+            "nobody recovers, expires or schedules anything",
+            remedy,
+        )
+    else:
+        yield Finding("ok", "reaper", "nobody sweeps, and there is nothing to sweep")
+
+
+def _overdue(evidence: DiagnosisInput, health: Health, timing: Timing) -> Iterator[Finding]:
+    now = evidence.survey.now
+    late = [
+        job for job in evidence.active if job.lease_until is not None and now - job.lease_until > _slack(job, timing)
+    ]
+    if not late:
+        yield Finding("ok", "leases", "no job is active long after its lease ran out")
+        return
+    yield Finding(
+        "error",
+        "leases",
+        f"{_jobs(late)} active though the lease ran out long ago, and nobody recovers {_them(late)}",
+        "start a worker, or tenure reaper"
+        if health.reaper.late
+        else "look into the log of the leading reaper: a chore of its sweep fails; if it says nothing, report a bug",
+    )
+
+
+def _slack(job: JobRecord, timing: Timing) -> int:
+    # After a pause of the storage or of the reaper, the grace is half the lease.
+    return _micros(timing.recovery_bound) + job.stall.lease // 2
+
+
+def _workers(survey: Survey, health: Health) -> Iterator[Finding]:
+    stale = [worker for worker in health.workers if worker.state == "stale"]
+    gone = {worker.id for worker in stale}
+    short = [worker for worker in survey.workers if worker.why and worker.owner.id not in gone]
+    if not stale and not short:
+        alive = sum(worker.state == "alive" for worker in health.workers)
+        hushed = sum(worker.state == "quiet" for worker in health.workers)
+        quiet = f", {hushed} quiet by an operator's order" if hushed else ""
+        yield Finding("ok", "workers", f"{alive} alive{quiet}, none stale")
+    for one in short:
+        yield Finding(
+            "warning",
+            "workers",
+            f"worker {one.owner.name!r} claims no more: {one.why}",
+            "its supervisor replaces it; without one, restart it. If it happens again, look for what its handlers do "
+            "not close, or raise the limit (ulimit -n, LimitNOFILE, TasksMax, --max-memory)",
+        )
+    for worker in stale:
+        yield Finding(
+            "warning",
+            "workers",
+            f"worker {worker.name!r} is stale: last seen {_span(worker.seen_ago * SECOND)} ago, its loop turned "
+            f"{_span(worker.turned_ago * SECOND)} ago",
+            "it is dead, frozen or cut off, or a handler holds its event loop; its jobs are recovered, so start "
+            "another one, and look into its log",
+        )
+
+
+def _unstopped(survey: Survey) -> Iterator[Finding]:
+    for worker in survey.workers:
+        if not worker.unstopped or worker.died:
+            continue
+        names = [repr(ref.id) for ref in worker.unstopped]
+        many = "a run" if len(names) == 1 else f"{len(names)} runs"
+        yield Finding(
+            "warning",
+            "exclusive",
+            f"worker {worker.owner.name!r} (pid {worker.owner.pid}) holds {many} whose handler goes on although it was "
+            f"told to stop, and which keeps its exclusive right: of job {_listed(names)}",
+            "end that process, which frees the right; a worker that tenure worker supervises is replaced by itself. "
+            'A handler that cannot be stopped had better be of a task with run="process"',
+        )
+
+
+def _queues(health: Health) -> Iterator[Finding]:
+    stranded = [(name, queue) for name, queue in health.queues.items() if queue.stranded]
+    if not stranded:
+        yield Finding("ok", "queues", "a live worker serves each queue in which jobs wait")
+    for name, queue in stranded:
+        oldest = "" if queue.oldest_waiting is None else f", one of them for {_span(queue.oldest_waiting * SECOND)}"
+        yield Finding(
+            "error",
+            "queues",
+            f"{jobs_wait(queue.waiting)} in queue {name!r}{oldest}, and no live worker serves it",
+            f"start one: tenure worker module:app -q {name}",
+        )
+
+
+def _paused(evidence: DiagnosisInput) -> Iterator[Finding]:
+    for queue in evidence.survey.queues:
+        if queue.paused and (waiting := queue.counts.get(State.WAITING, 0)):
+            yield Finding(
+                "warning",
+                "paused",
+                f"{jobs_wait(waiting)} in queue {queue.queue!r}, which somebody has paused",
+                f"let it go on when it may: tenure queues resume {queue.queue}",
+            )
+    held = Counter(job.parked_under for job in evidence.pending)
+    for task in evidence.survey.paused_tasks:
+        if jobs := held[f"{PAUSED}{task}"]:
+            yield Finding(
+                "warning",
+                "paused",
+                f"{_some(jobs, 'job', evidence)} of task {task!r} held back, which somebody has paused",
+                f"let it go on when it may: tenure queues resume --task {task}",
+            )
+
+
+def _parked(evidence: DiagnosisInput) -> Iterator[Finding]:
+    held = {(job.queue, key.name): job for job in evidence.active for key in job.keys}
+    next_in_line = {(job.queue, key.name) for job in evidence.pending if job.parked_under is None for key in job.keys}
+    parked = Counter(
+        (job.queue, job.parked_under)
+        for job in evidence.pending
+        if job.parked_under is not None and not job.parked_under.startswith((PAUSED, RATE, UNKNOWN))
+    )
+    now = evidence.survey.now
+    well = True
+    for (queue, key), jobs in parked.items():
+        holder = held.get((queue, key))
+        if holder is None:
+            # Whoever was let in and not yet claimed holds no slot; the others wait for it.
+            if evidence.complete and (queue, key) not in next_in_line:
+                well = False
+                yield Finding(
+                    "error",
+                    "parked",
+                    f"{jobs} jobs in queue {queue!r} wait for a slot under key {key!r}, and no job holds one",
+                    "the next sweep should let them in; if this is found twice in a row while somebody sweeps, report "
+                    "a bug",
+                )
+        elif holder.run_until is None and holder.progress_until is None and _ran(holder, now) > LONG_HELD:
+            well = False
+            yield Finding(
+                "warning",
+                "parked",
+                f"{_least(jobs, evidence)} jobs in queue {queue!r} wait for key {key!r}, which job {holder.id} of task "
+                f"{holder.task!r} has held for {_span(_ran(holder, now))}; nothing bounds its run",
+                f"see whether it still gets on (tenure jobs show {holder.id}); if not, cancel it (tenure jobs "
+                f"cancel {holder.id}); and give the task a timeout",
+            )
+    if well:
+        yield Finding("ok", "parked", "no job waits for a slot that never comes free")
+
+
+def _ran(job: JobRecord, now: int) -> int:
+    return 0 if job.started is None else now - job.started
+
+
+def _no_handler(health: Health) -> Iterator[Finding]:
+    for name, queue in health.queues.items():
+        for one in queue.no_handler:
+            yield Finding(
+                "warning",
+                "no_handler",
+                f"jobs of task {one.task!r} with payload version {one.version} wait in queue {name!r}, one of them for "
+                f"{_span(one.waited * SECOND)}, and no live worker that serves it knows both",
+                "deploy a worker that does; the jobs wait for it and never fail for this. If the task is gone for "
+                f"good, cancel them: tenure jobs list -q {name} --task {one.task}",
+            )
+
+
+def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:
+    bound = _micros(timing.recovery_bound)
+    late = [
+        schedule
+        for schedule in survey.schedules
+        if not schedule.paused and schedule.next_tick is not None and survey.now - schedule.next_tick > bound
+    ]
+    if late:
+        longest = max(survey.now - (schedule.next_tick or 0) for schedule in late)
+        yield Finding(
+            "error",
+            "schedules",
+            f"{_some(len(late), 'schedule')} due and not fired by anybody, up to {_span(longest)} late: "
+            f"{_listed([schedule.name for schedule in late])}",
+            "start a worker or tenure reaper; if one sweeps, look into its log",
+        )
+    elif survey.schedules:
+        yield Finding("ok", "schedules", f"none of {len(survey.schedules)} is late")
+
+
+def _tasks(evidence: DiagnosisInput) -> Iterator[Finding]:
+    tasks = evidence.tasks
+    if tasks is None:
+        yield Finding(
+            "ok",
+            "tasks",
+            "no app was given, so its tasks were not looked at",
+            "to have them looked at: tenure doctor module:app",
+        )
+        return
+    unbounded = sorted(name for name, facts in tasks.items() if not facts.bounded)
+    if unbounded:
+        yield Finding(
+            "warning",
+            "tasks",
+            f"{_some(len(unbounded), 'task')} with neither timeout nor heartbeat_timeout: {_listed(unbounded)}; "
+            "a run of theirs that hangs keeps its slot for ever",
+            'give each a timeout="5m" that fits it, or all of them: Tenure(defaults=TaskOptions(timeout="1h"))',
+        )
+    else:
+        yield Finding("ok", "tasks", f"each of {len(tasks)} tasks bounds its runs")
+    unknown = Counter(job.task for job in evidence.pending if job.task not in tasks)
+    for task, jobs in sorted(unknown.items()):
+        yield Finding(
+            "warning",
+            "unknown task",
+            f"{_some(jobs, 'job', evidence)} of task {task!r} to run, and the app that was given has no such task",
+            f"if no other app has it either, deploy one that has, or cancel them: see tenure jobs list --task {task}",
+        )
+
+
+def _some(count: int, what: str, evidence: DiagnosisInput | None = None) -> str:
+    least = count if evidence is None else _least(count, evidence)
+    return f"{least} {what}{'' if count == 1 else 's'}"
+
+
+def _jobs(jobs: Sequence[JobRecord]) -> str:
+    first = f"{jobs[0].id} in queue {jobs[0].queue!r}"
+    return f"job {first} is" if len(jobs) == 1 else f"{len(jobs)} jobs, such as {first}, are"
+
+
+def _them(jobs: Sequence[JobRecord]) -> str:
+    return "it" if len(jobs) == 1 else "them"
+
+
+def _least(jobs: int, evidence: DiagnosisInput) -> str:
+    return str(jobs) if evidence.complete else f"at least {jobs}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _micros(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)
+
+
+def _span(micros: float) -> str:
+    seconds = micros / SECOND
+    for length, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"

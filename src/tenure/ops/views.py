@@ -1,0 +1,711 @@
+"""What the command line shows, as records whose fields are the stable keys of its JSON.
+
+Instants are aware datetimes in UTC, durations are seconds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import Struct
+
+from tenure.client.dead_letters import DeadGroups, DeadLetter, DeadReport
+from tenure.clock import SECOND
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.deduplication import Made
+from tenure.core.duration import moment
+from tenure.core.frames import unframed
+from tenure.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.retention import RetentionRules
+from tenure.core.schedule import Schedule
+from tenure.health.assessment import WorkerHealth, judged
+from tenure.ops.slow_runs import SlowView
+from tenure.options import Timing
+from tenure.storage.protocol import EnqueueResult, Finding, QueueSurvey, Survey
+
+Decode = Callable[[bytes], Any]
+
+
+class Opaque(Struct, frozen=True):
+    """Bytes that cannot be read from here: their codec is the app's."""
+
+    opaque_bytes: int
+
+
+class ErrorView(Struct, frozen=True):
+    """What a run raised."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class JobView(Struct, frozen=True, kw_only=True):
+    """A job. `scheduled_for`: the tick of its `schedule` that it was made for, None if somebody triggered it."""
+
+    queue: str
+    id: str
+    task: str
+    state: str
+    reason: str | None
+    arguments: Any
+    result: Any
+    error: ErrorView | None
+    tags: tuple[str, ...]
+    headers: dict[str, str]
+    priority: int
+    created: datetime
+    run_at: datetime
+    started: datetime | None
+    finished: datetime | None
+    expires_at: datetime | None
+    deadline: datetime | None
+    timeout: float | None
+    starts: int
+    attempt: int
+    max_attempts: int
+    failures: int
+    stalls: int
+    max_stalls: int
+    releases: int
+    fence: int
+    owner: str | None
+    lease_until: datetime | None
+    cancel_asked: datetime | None
+    cancel_reason: str | None
+    progress: float | None
+    progress_note: str | None
+    schedule: str | None
+    scheduled_for: datetime | None
+
+
+class RunView(Struct, frozen=True, kw_only=True):
+    """One start of a job. `took` runs until its end, if it has one; `trace`: where its handler was seen, until then."""
+
+    number: int
+    fence: int
+    worker: str
+    owner: str
+    host: str
+    pid: int
+    start: datetime
+    end: datetime | None
+    took: float | None
+    ended: str | None
+    reason: str | None
+    detail: str | None
+    trace: str | None
+
+
+class LogView(Struct, frozen=True, kw_only=True):
+    """A line that a handler logged."""
+
+    at: datetime
+    run: int
+    level: str
+    message: str
+    fields: dict[str, str]
+
+
+class DetailView(JobView, frozen=True, kw_only=True):
+    """A job with its runs, its log, and why it ran more than once."""
+
+    why: str | None
+    runs: list[RunView]
+    log: list[LogView]
+    log_dropped: int
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """A queue at a glance."""
+
+    queue: str
+    paused: bool
+    oldest_waiting: float | None
+    parked: int
+    discarded: int
+    counts: dict[str, int]
+
+
+class KeepView(Struct, frozen=True, kw_only=True):
+    """How long jobs that are over are kept: `age` seconds, and the newest `count` of them (None: all)."""
+
+    age: float
+    count: int | None
+
+
+class StallView(Struct, frozen=True, kw_only=True):
+    """What a queue says of stalls for all its jobs; None leaves a field to the task. Durations in seconds."""
+
+    lease: float | None
+    max_stalls: int | None
+    start_grace: float | None
+    renewed: bool | None
+
+
+class RateView(Struct, frozen=True, kw_only=True):
+    """How often jobs may start: one every so many seconds, and `burst` at once after a while without any."""
+
+    every: float
+    burst: int
+
+
+class QueueSettingsView(QueueView, frozen=True, kw_only=True):
+    """A queue at a glance, with what is set for all its jobs."""
+
+    retention: dict[str, KeepView]
+    stall: StallView | None
+    rate: RateView | None
+    record: tuple[str, ...]
+
+
+class SpreadView(Struct, frozen=True, kw_only=True):
+    """Durations in seconds: what half, and nineteen in twenty, do not pass, and the longest."""
+
+    half: float
+    most: float
+    longest: float
+
+
+class QueueStatsView(QueueView, frozen=True, kw_only=True):
+    """A queue at a glance, with what has ended of late.
+
+    `ended` counts the newest jobs that ended within `window` seconds; if there are more than were looked at, it is
+    `capped`. `waited` and `ran` are those of the last run of each.
+    """
+
+    window: float
+    capped: bool
+    ended: dict[str, int]
+    reasons: dict[str, int]
+    per_minute: float
+    waited: SpreadView | None
+    ran: SpreadView | None
+
+
+class RefView(Struct, frozen=True, kw_only=True):
+    """A job's full name."""
+
+    queue: str
+    id: str
+
+
+class TriggeredView(Struct, frozen=True, kw_only=True):
+    """What became of a call that was enqueued by hand, and the job that answers for it, or kept it out.
+
+    `made`: "created", "replaced" or "gathered"; or no job was made, and it is a "duplicate", or "throttled" for
+    `retry_in` seconds more.
+    """
+
+    queue: str
+    id: str
+    made: Made
+    retry_in: float | None
+
+
+class HeldView(Struct, frozen=True, kw_only=True):
+    """A job, and the one of its queue that holds its unique key."""
+
+    queue: str
+    id: str
+    holder: str
+
+
+class DeadView(Struct, frozen=True, kw_only=True):
+    """A dead letter: a failed job with all its runs. `arguments` are shown on request only."""
+
+    queue: str
+    id: str
+    task: str
+    reason: str | None
+    fault: str
+    error: ErrorView | None
+    tags: tuple[str, ...]
+    created: datetime
+    started: datetime | None
+    failed: datetime | None
+    starts: int
+    failures: int
+    stalls: int
+    releases: int
+    redrives: int
+    redrive_at: datetime | None
+    runs: list[RunView]
+    arguments: Any = None
+
+
+class DeadGroupView(Struct, frozen=True, kw_only=True):
+    """A fault, and the dead letters of it."""
+
+    fault: str
+    task: str
+    reason: str
+    error: str | None
+    message: str
+    count: int
+    first: datetime
+    last: datetime
+    newest: list[RefView]
+
+
+class DeadGroupsView(Struct, frozen=True, kw_only=True):
+    """The faults, and how many dead letters there are; `others` of faults too small to be listed."""
+
+    groups: list[DeadGroupView]
+    total: int
+    others: int
+
+
+class DeadReportView(Struct, frozen=True, kw_only=True):
+    """What became of the dead letters that were to be redriven or purged; `left`: how many more match.
+
+    `takes`: seconds until the last of them is due. `held`: of those refused, whose unique key another job holds.
+    """
+
+    done: list[RefView]
+    refused: list[RefView]
+    gone: list[RefView]
+    held: list[HeldView]
+    left: int
+    takes: float
+
+
+class PausedView(Struct, frozen=True, kw_only=True):
+    """A queue or a task that somebody paused or resumed."""
+
+    kind: str
+    name: str
+    paused: bool
+
+
+class RatedView(Struct, frozen=True, kw_only=True):
+    """A queue or a task whose rate somebody has set; None: it has no limit."""
+
+    kind: str
+    name: str
+    rate: RateView | None
+
+
+class ScheduleView(Struct, frozen=True, kw_only=True):
+    """A schedule: `cron` in the zone `tz`, or `every` so many seconds. `last_tick`: None before its first job."""
+
+    name: str
+    task: str
+    queue: str
+    arguments: Any
+    cron: str | None
+    tz: str
+    every: float | None
+    missed: str
+    max: int | None
+    overlap: str
+    grace: float
+    paused: bool
+    made: datetime
+    last_tick: datetime | None
+    next_tick: datetime | None
+    last_id: str | None
+
+
+class TickView(Struct, frozen=True, kw_only=True):
+    """A tick that is to come, and what the clocks of its schedule's zone show then."""
+
+    tick: datetime
+    local: str
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """A worker at a glance, as health judges it: stale, about to leave, told to claim no more, or alive.
+
+    One that is known to have died is stale, too.
+    """
+
+    owner: str
+    name: str
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+    concurrency: int
+    active: int
+    started: datetime
+    seen_ago: float
+    turned_ago: float
+    stale: bool
+    stopping: bool
+    quiet: bool
+    died: bool
+
+
+class LeaderView(Struct, frozen=True, kw_only=True):
+    """Who sweeps."""
+
+    scope: str
+    owner: str
+    epoch: int
+
+
+class InfoView(Struct, frozen=True, kw_only=True):
+    """A storage at a glance. `task_rates`: what tasks are set in the place of their own; None is no limit."""
+
+    url: str
+    now: datetime
+    queues: list[QueueView]
+    paused_tasks: tuple[str, ...]
+    task_rates: dict[str, RateView | None]
+    workers: list[WorkerView]
+    leaders: list[LeaderView]
+    swept_ago: float | None
+    slow: list[SlowView]
+    complaints: list[str]
+
+
+class DoctorView(Struct, frozen=True, kw_only=True):
+    """What the doctor found; `status` is the worst level of its findings."""
+
+    url: str
+    status: str
+    findings: list[Finding]
+
+
+class RevisedView(Struct, frozen=True, kw_only=True):
+    """What became of a job that somebody redrove, cancelled or deleted; `was` is the state that this found it in.
+
+    `holder`: the job, unfinished, that holds its unique key, so that it could not be redriven.
+    """
+
+    queue: str
+    id: str
+    verdict: str
+    was: str | None
+    holder: str | None
+
+
+def job_view(job: JobRecord, decode: Decode) -> JobView:
+    """Return a job as it is shown."""
+    return JobView(**_told(job, decode))
+
+
+def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
+    """Return a schedule as it is shown."""
+    return ScheduleView(
+        name=schedule.name,
+        task=schedule.job.task,
+        queue=schedule.job.queue,
+        arguments=readable(schedule.job.payload, decode),
+        cron=schedule.cron,
+        tz=schedule.tz,
+        every=None if schedule.every is None else schedule.every / SECOND,
+        missed=schedule.missed,
+        max=schedule.most,
+        overlap=schedule.overlap,
+        grace=schedule.grace / SECOND,
+        paused=schedule.paused,
+        made=moment(schedule.made),
+        last_tick=None if schedule.last_id is None else moment(schedule.last_tick),
+        next_tick=None if schedule.next_tick is None else moment(schedule.next_tick),
+        last_id=schedule.last_id,
+    )
+
+
+def triggered_view(receipt: EnqueueResult) -> TriggeredView:
+    """Return a receipt as it is shown."""
+    wait = None if receipt.retry_in is None else receipt.retry_in / SECOND
+    return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, made=receipt.made, retry_in=wait)
+
+
+def tick_view(tick: datetime, schedule: Schedule) -> TickView:
+    """Return a tick that is to come as it is shown."""
+    return TickView(tick=tick, local=tick.astimezone(ZoneInfo(schedule.tz)).isoformat())
+
+
+def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> DetailView:
+    """Return a job as it is shown with its history."""
+    return DetailView(
+        **_told(detail.job, decode),
+        why=why,
+        runs=[_run(run) for run in detail.runs],
+        log=[
+            LogView(at=moment(line.at), run=line.run, level=line.level, message=line.message, fields=line.fields)
+            for line in detail.log
+        ],
+        log_dropped=detail.log_dropped,
+    )
+
+
+def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowView] = ()) -> InfoView:
+    """Return a survey as it is shown, judged as `tenure health` judges it."""
+    health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
+    return InfoView(
+        url=url,
+        now=moment(survey.now),
+        queues=[queue_view(queue) for queue in survey.queues],
+        paused_tasks=survey.paused_tasks,
+        task_rates=task_rates_view(survey),
+        workers=[worker_view(worker) for worker in health.workers],
+        leaders=[LeaderView(scope=term.scope, owner=term.owner, epoch=term.epoch) for term in survey.leaders],
+        swept_ago=_seconds(survey.swept_ago),
+        slow=list(slow),
+        complaints=health.complaints,
+    )
+
+
+def queue_view(queue: QueueSurvey) -> QueueView:
+    """Return a queue as it is shown: with a count for every state."""
+    return QueueView(**_at_a_glance(queue))
+
+
+def rate_view(rate: RateKey | None) -> RateView | None:
+    """Return a rate as it is shown."""
+    # An interval of 0 is no limit.
+    return None if rate is None or not rate.interval else RateView(every=rate.interval / SECOND, burst=rate.burst)
+
+
+def task_rates_view(survey: Survey) -> dict[str, RateView | None]:
+    """Return the rates that tasks are set, by their names; None is no limit."""
+    return {name: rate_view(rate) for name, rate in survey.task_rates.items()}
+
+
+def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
+    """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
+    settings = queue.settings
+    kept = RetentionRules() if settings.retention is None else settings.retention
+    stall = settings.stall
+    return QueueSettingsView(
+        **_at_a_glance(queue),
+        retention={
+            state.value: KeepView(age=kept.of(state).age / SECOND, count=kept.of(state).count)
+            for state in State
+            if state in TERMINAL
+        },
+        stall=None
+        if stall is None
+        else StallView(
+            lease=_seconds(stall.lease),
+            max_stalls=stall.max_stalls,
+            start_grace=_seconds(stall.start_grace),
+            renewed=stall.renewed,
+        ),
+        rate=rate_view(settings.rate),
+        record=settings.record or (),
+    )
+
+
+def queue_stats_view(queue: QueueSurvey, ended: Sequence[JobRecord], *, window: float, capped: bool) -> QueueStatsView:
+    """Return a queue as it is shown with what has ended of late."""
+    per_minute = len(ended) * 60 / window
+    return QueueStatsView(
+        **_at_a_glance(queue),
+        window=window,
+        capped=capped,
+        ended={state.value: sum(job.state is state for job in ended) for state in State if state in TERMINAL},
+        reasons=dict(sorted(Counter(job.reason or "" for job in ended if job.state is State.FAILED).items())),
+        per_minute=round(per_minute, 3),
+        waited=_spread(job.started - max(job.run_at, job.created) for job in ended if job.started is not None),
+        ran=_spread(
+            job.finished - job.started
+            for job in ended
+            if job.state is State.COMPLETED and job.started is not None and job.finished is not None
+        ),
+    )
+
+
+def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
+    """Return a dead letter as it is shown, with its arguments if there is what reads them."""
+    job = letter.job
+    return DeadView(
+        queue=job.queue,
+        id=job.id,
+        task=job.task,
+        reason=job.reason,
+        fault=letter.fingerprint,
+        error=_error(job),
+        tags=job.tags,
+        created=moment(job.created),
+        started=_moment(job.started),
+        failed=_moment(job.finished),
+        starts=job.starts,
+        failures=job.failures,
+        stalls=job.stalls,
+        releases=job.releases,
+        redrives=job.redrives,
+        redrive_at=_moment(job.redrive_at),
+        runs=[_run(run) for run in letter.runs],
+        arguments=None if decode is None else arguments_of(job, decode),
+    )
+
+
+def dead_groups_view(found: DeadGroups) -> DeadGroupsView:
+    """Return the faults as they are shown."""
+    return DeadGroupsView(
+        groups=[
+            DeadGroupView(
+                fault=one.fingerprint,
+                task=one.task,
+                reason=one.reason,
+                error=one.error,
+                message=one.message,
+                count=one.count,
+                first=one.first,
+                last=one.last,
+                newest=_refs(one.newest),
+            )
+            for one in found.groups
+        ],
+        total=found.total,
+        others=found.others,
+    )
+
+
+def dead_report_view(report: DeadReport) -> DeadReportView:
+    """Return what became of dead letters as it is shown."""
+    return DeadReportView(
+        done=_refs(report.done),
+        refused=_refs(report.refused),
+        gone=_refs(report.gone),
+        held=[HeldView(queue=ref.queue, id=ref.id, holder=holder.id) for ref, holder in report.held],
+        left=report.left,
+        takes=report.takes,
+    )
+
+
+def worker_view(worker: WorkerHealth) -> WorkerView:
+    """Return a worker as it is shown."""
+    return WorkerView(
+        owner=worker.id,
+        name=worker.name,
+        host=worker.host,
+        pid=worker.pid,
+        queues=worker.queues,
+        concurrency=worker.concurrency,
+        active=worker.active,
+        started=worker.started,
+        seen_ago=worker.seen_ago,
+        turned_ago=worker.turned_ago,
+        stale=worker.state == "stale",
+        stopping=worker.state == "stopping",
+        quiet=worker.state == "quiet",
+        died=worker.died,
+    )
+
+
+def arguments_of(job: JobRecord, decode: Decode) -> Any:
+    """Return what a job is called with; of one that has gathered calls, what each of them was."""
+
+    def each(frames: bytes) -> list[Any]:
+        return [readable(frame, decode) for frame in unframed(frames)]
+
+    return readable(job.payload, each if job.gathered else decode)
+
+
+def readable(data: bytes | None, decode: Decode) -> Any:
+    """Return what the bytes say, or how many they are."""
+    if data is None:
+        return None
+    try:
+        return decode(data)
+    except Exception:
+        # Whatever a codec raises on bytes that are not its own.
+        return Opaque(len(data))
+
+
+def value_text(value: Any) -> str:
+    """Return what `readable` made of bytes as one line."""
+    if isinstance(value, Opaque):
+        return f"opaque, {value.opaque_bytes:,} bytes"
+    return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
+def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
+    return {
+        "queue": job.queue,
+        "id": job.id,
+        "task": job.task,
+        "state": job.state.value,
+        "reason": job.reason,
+        "arguments": arguments_of(job, decode),
+        "result": readable(job.result, decode),
+        "error": _error(job),
+        "tags": job.tags,
+        "headers": job.headers,
+        "priority": job.priority,
+        "created": moment(job.created),
+        "run_at": moment(job.run_at),
+        "started": _moment(job.started),
+        "finished": _moment(job.finished),
+        "expires_at": _moment(job.expires_at),
+        "deadline": _moment(job.deadline),
+        "timeout": _seconds(job.timeout),
+        "starts": job.starts,
+        "attempt": job.attempt,
+        "max_attempts": job.policy.retry.max_attempts,
+        "failures": job.failures,
+        "stalls": job.stalls,
+        "max_stalls": job.stall.max_stalls,
+        "releases": job.releases,
+        "fence": job.fence,
+        "owner": job.owner,
+        "lease_until": _moment(job.lease_until),
+        "cancel_asked": _moment(job.cancel_at),
+        "cancel_reason": job.cancel_reason,
+        "progress": job.progress,
+        "progress_note": job.progress_note,
+        "schedule": job.schedule,
+        "scheduled_for": _moment(job.tick),
+    }
+
+
+def _at_a_glance(queue: QueueSurvey) -> dict[str, Any]:
+    return {
+        "queue": queue.queue,
+        "paused": queue.paused,
+        "oldest_waiting": _seconds(queue.oldest_waiting),
+        "parked": queue.parked,
+        "discarded": queue.discarded,
+        "counts": {state.value: queue.counts.get(state, 0) for state in State},
+    }
+
+
+def _error(job: JobRecord) -> ErrorView | None:
+    return None if job.error is None else ErrorView(job.error.type, job.error.message, job.error.traceback)
+
+
+def _refs(refs: Iterable[Ref]) -> list[RefView]:
+    return [RefView(queue=ref.queue, id=ref.id) for ref in refs]
+
+
+def _spread(lengths: Iterable[int]) -> SpreadView | None:
+    ordered = sorted(length / SECOND for length in lengths)
+    if not ordered:
+        return None
+    last = len(ordered) - 1
+    return SpreadView(half=ordered[last // 2], most=ordered[round(last * 0.95)], longest=ordered[last])
+
+
+def _run(run: RunRecord) -> RunView:
+    return RunView(
+        number=run.number,
+        fence=run.fence,
+        worker=run.worker,
+        owner=run.owner,
+        host=run.host,
+        pid=run.pid,
+        start=moment(run.start),
+        end=_moment(run.end),
+        took=None if run.end is None else (run.end - run.start) / SECOND,
+        ended=run.ended,
+        reason=run.reason,
+        detail=run.detail,
+        trace=run.trace,
+    )
+
+
+def _moment(at: int | None) -> datetime | None:
+    return None if at is None else moment(at)
+
+
+def _seconds(length: int | None) -> float | None:
+    return None if length is None else length / SECOND

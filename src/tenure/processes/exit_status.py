@@ -1,0 +1,122 @@
+"""What a process died of, as far as its remains tell: how it ended, and whether the kernel had killed it for memory.
+
+The kernel says nowhere whom it killed, but counts in each control group how often it did. A process that SIGKILL ended
+and with which that count rose was killed for memory; of any other SIGKILL nobody knows whence it came.
+"""
+
+import contextlib
+import signal
+from pathlib import Path
+
+from tenure.processes.process import ProcessExit
+
+GRACE = 2.0
+"""Seconds from a kill that the kernel has counted until we surely know of the death."""
+
+PAUSE = 0.2
+"""Seconds between two looks, at least; whoever is about looks as often as it comes by."""
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+"""What a process is ended by for what it did itself."""
+
+
+class OomKills:
+    """The kills for memory in our own control group, in which our children are, too; of each one child has died."""
+
+    def __init__(self, groups: Path = _GROUPS, own: Path = _OWN) -> None:
+        """Look where the count is, in cgroup v2 or v1.
+
+        `groups`: the folder where control groups are mounted; `own`: the file that names ours.
+        """
+        self._counter = _counter(groups, own)
+        self._seen = self._noticed = self._read() or 0
+        self._noticed_at = 0.0
+        self._looked_at = float("-inf")
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is such a count for us to read."""
+        return self._read() is not None
+
+    def took(self, death: ProcessExit, now: float) -> bool:
+        """Say whether a child that has just died was killed for memory. Each kill accounts for one death only."""
+        self._note(now)
+        if self._noticed <= self._seen or death.signal != signal.SIGKILL:
+            return False
+        self._seen += 1
+        return True
+
+    def look(self, now: float) -> None:
+        """Look at the count, at this uptime. A kill that no child has died of for a while hit what one had started.
+
+        To be called now and then: what is seen late is taken for late.
+        """
+        if now - self._looked_at < PAUSE:
+            return
+        self._looked_at = now
+        self._note(now)
+
+    def _note(self, now: float) -> None:
+        count = self._read() or 0
+        if self._noticed > self._seen and now - self._noticed_at > GRACE:
+            self._seen = self._noticed
+        if count > self._noticed:
+            self._noticed, self._noticed_at = count, now
+
+    def _read(self) -> int | None:
+        if self._counter is None:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._counter.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+        return None
+
+
+def told(death: ProcessExit, *, for_memory: bool, sentence: str = "") -> str:
+    """Say how a process ended, as a clause whose subject is the process. `sentence`: why we killed it, if we did."""
+    if sentence:
+        return f"was {sentence}"
+    match death.signal:
+        case None if death.status is None:
+            return "ended, and nobody saw how"
+        case None:
+            return f"exited with status {death.status}"
+        case signal.SIGKILL if for_memory:
+            return "was killed by the OOM killer (signal 9, SIGKILL): the host or its control group was out of memory"
+        case signal.SIGKILL:
+            return "was killed by signal 9 (SIGKILL), cause unknown"
+        case number if number in _FAULTS:
+            return f"crashed: {death}"
+        case _:
+            return f"was ended by {death}"
+
+
+def _counter(groups: Path, own: Path) -> Path | None:
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return _first(groups / "memory", path, "memory.oom_control")
+    for line in lines:
+        if line.startswith("0::"):
+            for root in (groups, groups / "unified"):
+                if (found := _first(root, line[3:], "memory.events")) is not None:
+                    return found
+    return None
+
+
+def _first(root: Path, path: str, name: str) -> Path | None:
+    # In a container the path may be the host's, while what is mounted there is our own group.
+    for folder in (root / path.lstrip("/"), root):
+        if (folder / name).is_file():
+            return folder / name
+    return None

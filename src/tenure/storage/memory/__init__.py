@@ -1,0 +1,1 @@
+"""The storage in memory: the model that every storage must equal."""

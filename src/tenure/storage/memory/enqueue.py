@@ -1,0 +1,244 @@
+"""How the model takes in a call: as a job of its own, or by one that is there."""
+
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+
+from msgspec import structs
+
+from tenure.clock import Clock
+from tenure.core.deduplication import Window, due_at, merge_name, throttle_name
+from tenure.core.events import JobThrottled
+from tenure.core.frames import framed
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
+from tenure.core.lifecycle import State
+from tenure.core.order import place
+from tenure.core.transition import collecting, enqueued, lapsed, merged
+from tenure.storage.memory.state import ModelState
+from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult, job_topic, queue_topic
+
+
+class EnqueueRules(ModelState):
+    """Remembers each call once."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._taken_in: dict[Ref, Ref] = {}
+        """Which job took in a call: what an id answers for that is no job's own."""
+        self._calls: dict[Ref, list[Ref]] = {}
+        self._gathered: dict[Ref, list[bytes]] = {}
+        """What each job has gathered since it was last looked at: joined then, not with each call."""
+        self._windows: dict[tuple[str, str], Window] = {}
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """Remember each new job once."""
+        now = self._clock.now()
+        receipts = [self._remember(job, now, offset) for offset, job in enumerate(jobs)]
+        self._shelf.let_in(now)
+        return receipts
+
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+        known = self._jobs.get(self._taken_in.get(new.ref, new.ref))
+        if known is not None:
+            if not self._past(known, now):
+                return EnqueueResult("duplicate", known.ref)
+            self._drop(known)
+        there = self._come_to(new, now)
+        if there is not None:
+            return self._merge(new, there, now, offset)
+        if (refused := self._throttled(new, now)) is not None:
+            return refused
+        self._create(new, known if known is not None and known.ref == new.ref else None, now, offset)
+        return EnqueueResult("created", new.ref)
+
+    def _come_to(self, new: NewJob, now: int) -> Ref | None:
+        """Return the job that a call comes to."""
+        if new.merge is None:
+            return None
+        if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+            window = self._window(new.queue, merge_name(new.merge), new.merge.window, now)
+            return None if window is None else window.ref
+        return self._living(new.queue, new.merge, now)
+
+    def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
+        """Return the job that may be come to by a key; what has waited for too long is expired first."""
+        while (there := self._shelf.come_to(queue, key)) is not None:
+            # One that has started is too old for nothing.
+            if there.state is State.ACTIVE or not lapsed(there, now):
+                return there.ref
+            self._expire(there, now)
+        return None
+
+    def _window(self, queue: str, name: str, length: int, now: int) -> Window | None:
+        window = self._windows.get((queue, name))
+        if window is None or window.until <= now:
+            return None
+        # One that ends further ahead than it is long began before the clock was set back.
+        window.until = min(window.until, now + length)
+        return window
+
+    def _merge(self, new: NewJob, into: Ref, now: int, offset: int) -> EnqueueResult:
+        gathered, receipt = 0, EnqueueResult("duplicate", into)
+        match new.merge:
+            case DebounceKey():
+                self._take_the_place(new, self._jobs[into], new.merge, now, offset)
+                receipt = EnqueueResult("replaced", into)
+            case CollectKey():
+                gathered = self._gather(new, self._jobs[into], new.merge, now, offset)
+                receipt = EnqueueResult("gathered", into)
+            case _:
+                pass
+        self._tell(merged(new, into, gathered), now)
+        return receipt
+
+    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
+        self._answer_for(new.ref, old.ref)
+        calls = self._calls.pop(old.ref)
+        # Without its calls, so that they go on being answered for.
+        self._drop(old)
+        job = structs.replace(
+            _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
+            id=old.id,
+            created=min(old.created, now),
+            fence=old.fence,
+            settled_fence=old.settled_fence,
+        )
+        self._put(job, now, offset)
+        self._calls[job.ref] = calls
+
+    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+        """Add a call to those that a job has gathered; return how many they are."""
+        self._answer_for(new.ref, into.ref)
+        brought = framed(new.payload)
+        after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(brought))
+        self._gathered.setdefault(into.ref, []).append(brought)
+        if into.state is State.DELAYED and after.state is State.WAITING:
+            after = structs.replace(after, score=self._shelf.score(after, now + offset, now))
+        self._replace(into, after)
+        if State.DELAYED in (into.state, after.state):
+            self.knocked += [queue_topic(into.queue), job_topic(into.ref)]
+        return after.gathered
+
+    @property
+    def records(self) -> Mapping[Ref, JobRecord]:
+        """Every job there is, with all that it has gathered."""
+        for ref in list(self._gathered):
+            self._whole(ref)
+        return self._jobs
+
+    def _whole(self, ref: Ref) -> JobRecord:
+        """Return the record of a job with all that it has gathered."""
+        gathered = self._gathered.pop(ref, None)
+        if gathered is not None:
+            job = self._jobs[ref]
+            # Where it stands does not depend on that.
+            self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *gathered)))
+        return self._jobs[ref]
+
+    def _answer_for(self, call: Ref, job: Ref) -> None:
+        self._taken_in[call] = job
+        calls = self._calls.setdefault(job, [])
+        calls.append(call)
+        if len(calls) > CALLS_KEPT:
+            del self._taken_in[calls.pop(0)]
+
+    def _answers_for(self, job: Ref) -> int:
+        """Return how many calls a job answers for, its own among them: all are forgotten with it."""
+        return 1 + len(self._calls.get(job, ()))
+
+    def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
+        """Count a job against the window of its key, or return what a call is told that finds it full."""
+        asked = new.throttle
+        if asked is None:
+            return None
+        name = throttle_name(asked)
+        window = self._window(new.queue, name, asked.window, now)
+        if window is None:
+            self._windows[new.queue, name] = Window(now + asked.window, 1, new.ref)
+            return None
+        if window.jobs < asked.most:
+            window.jobs, window.ref = window.jobs + 1, new.ref
+            return None
+        wait = window.until - now
+        told = JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000)
+        self._tell(told, now)
+        return EnqueueResult("throttled", window.ref, wait)
+
+    def _create(self, new: NewJob, before: JobRecord | None, now: int, offset: int) -> None:
+        run_at = new.run_at if new.run_at is not None else now + new.delay
+        if isinstance(new.merge, DebounceKey | CollectKey):
+            run_at = due_at(new.merge, first=now, calls=1, now=now)
+        job = _wished(new, run_at, now, offset)
+        if before is not None:
+            # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
+            job = structs.replace(job, fence=before.fence, settled_fence=before.settled_fence)
+        self._put(job, now, offset)
+        self._tell(enqueued(job), now)
+        if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+            self._windows[new.queue, merge_name(new.merge)] = Window(now + new.merge.window, 1, new.ref)
+
+    def _put(self, job: JobRecord, now: int, offset: int) -> None:
+        if job.state is State.WAITING:
+            job = structs.replace(job, score=self._shelf.score(job, max(job.run_at, now) + offset, now))
+        self._runs[job.ref] = []
+        self._log[job.ref] = []
+        self._shelf.add(job, now)
+        self.knocked.append(queue_topic(job.queue))
+
+    def _drop(self, job: JobRecord) -> None:
+        super()._drop(job)
+        self._gathered.pop(job.ref, None)
+        for call in self._calls.pop(job.ref, ()):
+            del self._taken_in[call]
+
+    def _free_window(self, job: JobRecord) -> None:
+        """Give back the key that a job held for a time, if it still is that job's."""
+        if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
+            place = job.queue, merge_name(job.merge)
+            if place in self._windows and self._windows[place].ref == job.ref:
+                del self._windows[place]
+
+    def _forget_windows(self, now: int) -> None:
+        """Forget the keys whose time is over, the longest over first."""
+        over = [(window.until, held) for held, window in self._windows.items() if window.until <= now]
+        for _, held in nsmallest(WINDOW_LIMIT, over):
+            del self._windows[held]
+
+
+def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
+    """Return the record of a new job, the `offset`-th of its call, as it stands before it comes into line."""
+    collects = isinstance(new.merge, CollectKey)
+    payload = framed(new.payload) if collects else new.payload
+    return JobRecord(
+        queue=new.queue,
+        id=new.id,
+        task=new.task,
+        state=State.DELAYED if run_at > now else State.WAITING,
+        payload=payload,
+        headers=new.headers,
+        tags=new.tags,
+        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+        score=place(max(run_at, now) + offset, boost=new.boost, lifo=new.lifo),
+        priority=new.priority,
+        boost=new.boost,
+        lifo=new.lifo,
+        fair_key=new.fair_key,
+        weight=new.weight,
+        run_at=run_at,
+        ttl=new.ttl,
+        expires_at=now + new.ttl if new.ttl is not None else None,
+        timeout=new.timeout,
+        deadline=new.deadline,
+        heartbeat_timeout=new.heartbeat_timeout,
+        keys=new.keys,
+        rates=new.rates,
+        merge=new.merge,
+        gathered=1 if collects else 0,
+        gathered_bytes=len(payload) if collects else 0,
+        stall=new.stall,
+        policy=new.policy,
+        created=now,
+        schedule=new.schedule,
+        tick=new.tick,
+        parent=new.parent,
+    )

@@ -1,0 +1,914 @@
+"""The executable specification: what a storage does, in plain dicts and sorted lists. Read this first.
+
+Nothing here waits or takes a lock; each method is one atomic step. `Memory` is this with a lock around it, and every
+other storage is held equal to it by the conformance suite.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from tenure.clock import Clock
+from tenure.core.decision import Decision, Finish, PutBack, RunEnd
+from tenure.core.deduplication import merge_name
+from tenure.core.events import (
+    JobCancelled,
+    JobDeleted,
+    JobRedriven,
+    LeadershipAcquired,
+    LeadershipLost,
+    QueuePaused,
+    QueueResumed,
+)
+from tenure.core.job import (
+    CollectKey,
+    DebounceKey,
+    JobDetail,
+    JobRecord,
+    LogLine,
+    LogPosition,
+    Owner,
+    RateKey,
+    Ref,
+    RunRecord,
+    StallReason,
+    UniqueKey,
+)
+from tenure.core.lane import Lane, LaneClaims
+from tenure.core.leadership import Term
+from tenure.core.lease import (
+    Lease,
+    grace_end,
+    lease_end,
+    longest_lease,
+    renewed_limits,
+)
+from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
+from tenure.core.order import place
+from tenure.core.partition import PartitionState
+from tenure.core.retention import RetentionRules
+from tenure.core.settlement import Settlement, handed_back, is_kept_by_its_queue, when_cancelling
+from tenure.core.transition import (
+    begun,
+    claimed,
+    lapsed,
+    progressed,
+    reclaimed,
+    redriven,
+    refused,
+    rescheduled,
+    retimed,
+    silence,
+    stall_reason,
+    suspected,
+)
+from tenure.storage.cursors import place_of
+from tenure.storage.memory.schedules import ScheduleStore
+from tenure.storage.protocol import (
+    CHORE_LIMITS,
+    CLAIM_LIMIT,
+    EVENTS_END,
+    EXPIRE_LIMIT,
+    LOG_LINES_KEPT,
+    LOOK_LIMIT,
+    PAUSED,
+    PROMOTE_LIMIT,
+    RATE,
+    RUNS_KEPT,
+    SCAN_LIMIT,
+    SWEEP_LIMIT,
+    TRIM_LIMIT,
+    UNKNOWN,
+    UNKNOWN_LOOKS,
+    WORKER_KEPT,
+    CancelJob,
+    CancelRequest,
+    ClaimRequest,
+    DeleteJob,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    LeaseRenewal,
+    Page,
+    Query,
+    QueueSurvey,
+    ReclaimResult,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
+    RescheduleJob,
+    RetainJob,
+    Revision,
+    RevisionResult,
+    Settings,
+    SettlementResult,
+    StalledLease,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+    UnknownTask,
+    WorkerSurvey,
+    job_topic,
+    owner_topic,
+    queue_topic,
+    task_of_place,
+    unknown_place,
+)
+
+
+@dataclass
+class _LastBeat:
+    """What is known of a worker: its last beat, and when that was."""
+
+    beat: RenewRequest
+    started: int
+    at: int
+    died: bool = False
+    announced: int = 0
+    """The number of the last event that it has announced."""
+
+
+class Model(ScheduleStore):
+    """A storage without the waiting, in four layers: books, intake, timetable, and here the flow."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._workers: dict[str, _LastBeat] = {}
+        self._claims: dict[tuple[str, int], LaneClaims] = {}
+        self._term: tuple[Term, int] | None = None
+        self._epoch = 0
+        self._swept_at: int | None = None
+        self._created = clock.now()
+        self._resumed_at: int | None = None
+
+    # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
+        """Apply each settlement whose run is the current one, then claim what is ordered."""
+        now = self._clock.now()
+        verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
+        seen = order is not None and order.lane is not None and self._has_seen(owner, order.lane, now)
+        self._shelf.let_in(now)
+        self._forget_at_once(settlements, verdicts, now)
+        if order is None:
+            return ExchangeResult(verdicts)
+        leases = self._claim(owner, structs.replace(order, room=0) if seen else order, now)
+        if order.lane is not None and not seen:
+            key = owner.id, order.lane.id
+            runs = [(lease.ref, lease.fence) for lease in leases]
+            self._claims[key] = self._claims[key].claimed(order.lane, runs, now)
+        queues = [queue for queue in order.queues if queue in self._lines and not self._paused(queue)]
+        lines = [self._glance(queue, order.tasks, now) for queue in queues]
+        dues = [due for _, due in lines if due is not None]
+        return ExchangeResult(
+            verdicts,
+            tuple(leases),
+            left=any(ready for ready, _ in lines),
+            next_due=max(0, min(dues) - now) if dues else None,
+            seen=seen,
+        )
+
+    def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
+        """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
+        if self._claims.get((owner.id, lane.id), LaneClaims()).has_seen(lane):
+            return True
+        self._hand_back(owner, lane, now)
+        return False
+
+    def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
+        """Hand back what calls of a lane gave out that are over and were not answered."""
+        known = self._claims.get((owner.id, lane.id), LaneClaims())
+        for ref, fence in known.lost(lane):
+            job = self._jobs.get(ref)
+            if job is not None and self._holds(job, owner.id, fence):
+                self._settle(owner, handed_back(job), now)
+        self._claims[owner.id, lane.id] = known.over(lane, now)
+
+    def _glance(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
+        """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
+        line = self._lines[queue]
+        opens_at = self._queue_opens_at(queue, now)
+        dues = [] if line.delayed.head is None else [line.delayed.head]
+        if line.opening:
+            # Nobody is let in line by a rate of his own before the queue's own lets him start.
+            dues.append(max(min(line.opening.values()), opens_at))
+        ready = bool(len(line.ready) or self._shelf.known_places(queue, tasks))
+        if ready and opens_at > now:
+            ready = False
+            dues.append(opens_at)
+        return ready, min(dues, default=None)
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
+        job = self._jobs.get(asked.ref)
+        if job is None:
+            return SettlementResult(asked.ref, asked.fence, "gone")
+        if not self._holds(job, owner.id, asked.fence):
+            if job.settled_fence == asked.fence:
+                return SettlementResult(asked.ref, asked.fence, "duplicate")
+            self._record(refused(job, owner.id, asked.fence, "settle"), now)
+            return SettlementResult(asked.ref, asked.fence, "lost")
+        if job.cancel_at is not None:
+            asked = when_cancelling(asked, job)
+        if isinstance(asked.decision, PutBack) and asked.decision.until_known:
+            self._shelf.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
+        self._apply(job, asked.decision, now)
+        self._close_run(job, asked.ended, now)
+        for event in asked.events:
+            self._record(event, now)
+        self._tell_if_drained(job.queue, now)
+        return SettlementResult(asked.ref, asked.fence, "done")
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        freed = structs.replace(
+            job,
+            settled_fence=job.fence,
+            owner=None,
+            heard_at=None,
+            lease_until=None,
+            suspect_until=None,
+            run_until=None,
+            progress_until=None,
+            quarantined=isinstance(decision, PutBack) and decision.quarantine,
+            put_back_used=isinstance(decision, PutBack) and decision.put_back_used,
+        )
+        if decision.charge is not None:
+            freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
+        match decision:
+            case Finish(state=state, result=result, error=error, reason=reason, keep=keep, redrive_after=redrive_after):
+                self._replace(
+                    job,
+                    structs.replace(
+                        freed,
+                        state=state,
+                        finished=now,
+                        result=result,
+                        error=error,
+                        reason=reason,
+                        kept_until=None if keep is None else now + keep,
+                        redrive_at=None if redrive_after is None else now + redrive_after,
+                    ),
+                )
+            case PutBack(after=0, error=error, reason=reason, until_known=until_known):
+                self._replace(
+                    job,
+                    structs.replace(
+                        freed,
+                        state=State.WAITING,
+                        parked_under=unknown_place(job.task, job.policy.version) if until_known else None,
+                        run_at=now,
+                        score=self._shelf.score_again(job, now),
+                        error=error or job.error,
+                        reason=reason,
+                    ),
+                )
+                self.knocked.append(queue_topic(job.queue))
+            case PutBack(after=after, error=error, reason=reason):
+                self._replace(
+                    job,
+                    structs.replace(
+                        freed,
+                        state=State.DELAYED,
+                        run_at=now + after,
+                        score=place(now + after, boost=job.boost, lifo=job.lifo),
+                        error=error or job.error,
+                        reason=reason,
+                    ),
+                )
+                self.knocked.append(queue_topic(job.queue))
+        self.knocked.append(job_topic(job.ref))
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        leases: list[Lease] = []
+        room = min(order.room, CLAIM_LIMIT)
+        looks = SCAN_LIMIT
+        for queue in order.queues:
+            if queue not in self._lines or self._paused(queue):
+                continue
+            line = self._lines[queue]
+            for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
+                self._promote(self._jobs[ref], now)
+            if self._queue_opens_at(queue, now) <= now:
+                self._shelf.open_up(queue, now)
+            self._shelf.let_in(now)
+            while len(leases) < room and looks and self._queue_opens_at(queue, now) <= now:
+                job = self._shelf.first_known(queue, order.tasks)
+                if job is None:
+                    break
+                looks -= 1
+                if lapsed(job, now):
+                    self._expire(job, now)
+                elif (full := self._shelf.full(job, now, order.tasks)) is not None:
+                    self._shelf.park(job, full, now)
+                else:
+                    leases.append(self._start(self._whole(job.ref), owner, now))
+                self._shelf.let_in(now)
+        return leases
+
+    def _queue_opens_at(self, queue: str, now: int) -> int:
+        """Return when a queue's own rate lets the next of its jobs start."""
+        rate = self._setting("queue", queue).rate
+        return now if rate is None or not rate.interval else self._shelf.opens_at(queue, rate, now)
+
+    def _promote(self, job: JobRecord, now: int) -> None:
+        if lapsed(job, now):
+            self._expire(job, now)
+        else:
+            self._replace(job, self._shelf.promoted(job, now))
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
+        self._replace(job, started)
+        self._shelf.take_time(job.queue, self._all_rates(job), now)
+        self._shelf.given_out(job)
+        runs = self._runs[job.ref]
+        runs.append(
+            RunRecord(
+                number=started.starts,
+                fence=started.fence,
+                owner=owner.id,
+                worker=owner.name,
+                host=owner.host,
+                pid=owner.pid,
+                start=now,
+            )
+        )
+        del runs[:-RUNS_KEPT]
+        self._tell(begun(started, owner), now)
+        return Lease(started)
+
+    def _all_rates(self, job: JobRecord) -> list[RateKey]:
+        """Return the rates that a job's start takes time of, that of its queue among them."""
+        told = self._setting("queue", job.queue).rate
+        return [*self._shelf.rates(job), *([told] if told and told.interval else ())]
+
+    def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
+        runs = self._runs[job.ref]
+        if runs and runs[-1].number == job.starts:
+            runs[-1] = structs.replace(
+                runs[-1], end=now, ended=ended.ended, reason=ended.reason, detail=ended.detail, trace=None
+            )
+
+    def renew(self, beat: RenewRequest) -> RenewResult:
+        """Remember that an owner lives, and extend every lease it names that nobody has taken."""
+        now = self._clock.now()
+        lost: list[tuple[Ref, int]] = []
+        cancelling: list[CancelRequest] = []
+        for asked in beat.renewals:
+            job = self._jobs.get(asked.ref)
+            if job is None or not self._holds(job, beat.owner.id, asked.fence):
+                # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+                if job is not None and job.settled_fence != asked.fence:
+                    self._record(refused(job, beat.owner.id, asked.fence, "renew"), now)
+                lost.append((asked.ref, asked.fence))
+                continue
+            if asked.trace is not None:
+                self._runs[job.ref][-1] = structs.replace(self._runs[job.ref][-1], trace=asked.trace)
+            if asked.extend:
+                self._extend(job, asked, now)
+            if job.cancel_at is not None:
+                cancelling.append(CancelRequest(asked.ref, asked.fence, job.cancel_reason))
+        for lane in beat.lanes:
+            self._hand_back(beat.owner, lane, now)
+        self._shelf.let_in(now)
+        partitions = () if beat.seen is None else (self._partition(beat.seen),)
+        orders = self._setting("worker", beat.owner.id)
+        seen = self._workers.get(beat.owner.id)
+        announced = seen.announced if seen else 0
+        for number, event in enumerate(beat.events, beat.first_event or 0):
+            if beat.first_event is None:
+                self._record(event, now)
+            elif number > announced:
+                self._record(event, now)
+                announced = number
+        if beat.last:
+            self._forget_worker(beat.owner.id)
+        elif beat.worker is not None:
+            self._workers[beat.owner.id] = _LastBeat(beat, seen.started if seen else now, now, announced=announced)
+        told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
+        return RenewResult(tuple(lost), tuple(cancelling), told, partitions=partitions)
+
+    def _partition(self, seen: Sequence[PartitionState]) -> PartitionState:
+        number, at = (seen[0].last_event, seen[0].last_event_at) if seen else (0, 0)
+        last = self._journal.last
+        return PartitionState(
+            "*",
+            "memory",
+            self._created,
+            last,
+            self._journal.recorded_at(last),
+            continues=number <= last and at in (0, self._journal.recorded_at(number) or at),
+        )
+
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+        for line in asked.log:
+            lines = self._log[job.ref]
+            last = self._logged.get(job.ref, LogPosition())
+            if line.number and (job.starts, line.number) <= (last.run, last.number):
+                continue
+            self._logged[job.ref] = last.then(job.starts, line.number)
+            lines.append(
+                LogLine(at=now - line.ago, run=job.starts, level=line.level, message=line.message, fields=line.fields)
+            )
+            del lines[:-LOG_LINES_KEPT]
+        run_until, progress_until = renewed_limits(
+            now,
+            lease=job.stall.lease,
+            timeout=job.timeout,
+            deadline=job.deadline,
+            heartbeat_timeout=job.heartbeat_timeout,
+            run_until=job.run_until,
+            progress_until=job.progress_until,
+            ran=asked.ran,
+            silent=0 if asked.sign and asked.silent is None else asked.silent,
+        )
+        end = lease_end(
+            now,
+            job.stall.lease,
+            run_until=run_until,
+            progress_until=progress_until,
+            # A run cannot have started later than now: if it seems so, the clock was set back since.
+            not_before=min(job.started or now, now) + job.stall.start_grace,
+            exclusive=asked.exclusive,
+        )
+        if asked.progress is not None:
+            self._tell(progressed(job, asked.progress, asked.note), now)
+        self._replace(
+            job,
+            structs.replace(
+                job,
+                heard_at=now,
+                lease_until=end,
+                suspect_until=None if end > now else job.suspect_until,
+                run_until=run_until,
+                progress_until=progress_until,
+                progress=job.progress if asked.progress is None else asked.progress,
+                progress_note=job.progress_note if asked.progress is None else asked.note,
+            ),
+        )
+
+    def sweep(self, bid: SweepRequest) -> SweepResult:
+        """Elect the bidder if need be, then do one bounded turn of the chores."""
+        now = self._clock.now()
+        terms: tuple[Term, ...] = ()
+        if bid.term is not None:
+            term, retry_in = self._elect(bid.owner, bid.term, now)
+            if term.owner != bid.owner.id:
+                return SweepResult(retry_in=retry_in)
+            terms = (term,)
+        if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
+            self._resumed_at = now
+        if self._swept_at is not None and now < self._swept_at:
+            self._shelf.look_anew(now)
+        overdue = self._shelf.suspects.first(SWEEP_LIMIT, until=now)
+        stalled = [self._take(self._jobs[ref], bid.owner, now) for ref in overdue]
+        did = {
+            "reclaimed": len(stalled),
+            "suspected": self._suspect(now, bid.grace),
+            "expired": self._expire_aged(now),
+            "promoted": self._promote_due(now),
+            "unparked": self._unpark(now),
+            "redriven": self._redrive_due(now),
+            "trimmed": self._trim(now),
+            "forgotten": self._journal.forget(now),
+        }
+        self._forget_workers(now)
+        self._forget_windows(now)
+        self._shelf.forget_passed(now)
+        self._swept_at = now
+        due, next_tick = self._due_schedules(now)
+        return SweepResult(
+            terms,
+            None,
+            tuple(stalled),
+            did,
+            more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items()),
+            due=due,
+            next_tick=next_tick,
+            now=now,
+        )
+
+    def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
+        """Return the reigning term, the owner's if it may be, and how long it still lasts."""
+        if self._term is not None:
+            term, until = self._term
+            if term.owner == owner.id and now < until:
+                self._term = (structs.replace(term, length=length), now + length)
+                return self._term[0], length
+            # A term that ends further ahead than it is long was given before the clock was set back.
+            if now < until <= now + term.length:
+                return term, until - now
+            self._record(LeadershipLost(scope="*", owner=term.owner, epoch=term.epoch, reason="expired"), now)
+        self._epoch += 1
+        self._term = (Term("*", owner.id, self._epoch, length), now + length)
+        self._record(LeadershipAcquired(scope="*", owner=owner.id, epoch=self._epoch), now)
+        return self._term[0], length
+
+    def _take(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
+        taken = reclaimed(job, owner.id, now)
+        self._replace(job, taken)
+        return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
+
+    def _suspect(self, now: int, grace: int) -> int:
+        out = self._shelf.leases.first(SWEEP_LIMIT, until=now)
+        ahead = [ref for at, ref in self._shelf.leases if at > now + longest_lease(self._jobs[ref].stall)][:SWEEP_LIMIT]
+        for ref in out + ahead:
+            job = self._jobs[ref]
+            until = grace_end(
+                now,
+                terms=job.stall,
+                lease_until=job.lease_until or now,
+                grace=grace,
+                resumed_at=self._resumed_at,
+            )
+            self._replace(job, structs.replace(job, suspect_until=until))
+            self._tell(suspected(job, now), now)
+        # The clock may have been set back after the suspicion, too.
+        for at, ref in list(self._shelf.suspects):
+            job = self._jobs[ref]
+            if at > now + max(job.stall.lease // 2, grace):
+                self._replace(job, structs.replace(job, suspect_until=now + job.stall.lease // 2))
+        return len(out) + len(ahead)
+
+    def _expire_aged(self, now: int) -> int:
+        expired = 0
+        for ref in self._shelf.aging.first(EXPIRE_LIMIT, until=now):
+            if expired >= EXPIRE_LIMIT:
+                break
+            answers_for = self._answers_for(ref)
+            self._expire(self._jobs[ref], now)
+            expired += 1 if ref in self._jobs else answers_for
+        self._shelf.let_in(now)
+        return expired
+
+    def _promote_due(self, now: int) -> int:
+        promoted = 0
+        for queue, line in sorted(self._lines.items()):
+            due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
+            for ref in due:
+                self._promote(self._jobs[ref], now)
+            if due:
+                self.knocked.append(queue_topic(queue))
+            promoted += len(due)
+        self._shelf.let_in(now)
+        return promoted
+
+    def _unpark(self, now: int) -> int:
+        unparked = 0
+        for queue, name in self._shelf.parked():
+            if not name.startswith(RATE):
+                unparked += self._shelf.unpark(queue, name, now)
+            elif self._queue_opens_at(queue, now) <= now:
+                unparked += self._shelf.open_anew(queue, name, now)
+        return unparked
+
+    def _redrive_due(self, now: int) -> int:
+        due = self._shelf.redrives.first(SWEEP_LIMIT, until=now)
+        for ref in due:
+            job = self._jobs[ref]
+            if self._holder(job, now) is None:
+                self._redrive(job, now, by="rule", by_rule=True)
+            else:
+                # A later job of its key is at the work already.
+                self._replace(job, structs.replace(job, redrive_at=None))
+        return len(due)
+
+    def _trim(self, now: int) -> int:
+        """Forget what has been kept for long enough, the longest ended first."""
+        gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
+        for queue, line in sorted(self._lines.items()):
+            kept = self._setting("queue", queue).retention or RetentionRules()
+            for state, over in sorted(line.over.items()):
+                keep = kept.of(state)
+                surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
+                # What ended later than now did so before the clock was set back: it is older than it looks.
+                gone += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(gone))))
+                room = TRIM_LIMIT - len(gone)
+                # Both are the longest ended, so the longer list holds the shorter.
+                aged, worn = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
+                gone += aged if len(aged) > len(worn) else worn
+        trimmed = 0
+        for ref in gone:
+            if trimmed >= TRIM_LIMIT:
+                break
+            trimmed += self._answers_for(ref)
+            self._drop(self._jobs[ref])
+        return trimmed
+
+    def _forget_at_once(
+        self, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult], now: int
+    ) -> None:
+        """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many.
+
+        Left to the sweeps: jobs that may have taken in other calls; and all where the clock was set back, for then the
+        longest completed ones do not come first.
+        """
+        completed = Counter(
+            asked.ref.queue
+            for asked, told in zip(settlements, verdicts, strict=True)
+            if told.verdict == "done" and is_kept_by_its_queue(asked)
+        )
+        for queue, ended in completed.items():
+            over = self._lines[queue].over[State.COMPLETED]
+            keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)
+            gone = over.first(keep.forgotten_at_once(len(over), ended))
+            if gone and not over.beyond(now, 1):
+                for job in [self._jobs[ref] for ref in gone]:
+                    if not isinstance(job.merge, DebounceKey | CollectKey):
+                        self._drop(job)
+
+    def _forget_workers(self, now: int) -> None:
+        for owner in [owner for owner, seen in self._workers.items() if seen.at <= now - WORKER_KEPT]:
+            self._forget_worker(owner)
+        for key in [key for key, known in self._claims.items() if known.at <= now - WORKER_KEPT]:
+            del self._claims[key]
+
+    def _forget_worker(self, owner: str) -> None:
+        self._workers.pop(owner, None)
+        self._settings.pop(Target("worker", owner), None)
+
+    def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """Take every active job of a dead owner, without grace."""
+        now = self._clock.now()
+        held = [job for job in self._jobs.values() if job.state is State.ACTIVE and job.owner == dead]
+        held.sort(key=lambda job: (job.lease_until, job.ref))
+        doubtful = any(job.state is State.ACTIVE and job.owner == owner.id for job in self._jobs.values())
+        if dead in self._workers:
+            self._workers[dead].died = True
+        stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
+        return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+
+    # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
+
+    def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """Cancel, redrive, delete or reschedule."""
+        now = self._clock.now()
+        revised = [self._revise(revision, now) for revision in revisions]
+        self._shelf.let_in(now)
+        return revised
+
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
+        job = self._jobs.get(revision.ref)
+        if job is None or self._past(job, now):
+            return RevisionResult(revision.ref, "gone")
+        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+            return RevisionResult(job.ref, "refused", job.state)
+        match revision:
+            case CancelJob() if job.state is State.ACTIVE:
+                self._ask_to_stop(job, revision, now)
+                return RevisionResult(job.ref, "asked", job.state)
+            case CancelJob() if job.state not in TERMINAL:
+                self._cancel(job, revision, now)
+            case RedriveJob() if job.state in REDRIVABLE and (holder := self._holder(job, now)) is not None:
+                return RevisionResult(job.ref, "refused", job.state, holder)
+            case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
+                self._redrive(job, now, delay=delay, by=by)
+            case DeleteJob(by=by) if job.state is not State.ACTIVE:
+                self._drop(job)
+                self._free_window(job)
+                self._record(
+                    JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state),
+                    now,
+                )
+                if job.state not in TERMINAL:
+                    self._tell_if_drained(job.queue, now)
+            case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
+                self._reschedule(job, revision, now)
+            case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
+                self._replace(job, structs.replace(job, kept_until=now + ttl))
+            case _:
+                return RevisionResult(job.ref, "refused", job.state)
+        self.knocked.append(job_topic(job.ref))
+        return RevisionResult(job.ref, "done", job.state)
+
+    def _ask_to_stop(self, job: JobRecord, asked: CancelJob, now: int) -> None:
+        if job.cancel_at is None:
+            self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=asked.reason, cancel_by=asked.by))
+            self.knocked.append(owner_topic(job.owner or ""))
+
+    def _cancel(self, job: JobRecord, asked: CancelJob, now: int) -> None:
+        self._replace(
+            job,
+            structs.replace(
+                job,
+                state=State.CANCELLED,
+                parked_under=None,
+                quarantined=False,
+                put_back_used=False,
+                cancel_at=now,
+                cancel_reason=asked.reason,
+                cancel_by=asked.by,
+                finished=now,
+                reason=asked.reason,
+            ),
+        )
+        self._record(
+            JobCancelled(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                reason=asked.reason,
+                by=asked.by,
+                was=job.state,
+            ),
+            now,
+        )
+        self._tell_if_drained(job.queue, now)
+
+    def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+        again = redriven(job, now, delay=delay, by_rule=by_rule)
+        if again.state is State.WAITING:
+            again = structs.replace(again, score=self._shelf.score(again, again.run_at, now))
+        self._replace(job, again)
+        self._record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state), now)
+        self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
+
+    def _holder(self, job: JobRecord, now: int) -> Ref | None:
+        """Return the unfinished job that holds a job's unique key."""
+        return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
+
+    def _reschedule(self, job: JobRecord, asked: RescheduleJob, now: int) -> None:
+        after = retimed(job, now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
+        if asked.delay is not None and after.state is State.WAITING:
+            after = structs.replace(after, score=self._shelf.score(after, now, now))
+        self._replace(job, after)
+        self._tell(rescheduled(after, asked.by), now)
+        self.knocked.append(queue_topic(job.queue))
+
+    def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
+        """Lay settings over those in force."""
+        now = self._clock.now()
+        before = self._setting(target.kind, target.name)
+        after = before.under(settings)
+        if after == before:
+            return after
+        self._settings[target] = after
+        if target.kind == "worker":
+            self.knocked.append(owner_topic(target.name))
+        if target.kind == "queue" and bool(before.paused) != bool(after.paused):
+            kind = QueuePaused if after.paused else QueueResumed
+            self._record(kind(queue=target.name, by=by), now)
+            self.knocked.append(queue_topic(target.name))
+        if target.kind == "task" and before.paused and not after.paused:
+            for queue in list(self._lines):
+                self._shelf.unpark(queue, PAUSED + target.name, now)
+        if after.rate is not None and before.rate != after.rate:
+            retune = self._shelf.retune_task if target.kind == "task" else self._shelf.retune_queue
+            retune(target.name, after.rate, now)
+            self.knocked += [queue_topic(queue) for queue in self._lines]
+        return after
+
+    def resign(self, term: Term) -> None:
+        """Give up that term and no other."""
+        if self._term is not None and (self._term[0].owner, self._term[0].epoch) == (term.owner, term.epoch):
+            self._term = None
+            self._record(
+                LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"),
+                self._clock.now(),
+            )
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """Return each job with its runs and log."""
+        now = self._clock.now()
+        found: list[JobDetail | None] = []
+        for ref in refs:
+            # A call that another job has taken in is answered for by that.
+            ref = self._taken_in.get(ref, ref)
+            job = self._jobs.get(ref)
+            gone = job is None or self._past(job, now)
+            found.append(None if gone else self._detail(ref))
+        return found
+
+    def _detail(self, ref: Ref) -> JobDetail:
+        log = tuple(self._log[ref])
+        dropped = self._logged.get(ref, LogPosition()).lines - len(log)
+        return JobDetail(self._whole(ref), tuple(self._runs[ref]), log, dropped)
+
+    def find(self, query: Query) -> Page:
+        """Return one page of records, newest first."""
+        now = self._clock.now()
+        before = place_of(query.after) if query.after is not None else None
+        found = [
+            (made, self._jobs[ref])
+            for ref, made in reversed(self._shelf.order.items())
+            if (before is None or made < before)
+            and not self._past(self._jobs[ref], now)
+            and _asked_for(self._jobs[ref], query)
+        ][: query.limit + 1]
+        shown = found[: query.limit]
+        return Page(
+            tuple(self._whole(job.ref) for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None
+        )
+
+    def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """Return counts and workers at a glance."""
+        now = self._clock.now()
+        counts: defaultdict[str, defaultdict[State, int]] = defaultdict(lambda: defaultdict(int))
+        for job in self._jobs.values():
+            counts[job.queue][job.state] += 1
+        tuned = {target.name for target in self._settings if target.kind == "queue"}
+        spoiled = {name for name, line in self._lines.items() if line.discarded}
+        names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
+        tasks = {target.name: set_ for target, set_ in self._settings.items() if target.kind == "task"}
+        return Survey(
+            queues=tuple(
+                QueueSurvey(
+                    queue=name,
+                    counts=dict(sorted(counts[name].items())),
+                    oldest_waiting=self._oldest(name, now),
+                    parked=sum(map(len, self._lines[name].parked.values())) if name in self._lines else 0,
+                    unknown=self._unknown(name, now),
+                    discarded=self._lines[name].discarded if name in self._lines else 0,
+                    settings=self._setting("queue", name),
+                )
+                for name in names
+            ),
+            paused_tasks=tuple(sorted(name for name, task in tasks.items() if task.paused)),
+            task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
+            workers=tuple(
+                WorkerSurvey(
+                    owner=seen.beat.owner,
+                    queues=seen.beat.worker.queues,
+                    concurrency=seen.beat.worker.concurrency,
+                    active=seen.beat.worker.active,
+                    started=seen.started,
+                    seen_ago=max(0, now - seen.at),
+                    turned_ago=max(0, now - seen.at) + seen.beat.worker.turned_ago,
+                    stopping=seen.beat.worker.stopping,
+                    died=seen.died,
+                    lag=seen.beat.worker.lag,
+                    memory=seen.beat.worker.memory,
+                    quiet=seen.beat.worker.quiet,
+                    tasks=seen.beat.worker.tasks,
+                    unstopped=seen.beat.worker.unstopped,
+                    why=seen.beat.worker.why,
+                    alarm=seen.beat.worker.alarm,
+                )
+                for seen in self._workers.values()
+                if seen.beat.worker is not None
+            ),
+            schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
+            leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
+            swept_ago=now - self._swept_at if self._swept_at is not None else None,
+            now=now,
+        )
+
+    def _unknown(self, queue: str, now: int) -> tuple[UnknownTask, ...]:
+        if queue not in self._lines:
+            return ()
+        parked = sorted((name, index) for name, index in self._lines[queue].parked.items() if name.startswith(UNKNOWN))
+        found: list[UnknownTask] = []
+        for name, index in parked[:LOOK_LIMIT]:
+            since = min(self._jobs[ref].run_at for ref in index.first(UNKNOWN_LOOKS))
+            found.append(UnknownTask(*task_of_place(name), max(0, now - since)))
+        return tuple(found)
+
+    def _oldest(self, queue: str, now: int) -> int | None:
+        if queue not in self._lines:
+            return None
+        line = self._lines[queue]
+        waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
+        return max((max(0, now - self._jobs[ref].run_at) for ref in waiting), default=None)
+
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
+        """Return what happened after the cursor."""
+        if reader is None or cursor == EVENTS_END:
+            return self._journal.page(cursor, limit, of, now=self._clock.now())
+        return self._journal.lend(cursor, limit, reader, self._clock.now())
+
+    def indexed(self) -> Iterator[tuple[str, int, Ref]]:
+        """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
+        return self._shelf.indexed()
+
+    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        """Say whether this owner's run under this fence is the job's current one: the guard of every write."""
+        return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
+
+
+def _asked_for(job: JobRecord, query: Query) -> bool:
+    return (
+        (not query.queues or job.queue in query.queues)
+        and (not query.states or job.state in query.states)
+        and (not query.tasks or job.task in query.tasks)
+        and (not query.reasons or job.reason in query.reasons)
+        and set(query.tags) <= set(job.tags)
+        and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
+        and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
+        and (query.id is None or job.id == query.id)
+        and (query.merge is None or _holds_key(job, query.merge))
+    )
+
+
+def _holds_key(job: JobRecord, name: str) -> bool:
+    return job.merge is not None and job.state not in TERMINAL and merge_name(job.merge) == name

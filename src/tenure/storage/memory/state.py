@@ -1,0 +1,84 @@
+"""What the model writes everything down in: records, runs, logs, settings, events, and the hints that go out."""
+
+from collections.abc import Mapping
+
+from tenure.clock import Clock
+from tenure.core.events import Event, JobEvent, QueueDrained, name_of
+from tenure.core.job import JobRecord, LogLine, LogPosition, RateKey, Ref, RunRecord
+from tenure.core.lifecycle import State
+from tenure.core.transition import expired, expiry
+from tenure.storage.memory.event_log import EventLog
+from tenure.storage.memory.job_indexes import JobIndexes
+from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
+
+
+class ModelState:
+    """Records and what goes with them. `knocked` collects the topics that each step hints at."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.knocked: list[str] = []
+        self._clock = clock
+        self._shelf = JobIndexes(
+            self._task_paused, self._task_rate, lambda queue: self.knocked.append(queue_topic(queue))
+        )
+        self._jobs = self._shelf.jobs
+        self._lines = self._shelf.lines
+        self._runs: dict[Ref, list[RunRecord]] = {}
+        self._log: dict[Ref, list[LogLine]] = {}
+        self._logged: dict[Ref, LogPosition] = {}
+        """The run of the last line in each log, and the line's number there."""
+        self._settings: dict[Target, Settings] = {}
+        self._journal = EventLog()
+
+    @property
+    def records(self) -> Mapping[Ref, JobRecord]:
+        """Every job there is; for whoever holds the invariants against it."""
+        return self._jobs
+
+    def _replace(self, before: JobRecord, after: JobRecord) -> None:
+        self._shelf.replace(before, after)
+
+    def _drop(self, job: JobRecord) -> None:
+        self._shelf.drop(job)
+        del self._runs[job.ref], self._log[job.ref]
+        self._logged.pop(job.ref, None)
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        if job.policy.on_expire == "discard":
+            self._drop(job)
+            self._lines[job.queue].discarded += 1
+        else:
+            self._replace(job, expired(job, now))
+        self._record(expiry(job, now), now)
+        self._tell_if_drained(job.queue, now)
+        self.knocked.append(job_topic(job.ref))
+
+    def _past(self, job: JobRecord, now: int) -> bool:
+        """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+        return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
+
+    def _record(self, event: Event, now: int) -> None:
+        self._journal.record(event, now)
+        self.knocked.append(EVENTS_TOPIC)
+
+    def _tell(self, event: JobEvent, now: int) -> None:
+        """Record an event where its queue asks for it."""
+        if name_of(event) in (self._setting("queue", event.queue).record or ()):
+            self._record(event, now)
+
+    def _tell_if_drained(self, queue: str, now: int) -> None:
+        asked = self._setting("queue", queue).record or ()
+        if "queue_drained" in asked and not self._lines[queue].unfinished:
+            self._record(QueueDrained(queue=queue), now)
+
+    def _setting(self, kind: str, name: str) -> Settings:
+        return self._settings.get(Target(kind, name), Settings())  # type: ignore[arg-type]
+
+    def _paused(self, queue: str) -> bool:
+        return bool(self._setting("queue", queue).paused)
+
+    def _task_paused(self, task: str) -> bool:
+        return bool(self._setting("task", task).paused)
+
+    def _task_rate(self, task: str) -> RateKey | None:
+        return self._setting("task", task).rate

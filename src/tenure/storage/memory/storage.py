@@ -1,0 +1,140 @@
+"""The storage for tests and for work that may vanish with its process: the model, behind a lock."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from tenure.clock import Clock, SystemClock
+from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.settlement import Settlement
+from tenure.storage.memory.model import Model
+from tenure.storage.notifications import Listener, NotificationHub
+from tenure.storage.protocol import (
+    Change,
+    ClaimRequest,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    Finding,
+    Page,
+    Query,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+)
+
+T = TypeVar("T")
+
+
+class MemoryStorage:
+    """Keeps everything in this process. What it promises lasts as long as the process does."""
+
+    url = "memory://"
+    shared = False
+    apart = False
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self.model = Model(clock or SystemClock())
+        self._hub = NotificationHub()
+        # The keeper renews from a thread of its own.
+        self._lock = threading.Lock()
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close: what is remembered stays with the object."""
+
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
+        """Say what everybody should know of memory."""
+        return [
+            Finding(
+                "warning",
+                "durability",
+                "jobs live in this process only and end with it",
+                "use sqlite:///tenure.db for work that must not vanish",
+            )
+        ]
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return self._step(lambda: self.model.enqueue(jobs))
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
+        """See `Storage.exchange`."""
+        return self._step(lambda: self.model.exchange(owner, settlements, order))
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        """See `Storage.renew`."""
+        return self._step(lambda: self.model.renew(beat))
+
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
+        """See `Storage.sweep`."""
+        return self._step(lambda: self.model.sweep(bid))
+
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """See `Storage.reclaim`."""
+        return self._step(lambda: self.model.reclaim(dead, owner))
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """See `Storage.revise`."""
+        return self._step(lambda: self.model.revise(revisions))
+
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
+        """See `Storage.plan`."""
+        return self._step(lambda: self.model.plan(changes))
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        return self._step(lambda: self.model.tune(target, settings, by))
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        self._step(lambda: self.model.resign(term))
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        return self._step(lambda: self.model.get(refs))
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        return self._step(lambda: self.model.find(query))
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        return self._step(lambda: self.model.survey(queues))
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: EventReader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        """See `Storage.events`."""
+        return self._step(lambda: self.model.events(cursor, limit, reader, ref))
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        """See `Storage.notices`."""
+        return self._hub.listen(topics)
+
+    def _step(self, step: Callable[[], T]) -> T:
+        with self._lock:
+            answer = step()
+            knocked, self.model.knocked = self.model.knocked, []
+        if knocked:
+            self._hub.knock(knocked)
+        return answer

@@ -1,0 +1,319 @@
+"""The flow of jobs on its way to and from a cell: enqueue and exchange."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from tenure.core.decision import Finish, PutBack, RunEnd
+from tenure.core.events import JobCancelled, JobCompleted, JobEvent, name_of
+from tenure.core.job import NewJob, Owner, Ref
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.settlement import Settlement
+from tenure.storage.protocol import ClaimRequest, EnqueueResult, ExchangeResult, SettlementResult
+from tenure.storage.redis.claim_numbers import EncodedLane
+from tenure.storage.redis.records import (
+    EncodedJob,
+    RequestEncoder,
+    bare,
+    error_text,
+    fixed_of,
+    record,
+    ref_of,
+    ref_text,
+    wish,
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+Place = tuple[int, int, int]
+"""How far a claim has got: in which of its queues, how many were promoted there, how many were looked at in all."""
+
+BEGIN: Place = (1, 0, 0)
+
+SETTLED_AT_ONCE = 100
+"""How many settlements a call brings along at most: about as many as it has time for, or it would read them in vain."""
+
+REQUEST_BYTES = 1_000_000
+"""After how many bytes of results a call settles no more: whatever it leaves undone is sent once more."""
+
+
+class EncodedEvent(Struct, omit_defaults=True):
+    """An event that comes with a settlement: its body's place, its name, and whether it says who did it."""
+
+    body: int
+    name: str
+    by: bool = False
+
+
+class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
+    """A settlement as a script reads it: a state to finish in, or `after` to be put back."""
+
+    ref: str
+    fence: int
+    state: str | None = None
+    result: int | None = None
+    error: str | None = None
+    reason: str | None = None
+    charge: str | None = None
+    keep: int | None = None
+    redrive_after: int | None = None
+    after: int | None = None
+    quarantine: bool = False
+    put_back_used: bool = False
+    until_known: bool = False
+    ended: int
+    events: list[EncodedEvent]
+
+
+class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
+    """Settlements in a row that complete jobs of a queue, and do nothing else, as a script reads them."""
+
+    queue: str
+    ids: list[str]
+    fences: list[int]
+    ended: int
+    keep: int | None
+    first: int
+
+
+class EncodedJobs(Struct, omit_defaults=True, kw_only=True):
+    """New jobs in a row that differ in their ids and payloads only, as a script reads them."""
+
+    queue: str
+    fixed: int
+    lease: int
+    timeout: int | None
+    ids: list[str]
+    boost: int
+    first: int
+
+
+class _Enqueue(Struct):
+    calls: list[EncodedJob | EncodedJobs]
+    jobs: int
+
+
+class _Exchange(Struct, omit_defaults=True, kw_only=True):
+    owner: Owner
+    settlements: list[EncodedSettlement | EncodedCompletions]
+    settling: int
+    queues: tuple[str, ...] = ()
+    room: int | None = None
+    tasks: int | None = None
+    place: Place
+    lane: EncodedLane | None = None
+
+
+class ExchangePart(Struct, frozen=True):
+    """What one call made of an exchange, and where the next goes on; None at the end."""
+
+    exchanged: ExchangeResult
+    place: Place | None
+
+
+def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
+    """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
+    parcel = RequestEncoder()
+    calls: list[EncodedJob | EncodedJobs] = []
+    latest: NewJob | None = None
+    group: EncodedJobs | None = None
+    for job in jobs:
+        like = bare(job)
+        if like != latest:
+            latest, group = like, _group(like, parcel)
+            if group is not None:
+                calls.append(group)
+        if group is None:
+            calls.append(wish(job, parcel))
+        else:
+            group.ids.append(job.id)
+            parcel.put(job.payload)
+    return parcel.sealed(_Enqueue(calls, len(jobs)))
+
+
+def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
+    """Return a group that takes in jobs like this one, their payloads into the parcel one after another, if it may."""
+    fixed = fixed_of(like)
+    if fixed is None:
+        return None
+    place = parcel.put(fixed)
+    return EncodedJobs(
+        queue=like.queue,
+        fixed=place,
+        lease=like.stall.lease,
+        timeout=like.timeout,
+        ids=[],
+        boost=like.boost,
+        first=place + 1,
+    )
+
+
+def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+    """Return what became of each."""
+    if isinstance(reply, int):
+        return [EnqueueResult("created", Ref(job.queue, job.id)) for job in jobs]
+    return [
+        EnqueueResult("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
+        for told, job in zip(reply, jobs, strict=True)
+    ]
+
+
+def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> EnqueueResult:
+    word: Any = made.decode()
+    return EnqueueResult(word, Ref(queue, id_.decode()), *rest)
+
+
+def ask_exchange(
+    owner: Owner,
+    settlements: Sequence[Settlement],
+    order: ClaimRequest | None,
+    place: Place = BEGIN,
+    lane: EncodedLane | None = None,
+) -> list[bytes]:
+    """Return the request to settle, and to claim from a place on, under a number if the order has a lane."""
+    parcel = RequestEncoder()
+    return parcel.sealed(
+        _Exchange(
+            owner=owner,
+            settlements=_asked(settlements, parcel),
+            settling=len(settlements),
+            queues=() if order is None else order.queues,
+            room=None if order is None else order.room,
+            tasks=None if order is None or order.tasks is None else parcel.put(_tasks(order.tasks)),
+            place=place,
+            lane=lane,
+        )
+    )
+
+
+_latest_tasks: tuple[dict[str, int], bytes] = {}, _encode({})
+
+
+def _tasks(tasks: dict[str, int]) -> bytes:
+    """Return the tasks that a caller knows as a script reads them; the same dict is encoded once."""
+    global _latest_tasks
+    latest, encoded = _latest_tasks
+    if latest is not tasks:
+        encoded = _encode(tasks)
+        _latest_tasks = tasks, encoded
+    return encoded
+
+
+def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+    """Return the first of these settlements, as many as one call has time for, and a slow line."""
+    size = 0
+    for number, asked in enumerate(settlements):
+        if size > REQUEST_BYTES or number == SETTLED_AT_ONCE:
+            return settlements[:number]
+        if isinstance(asked.decision, Finish):
+            size += len(asked.decision.result or b"")
+    return settlements
+
+
+def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
+    """Return what became of each settlement that there was time for, and what was claimed."""
+    verdicts, leases, left, next_due, place, seen = reply
+    words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
+    won = iter(leases)
+    exchanged = ExchangeResult(
+        tuple(SettlementResult(asked.ref, asked.fence, word) for asked, word in zip(settlements, words, strict=False)),
+        tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in zip(won, won, won, strict=True)),
+        left=bool(left),
+        next_due=next_due,
+        seen=bool(seen),
+    )
+    return ExchangePart(exchanged, None if place is None else tuple(place))
+
+
+def _asked(settlements: Sequence[Settlement], parcel: RequestEncoder) -> list[EncodedSettlement | EncodedCompletions]:
+    """Return settlements as a script reads them: in a row as one group what completes a job, and does nothing else."""
+    asked: list[EncodedSettlement | EncodedCompletions] = []
+    for (queue, keep, ended), some in groupby(settlements, _completes):
+        if ended is None:
+            asked += [_settling(one, parcel) for one in some]
+            continue
+        row = list(some)
+        place = parcel.put(_encode(ended))
+        first = parcel.put(*[blob for one in row for blob in (_encode(one.events[0]), _result_of(one))])
+        asked.append(
+            EncodedCompletions(
+                queue=queue,
+                ids=[one.ref.id for one in row],
+                fences=[one.fence for one in row],
+                ended=place,
+                keep=keep,
+                first=first,
+            )
+        )
+    return asked
+
+
+_OTHERWISE = "", None, None
+
+
+def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
+    # Asked of every job that is over; a pattern of so many parts would cost ten times as much.
+    end, events = asked.decision, asked.events
+    if (
+        isinstance(end, Finish)
+        and end.state is State.COMPLETED
+        and end.result is not None
+        and end.error is None
+        and end.reason is None
+        and end.charge is None
+        and end.redrive_after is None
+        and len(events) == 1
+        and isinstance(events[0], JobCompleted)
+    ):
+        return asked.ref.queue, end.keep, asked.ended
+    return _OTHERWISE
+
+
+def _result_of(asked: Settlement) -> bytes:
+    return asked.decision.result or b"" if isinstance(asked.decision, Finish) else b""
+
+
+def _settling(asked: Settlement, parcel: RequestEncoder) -> EncodedSettlement:
+    told = [_told(event, parcel) for event in asked.events]
+    match asked.decision:
+        case Finish() as end:
+            return EncodedSettlement(
+                ref=ref_text(asked.ref),
+                fence=asked.fence,
+                state=end.state,
+                result=None if end.result is None else parcel.put(end.result),
+                error=error_text(end.error),
+                reason=end.reason,
+                charge=end.charge,
+                keep=end.keep,
+                redrive_after=end.redrive_after,
+                ended=parcel.put(_encode(asked.ended)),
+                events=told,
+            )
+        case PutBack() as again:
+            return EncodedSettlement(
+                ref=ref_text(asked.ref),
+                fence=asked.fence,
+                after=again.after,
+                quarantine=again.quarantine,
+                put_back_used=again.put_back_used,
+                until_known=again.until_known,
+                error=error_text(again.error),
+                reason=again.reason,
+                charge=again.charge,
+                ended=parcel.put(_encode(asked.ended)),
+                events=told,
+            )
+        case _:
+            assert_never(asked.decision)
+
+
+def _told(event: JobEvent, parcel: RequestEncoder) -> EncodedEvent:
+    return EncodedEvent(
+        parcel.put(_encode(event)), name_of(event), isinstance(event, JobCancelled) and event.by is not None
+    )

@@ -1,0 +1,429 @@
+"""One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from tenure.clock import Clock
+from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.lease import Lease
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageError, StorageUnavailableError
+from tenure.storage.cursors import age_of, place_of
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    EVENTS_END,
+    SWEEP_LIMIT,
+    CancelRequest,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    Page,
+    Query,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    SettlementResult,
+    StalledLease,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+)
+from tenure.storage.redis.claim_numbers import SCRIPTS, EncodedLane, PartitionLanes
+from tenure.storage.redis.connections import UnconfirmedError
+from tenure.storage.redis.exchange import BEGIN as FIRST
+from tenure.storage.redis.exchange import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
+from tenure.storage.redis.keytypes import WRONG_TYPE
+from tenure.storage.redis.reading import (
+    GOT_AT_ONCE,
+    SURVEYED_AT_ONCE,
+    EventsPart,
+    answer_events,
+    answer_find,
+    answer_get,
+    answer_survey,
+    ask_events,
+    ask_find,
+    ask_get,
+    ask_survey,
+    queues_at_once,
+    survey_of,
+)
+from tenure.storage.redis.renew import answer_renew, ask_renew
+from tenure.storage.redis.renew import at_once as renewed_at_once
+from tenure.storage.redis.revise import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
+from tenure.storage.redis.schema import layout_of
+from tenure.storage.redis.script_library import Script, verb
+from tenure.storage.redis.sweep import (
+    BEGIN,
+    answer_reclaim,
+    answer_sweep,
+    ask_look,
+    ask_reclaim,
+    ask_resign,
+    ask_sweep,
+    joined,
+)
+
+REVISED_AT_ONCE = 50
+CHANGED_AT_ONCE = 25
+"""How many revisions, or changes of schedules, one call of a script makes: each is a step of its own."""
+
+
+ANSWER_BYTES = 8_000_000
+"""After how many bytes of payloads a verb hands out no more jobs: the first leases run while the last jobs come."""
+
+TAKEN_BYTES = 2_000_000
+"""The same of jobs that are taken from the dead or silent: those leases last five seconds."""
+
+
+Explain = Callable[[str, StorageError], Awaitable[StorageError]]
+
+
+class ScriptRunner(Protocol):
+    """Who runs scripts."""
+
+    async def call(self, script: Script, base: str, *args: bytes | str | int, durable: bool = False) -> Any:
+        """Run a script on the cell of a base key. `durable`: return when a replica has it, too."""
+        ...
+
+
+class Partition:
+    """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
+
+    `layout`: as in schema.py.
+    `clock`: what tests hand in; None leaves time to the server. `durable`: what was promised to remember or to be over
+    is acknowledged only when a replica has it, too. `explain`: adds the names of keys to an error about their types.
+    """
+
+    def __init__(
+        self,
+        caller: ScriptRunner,
+        base: str,
+        *,
+        scope: str = "*",
+        layout: str = "",
+        clock: Clock | None = None,
+        durable: bool = False,
+        explain: Explain | None = None,
+    ) -> None:
+        self.base = base
+        self._explain = explain
+        self.scope = scope
+        self._layout = layout or layout_of(1)
+        self._durable = durable
+        self._caller = caller
+        self._clock = clock
+        self.lanes = PartitionLanes()
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return answer_enqueue(await self._call("enqueue", ask_enqueue(jobs), durable=self._durable), jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
+        """See `Storage.exchange`: as many calls as it takes, one as a rule."""
+        verdicts: list[SettlementResult] = []
+        leases: list[Lease] = []
+        place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
+        lane = None if order is None else order.lane
+        if lane is not None:
+            self.lanes.begin(owner, lane)
+        while True:
+            rest = settlements[settled:]
+            some = at_once(rest)
+            more = None
+            if order is not None and not seen and len(some) == len(rest):
+                more = ClaimRequest(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
+            numbers = None if more is None or lane is None else self.lanes.send(owner, lane, script)
+            # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
+            durable = self._durable and bool(some or (more is not None and more.room))
+            try:
+                reply = await self._call("exchange", ask_exchange(owner, some, more, place, numbers), durable=durable)
+                part = answer_exchange(reply, some)
+            except UnconfirmedError as error:
+                part = answer_exchange(error.reply, some)
+                if order is None or (part.exchanged.leases and not leases):
+                    raise
+                if part.exchanged.leases:
+                    return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
+                # What it settled is not acknowledged, and will be sent again.
+                confirmed = False
+            except StorageError:
+                if not leases:
+                    raise
+                # What was claimed so far must be run: nobody else will before its lease is out.
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
+            if part.exchanged.seen:
+                # What this script claimed when it first arrived is not ours before we know of it: the next call of the
+                # lane hands it back. Until then nothing more is claimed that would acknowledge it.
+                seen = True
+            elif lane is not None and numbers is not None:
+                self.lanes.receive(owner, lane, script)
+                script += 1
+            settled += len(part.exchanged.verdicts)
+            verdicts += part.exchanged.verdicts if confirmed else ()
+            leases += part.exchanged.leases
+            if settled == len(settlements) and (part.place is None or seen):
+                return ExchangeResult(
+                    tuple(verdicts),
+                    tuple(leases),
+                    left=part.exchanged.left,
+                    next_due=part.exchanged.next_due,
+                    seen=seen and not script,
+                )
+            if weight(leases) > ANSWER_BYTES or script == SCRIPTS:
+                return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
+            place = part.place or place
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
+        lost: list[tuple[Ref, int]] = []
+        cancelling: list[CancelRequest] = []
+        begun = False
+        while True:
+            some = renewed_at_once(beat.renewals)
+            part = beat if len(some) == len(beat.renewals) else RenewRequest(beat.owner, some)
+            lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
+            try:
+                asked = ask_renew(part, self.scope, self._layout, lanes)
+                pulse, renewed, more = answer_renew(await self._call("renew", asked), part, self.scope)
+            except StorageUnavailableError:
+                if not begun:
+                    raise
+                left = tuple((renewal.ref, renewal.fence) for renewal in beat.renewals)
+                return RenewResult(tuple(lost), tuple(cancelling), None, left)
+            begun = True
+            lost += pulse.lost
+            cancelling += pulse.cancelling
+            if renewed == len(beat.renewals):
+                if more:
+                    await self._hand_back(beat.owner, lanes)
+                if beat.last:
+                    self.lanes.forget(beat.owner)
+                return RenewResult(tuple(lost), tuple(cancelling), pulse.orders, partitions=pulse.partitions)
+            beat = structs.replace(beat, renewals=beat.renewals[renewed:])
+
+    async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
+        """Hand back what lanes have lost, as far as one script had no time for it; the next call does the rest."""
+        more, nothing = True, RenewRequest(owner)
+        with suppress(StorageUnavailableError):
+            while more:
+                asked = ask_renew(nothing, self.scope, self._layout, lanes)
+                _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
+
+    async def sweep(self, bid: SweepRequest, *, within: float | None = None) -> SweepResult:
+        """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""
+        place: tuple[int, int] | None = BEGIN
+        parts: list[SweepResult] = []
+        long = False
+        while place is not None:
+            try:
+                reply = await self._call_within(within, "sweep", ask_sweep(bid, self.scope, place))
+                part = answer_sweep(reply, bid, self.scope)
+            except StorageError:
+                if not any(done.stalled for done in parts):
+                    raise
+                # What was taken so far is to be settled: nobody else will before its lease is out.
+                return joined(parts, more=True)
+            if part.swept.retry_in is not None:
+                # Another leads by now, and goes on with it.
+                return joined(parts, more=long) if parts else part.swept
+            parts.append(await self._named(part.swept))
+            place = part.next
+            if (
+                place is not None
+                and place[0] == BEGIN[0]
+                and weight(taken.lease for one in parts for taken in one.stalled) > TAKEN_BYTES
+            ):
+                # The other chores are done all the same.
+                long, place = True, (BEGIN[0] + 1, 0)
+        return joined(parts, more=long)
+
+    async def _named(self, swept: SweepResult) -> SweepResult:
+        """Return what was swept, with the names of the keys where it failed for the types of their values."""
+        if self._explain is None or not any(WRONG_TYPE in trouble for trouble in swept.troubles):
+            return swept
+        error = await self._explain(self.base, StorageError(f"{WRONG_TYPE} values in keys"))
+        return structs.replace(swept, troubles=(*swept.troubles, str(error)))
+
+    async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:
+        """Return what there is in cells, this one among them: see look.lua. Those of other servers it cannot see."""
+        sights: list[int] = await self._call_within(within, "look", ask_look(bases))
+        return sights
+
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """See `Storage.reclaim`: as many calls as its limit takes."""
+        stalled: list[StalledLease] = []
+        doubtful = False
+        while True:
+            asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
+            try:
+                taken = answer_reclaim(await self._call("reclaim", asked), known=len(stalled))
+            except StorageError:
+                if not stalled:
+                    raise
+                return ReclaimResult(tuple(stalled), more=True, doubtful=True)
+            stalled += taken.stalled
+            doubtful |= taken.doubtful
+            if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
+                return ReclaimResult(tuple(stalled), more=taken.more, doubtful=doubtful)
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await self._call("resign", ask_resign(term))
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """See `Storage.revise`."""
+        revised: list[RevisionResult] = []
+        for first in range(0, len(revisions), REVISED_AT_ONCE):
+            some = revisions[first : first + REVISED_AT_ONCE]
+            revised += answer_revise(await self._call("revise", ask_revise(some)), some)
+        return revised
+
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
+        """See `Storage.plan`."""
+        planned: list[ScheduleResult] = []
+        for first in range(0, len(changes), CHANGED_AT_ONCE):
+            some = changes[first : first + CHANGED_AT_ONCE]
+            planned += answer_plan(await self._call("plan", ask_plan(some, first), durable=self._durable), some)
+        return planned
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        return answer_tune(await self._call("tune", ask_tune(target, settings, by)))
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        found: list[JobDetail | None] = []
+        while len(found) < len(refs):
+            found += answer_get(await self._call("get", ask_get(refs[len(found) : len(found) + GOT_AT_ONCE])))
+        return found
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        before = None if query.after is None else place_of(query.after)
+        found = await self.listed(query, query.limit + 1, before)
+        shown = found[: query.limit]
+        return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
+
+    async def listed(self, query: Query, limit: int, before: int | None) -> list[tuple[int, JobRecord]]:
+        """Return the newest jobs that are asked for, of those made before a number, each under its own."""
+        newest: list[tuple[int, JobRecord]] = []
+        after: int | None = None
+        names = list(dict.fromkeys(query.queues))
+        while True:
+            some, names = names[: (span := queues_at_once(query))], names[span:]
+            # What is older than all of a full page is not on it.
+            above = newest[-1][0] if len(newest) == limit else 0
+            found, after = await self._listed(query, limit, (above, before), some or None, after)
+            newest = list(islice(merge(newest, found, key=itemgetter(0), reverse=True), limit))
+            if not names and after is None:
+                return newest
+
+    async def _listed(
+        self,
+        query: Query,
+        limit: int,
+        between: tuple[int, int | None],
+        queues: Sequence[str] | None,
+        after: int | None,
+    ) -> tuple[list[tuple[int, JobRecord]], int | None]:
+        """Return the newest jobs of some queues, and the number after which there are more queues."""
+        found: list[tuple[int, JobRecord]] = []
+        above, before = between
+        while True:
+            asked = ask_find(query, limit=limit - len(found), queues=queues, after=after, before=before, above=above)
+            part = answer_find(await self._call("find", asked))
+            found += part.found
+            before = part.looked_to
+            if before is None:
+                return found, part.after
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        return await self.surveyed(queues or None)
+
+    async def surveyed(self, queues: Sequence[str] | None) -> Survey:
+        """Return a survey of these queues, of none of them even; None: of all."""
+        names = list(dict.fromkeys(queues or ()))
+        after: int | None = None
+        rows: list[list[Any]] = []
+        whole: list[Any] = []
+        now = 0
+        while True:
+            some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
+            asked = ask_survey(None if queues is None else some, after=after, whole=not whole)
+            glance = answer_survey(await self._call("survey", asked))
+            rows += glance.rows
+            whole, now = whole or glance.whole, now or glance.now
+            after = glance.after
+            if not names and after is None:
+                return survey_of(queues, rows, whole, now, scope=self.scope)
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        """See `Storage.events`."""
+        if cursor == EVENTS_END:
+            return EventPage((), str((await self._events(None, 0)).last))
+        age = None if reader else age_of(cursor)
+        after = place_of(cursor) if cursor and age is None else None if reader or age is not None else 0
+        told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
+        events = [*told.trimmed, *told.events]
+        left = limit - len(told.events)
+        # A named reader's batch that is on loan to another caller is empty, whatever there is.
+        while left > 0 and told.next < told.last and (events or reader is None):
+            told = await self._events(told.next, left, ref=None if reader else ref)
+            events += [*told.trimmed, *told.events]
+            left -= len(told.events)
+        return EventPage(tuple(events), str(told.next))
+
+    async def _events(
+        self,
+        after: int | None,
+        limit: int,
+        *,
+        reader: EventReader | None = None,
+        ref: Ref | None = None,
+        age: int | None = None,
+    ) -> EventsPart:
+        return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref, age=age)))
+
+    async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
+        """Call a script that has to answer within so many seconds; a server that does not is out of reach."""
+        try:
+            async with asyncio.timeout(within):
+                return await self._call(name, arguments)
+        except TimeoutError:
+            raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
+
+    async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
+        now = b"" if self._clock is None else self._clock.now()
+        try:
+            return await self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+        except StorageError as error:
+            if self._explain is None or WRONG_TYPE not in str(error):
+                raise
+            raise await self._explain(self.base, error) from error
+
+
+def weight(leases: Iterable[Lease]) -> int:
+    """Return how many bytes of payload come with leases."""
+    return sum(len(lease.job.payload) for lease in leases)

@@ -1,0 +1,445 @@
+"""Many cells as one storage: a queue lies in the cell that its name falls to, so that queues spread over a Cluster.
+
+Within a cell everything is as on one server. What concerns no queue is asked of all cells, or of the one that a
+worker's name falls to. A schedule lies with the queue of its job, so that a tick and its job are one step.
+"""
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+from zlib import crc32
+
+from msgspec import structs
+
+from tenure.clock import SECOND
+from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.lane import Lane
+from tenure.core.leadership import Term
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageError, StorageUnavailableError
+from tenure.storage.cursors import LARGEST, age_of
+from tenure.storage.protocol import (
+    EVENTS_END,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    LeaseRenewal,
+    Page,
+    PutSchedule,
+    Query,
+    ReclaimResult,
+    RemoveSchedule,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    SettlementResult,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+)
+from tenure.storage.redis.merge_answers import (
+    UNREAD,
+    begins_of,
+    least,
+    listed,
+    places_of,
+    surveyed,
+    swept_all,
+    words_of,
+    woven,
+)
+from tenure.storage.redis.partition import ANSWER_BYTES, Partition, weight
+from tenure.storage.redis.sweep_schedule import SweepSchedule
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+REST = 4.0
+"""For how many seconds a cell that could not be reached is not asked again, unless a sweep finds it before that."""
+
+
+class Partitions:
+    """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
+
+    def __init__(self, cells: Sequence[Partition], start_round: Callable[[Sequence[Partition]], SweepSchedule]) -> None:
+        self._cells = tuple(cells)
+        self._start_round = start_round
+        self._rounds: dict[str, SweepSchedule] = {}
+        self._silent: dict[Partition, tuple[float, float]] = {}
+        """When each cell that could not be reached was last asked in vain, and until when it is not asked again."""
+
+    def of(self, name: str) -> Partition:
+        """Return the cell that a queue lies in, or that a worker is known in."""
+        return self._cells[crc32(name.encode()) % len(self._cells)]
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`."""
+        return await self._each(jobs, lambda job: job.queue, lambda cell, some: cell.enqueue(some))
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
+        """See `Storage.exchange`: one step for each cell, in the order that their queues are named.
+
+        A cell that is out of reach keeps the others from nothing, and above all no lease that they gave from its
+        holder. It is asked again after a rest.
+        """
+        asked: defaultdict[Partition, list[Settlement]] = defaultdict(list)
+        for settlement in settlements:
+            asked[self.of(settlement.ref.queue)].append(settlement)
+        orders = self._orders(order)
+        lane = None if order is None else order.lane
+        elsewhere: list[tuple[Partition, tuple[str, ...] | None]] = []
+        for cell in self._cells:
+            # A cell in which a claim was lost is asked for nothing, but hands that back.
+            lost = lane is not None and self._begin(cell, owner, lane)
+            if cell not in orders and (lost or cell in asked):
+                elsewhere.append((cell, () if lost else None))
+        room = 0 if order is None else order.room
+        tasks = None if order is None else order.tasks
+        outcomes = await self._try_all(owner, elsewhere, asked, 0, lane, tasks)
+        carried = 0
+        waiting = list(orders.items())
+        while waiting:
+            # In turn, for what one gives is room that the next has not; but where one is out of reach others may be,
+            # and to wait for each of them would keep all from their jobs.
+            some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
+            waiting = waiting[len(some) :]
+            found = await self._try_all(owner, some, asked, room, lane, tasks)
+            outcomes += found
+            won = [lease for answer in found if isinstance(answer, ExchangeResult) for lease in answer.leases]
+            carried += weight(won)
+            room = room - len(won) if carried <= ANSWER_BYTES else 0
+        answers = _some(outcomes)
+        verdicts: defaultdict[tuple[Ref, int], list[SettlementResult]] = defaultdict(list)
+        for answer in answers:
+            for verdict in answer.verdicts:
+                verdicts[verdict.ref, verdict.fence].append(verdict)
+        return ExchangeResult(
+            tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements if verdicts[one.ref, one.fence]),
+            tuple(lease for answer in answers for lease in answer.leases),
+            left=any(answer.left for answer in answers),
+            next_due=least(answer.next_due for answer in answers),
+            seen=bool(answers) and all(answer.seen for answer in answers),
+        )
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        """See `Storage.renew`: a cell that does not answer in time is reported, and delays no other for longer.
+
+        It is asked again after a rest as long as its limit, since a lease can be shorter than the usual rest.
+        """
+        within = None if beat.answer_within is None else beat.answer_within / SECOND
+        # The worker itself is known in one cell, which hears from it with every beat.
+        home = self.of(beat.owner.id)
+        if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
+            ended.close()
+        parts: dict[Partition, list[LeaseRenewal]] = {home: []}
+        for renewal in beat.renewals:
+            parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
+        for cell in self._cells:
+            if any(cell.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
+                parts.setdefault(cell, [])
+        if beat.seen is not None and beat.worker is not None:
+            # A worker must notice that the jobs of its queues are lost, also while it holds none of them.
+            for queue in beat.worker.queues:
+                parts.setdefault(self.of(queue), [])
+        outcomes = await _outcomes(
+            [
+                self._ask(
+                    cell,
+                    cell.renew,
+                    structs.replace(beat, renewals=tuple(part))
+                    if cell is home
+                    else RenewRequest(beat.owner, tuple(part), lanes=beat.lanes, seen=beat.seen),
+                    within=within,
+                    rest=REST if within is None else min(REST, within),
+                )
+                for cell, part in parts.items()
+            ]
+        )
+        pulses = _some(outcomes)
+        if beat.last:
+            for cell in self._cells:
+                cell.lanes.forget(beat.owner)
+        place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
+        return RenewResult(
+            tuple(sorted((lost for pulse in pulses for lost in pulse.lost), key=place.__getitem__)),
+            tuple(
+                sorted(
+                    (asked for pulse in pulses for asked in pulse.cancelling),
+                    key=lambda asked: place[asked.ref, asked.fence],
+                )
+            ),
+            None if isinstance(outcomes[0], BaseException) else outcomes[0].orders,
+            tuple(
+                name
+                for part, outcome in zip(parts.values(), outcomes, strict=True)
+                for name in (
+                    [(renewal.ref, renewal.fence) for renewal in part]
+                    if isinstance(outcome, BaseException)
+                    else outcome.unanswered
+                )
+            ),
+            tuple(
+                structs.replace(state, place=self._cells.index(cell))
+                for cell, outcome in zip(parts, outcomes, strict=True)
+                if not isinstance(outcome, BaseException)
+                for state in outcome.partitions
+            ),
+        )
+
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
+        """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
+        if bid.rest:
+            told, reached = await self._round_of(bid.owner).turn(bid)
+            for cell in reached:
+                # It is back, if it was away.
+                self._silent.pop(cell, None)
+            return told
+        outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
+        for cell, outcome in zip(self._cells, outcomes, strict=True):
+            if isinstance(outcome, SweepResult):
+                self._silent.pop(cell, None)
+        return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
+
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """See `Storage.reclaim`: what some cells gave is handed out, though others are out of reach."""
+        outcomes = await _outcomes([cell.reclaim(dead, owner) for cell in self._cells])
+        taken = _some(outcomes)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        stalled = tuple(lease for one in taken for lease in one.stalled)
+        if errors and not stalled:
+            raise errors[0]
+        doubtful = bool(errors) or any(one.doubtful for one in taken)
+        return ReclaimResult(stalled, more=bool(errors) or any(one.more for one in taken), doubtful=doubtful)
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """See `Storage.revise`."""
+        return await self._each(revisions, lambda one: one.ref.queue, lambda cell, some: cell.revise(some))
+
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
+        """See `Storage.plan`.
+
+        Only a schedule that is put tells where it lies, so other changes are asked of all cells, and one knows it. One
+        that is put elsewhere than before leaves its old cell, and goes on from now.
+        """
+        planned: list[ScheduleResult] = []
+        for change in changes:
+            if isinstance(change, PutSchedule):
+                home = self.of(change.schedule.job.queue)
+                # Put first: whoever dies in between leaves it twice until it is put again, not lost.
+                planned += await home.plan([change])
+                await _all(
+                    [
+                        self._ask(cell, cell.plan, [RemoveSchedule(change.name)])
+                        for cell in self._cells
+                        if cell is not home
+                    ]
+                )
+            else:
+                answers = [answer for [answer] in await _all([cell.plan([change]) for cell in self._cells])]
+                planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
+        return planned
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`: what a task is told, every cell must know."""
+        if target.kind != "task":
+            return await self.of(target.name).tune(target, settings, by=by)
+        in_force = await _all([cell.tune(target, settings, by=by) for cell in self._cells])
+        return in_force[0]
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await _all([cell.resign(term) for cell in self._cells if cell.scope == term.scope])
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        return await self._each(refs, lambda ref: ref.queue, lambda cell, some: cell.get(some))
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        cells = len(self._cells)
+        before = [LARGEST] * cells if query.after is None else places_of(query.after, cells)
+        queues = self._queues(query.queues)
+        asked = [
+            (cell, structs.replace(query, queues=queues.get(cell, ())), place)
+            for cell, place in zip(self._cells, before, strict=True)
+            if not queues or cell in queues
+        ]
+        found = await _all([cell.listed(part, query.limit + 1, place) for cell, part, place in asked])
+        answers = {cell: some for (cell, _, _), some in zip(asked, found, strict=True)}
+        return listed([answers.get(cell, ()) for cell in self._cells], before, query.limit)
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`: where queues are named, a cell that has none of them may be out of reach."""
+        named = self._queues(queues)
+        outcomes = await _outcomes(
+            [self._ask(cell, cell.surveyed, named.get(cell, ()) if queues else None) for cell in self._cells]
+        )
+        for cell, outcome in zip(self._cells, outcomes, strict=True):
+            away = queues and cell not in named and isinstance(outcome, StorageUnavailableError)
+            if isinstance(outcome, BaseException) and not away:
+                raise outcome
+        return surveyed(_some(outcomes))
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap.
+
+        What a cell has that is out of reach comes later. Of one job's events its own cell is asked alone.
+        """
+        words = words_of(cursor, len(self._cells))
+        at_home = self.of(ref.queue) if ref is not None and reader is None and cursor != EVENTS_END else None
+
+        begins = dict(zip(self._cells, begins_of(reader, len(self._cells)), strict=True))
+
+        async def one(cell: Partition, word: str) -> EventPage:
+            if at_home is not None and cell is not at_home:
+                return EventPage((), "0" if word == UNREAD else word)
+            place = None if word == UNREAD else word
+            own = None if reader is None else structs.replace(reader, begin=begins[cell])
+
+            def ask(place: str | None) -> Awaitable[EventPage]:
+                return cell.events(place, limit=limit, reader=own, ref=ref)
+
+            try:
+                return await self._ask(cell, ask, place)
+            except StorageUnavailableError:
+                if at_home is not None:
+                    raise
+                # When it is back, an age would name another instant.
+                return EventPage((), EVENTS_END if age_of(place) is not None else word, unanswered=True)
+
+        pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
+        if all(page.unanswered for page in pages):
+            raise StorageUnavailableError("no part of the storage has answered")
+        return woven(pages, limit)
+
+    async def _try_all(
+        self,
+        owner: Owner,
+        cells: Sequence[tuple[Partition, tuple[str, ...] | None]],
+        settlements: Mapping[Partition, Sequence[Settlement]],
+        room: int,
+        lane: Lane | None,
+        tasks: dict[str, int] | None,
+    ) -> list[ExchangeResult | BaseException]:
+        """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
+        each, rest = divmod(room, max(1, len(cells)))
+
+        async def one(place: int, cell: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
+            order = None if queues is None else ClaimRequest(queues, each + (place < rest), lane, tasks)
+            return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
+
+        return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
+
+    async def _ask(
+        self,
+        cell: Partition,
+        ask: Callable[[A], Awaitable[T]],
+        what: A,
+        *,
+        within: float | None = None,
+        rest: float = REST,
+    ) -> T:
+        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds; `within` at most so many.
+
+        `rest`: for how many seconds it is then not asked again. A short limit says little, so its rest is short, too,
+        and a cell that is only slower than that is not kept from others who have the time.
+        """
+        clock = asyncio.get_running_loop().time
+        since, until = self._silent.get(cell, (-math.inf, -math.inf))
+        if clock() < min(since + rest, until):
+            raise _PartitionSkippedError("a part of the storage could not be reached a moment ago")
+        try:
+            async with asyncio.timeout(within):
+                answer = await ask(what)
+        except (StorageUnavailableError, TimeoutError) as error:
+            self._silent[cell] = clock(), max(until, clock() + rest)
+            if isinstance(error, TimeoutError):
+                raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
+            raise
+        self._silent.pop(cell, None)
+        return answer
+
+    @staticmethod
+    def _begin(cell: Partition, owner: Owner, lane: Lane) -> bool:
+        """Tell a cell that a call begins; return True if an answer of an earlier one may have been lost there."""
+        cell.lanes.begin(owner, lane)
+        return cell.lanes.lost(owner, lane) is not None
+
+    def _round_of(self, owner: Owner) -> SweepSchedule:
+        round_ = self._rounds.get(owner.id)
+        if round_ is None:
+            round_ = self._rounds[owner.id] = self._start_round(self._cells)
+        return round_
+
+    def _orders(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
+        """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
+        return self._queues(() if order is None else order.queues)
+
+    def _queues(self, names: Iterable[str]) -> dict[Partition, tuple[str, ...]]:
+        """Return which of these queues lie in which cell, in the order of the first that each holds."""
+        queues: defaultdict[Partition, list[str]] = defaultdict(list)
+        for queue in names:
+            queues[self.of(queue)].append(queue)
+        return {cell: tuple(some) for cell, some in queues.items()}
+
+    async def _each(
+        self,
+        asked: Sequence[A],
+        queue: Callable[[A], str],
+        ask: Callable[[Partition, Sequence[A]], Awaitable[Sequence[T]]],
+    ) -> list[T]:
+        """Ask each cell for what concerns its queues, at once; return the answers in the order of what was asked."""
+        places: defaultdict[Partition, list[int]] = defaultdict(list)
+        for place, one in enumerate(asked):
+            places[self.of(queue(one))].append(place)
+        answers = await _all([ask(cell, [asked[place] for place in some]) for cell, some in places.items()])
+        answered = {
+            place: answer
+            for some, answer_list in zip(places.values(), answers, strict=True)
+            for place, answer in zip(some, answer_list, strict=True)
+        }
+        return [answered[place] for place in range(len(asked))]
+
+
+class _PartitionSkippedError(StorageUnavailableError):
+    """A cell was not asked, for it was out of reach a moment ago."""
+
+
+async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
+    """Return all answers, or raise the first error once every cell has had its say."""
+    answers: list[T] = []
+    for outcome in await _outcomes(asked):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers.append(outcome)
+    return answers
+
+
+async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+    """Return what each cell answers, and the error of each that does not."""
+    return list(await asyncio.gather(*asked, return_exceptions=True))
+
+
+def _some(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return the answers that there are; the errors of cells out of reach are raised only if there is none."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, StorageError):
+            raise outcome
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    if outcomes and not answers:
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        raise errors[0]
+    return answers

@@ -1,0 +1,548 @@
+"""What a server must be before jobs are trusted to it: asked at the start and now and then, and told to doctor.
+
+refused   one that may throw jobs away (an eviction policy), that takes no writes (a replica), that is too old, that is
+          something else than the address says, or that does not let itself be looked at (unless `allow_unchecked=1`)
+warned    one that keeps nothing on disk, that has no replica to confirm what shall be replicated, or that lets nobody
+          hint at what has happened
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from tenure.errors import NotDurableError, StorageError, StorageUnavailableError
+from tenure.storage.protocol import Finding
+from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
+from tenure.storage.redis.connection import said, text
+from tenure.storage.redis.connections import Connections
+from tenure.storage.redis.errors import ours
+from tenure.storage.redis.resp import Reply
+from tenure.storage.redis.script_library import verb
+from tenure.storage.redis.subscriptions import channel
+
+OLDEST: dict[str, tuple[int, int]] = {"Redis": (7, 0), "Valkey": (7, 2)}
+"""Older ones have no sharded pub/sub, and scripts without the flags that ours need."""
+
+LOOK_AGAIN = 60.0
+"""Seconds between two looks while jobs are being done."""
+
+FULL = 0.9
+"""The share of maxmemory from which on there is little room left."""
+
+VERBS = (
+    "create",
+    "enqueue",
+    "events",
+    "exchange",
+    "find",
+    "get",
+    "look",
+    "plan",
+    "reclaim",
+    "renew",
+    "resign",
+    "revise",
+    "survey",
+    "sweep",
+    "tune",
+)
+"""The scripts, each named like its verb; and the look at many cells that comes before a sweep."""
+
+NEEDED = (
+    *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
+    *("HSETNX", "HVALS", "LLEN", "LPOP", "LRANGE", "LTRIM", "MGET", "MSET", "RPUSH", "SCRIPT", "SET", "SPUBLISH"),
+    *("SSUBSCRIBE", "TIME", "UNLINK", "XADD", "XINFO", "XLEN", "XRANGE", "XTRIM", "ZADD", "ZCARD", "ZCOUNT"),
+    *(
+        "ZINCRBY",
+        "ZMSCORE",
+        "ZRANDMEMBER",
+        "ZRANGE",
+        "ZRANGEBYLEX",
+        "ZRANGEBYSCORE",
+        "ZREM",
+        "ZREMRANGEBYRANK",
+        "ZREVRANGEBYSCORE",
+        "ZSCORE",
+    ),
+)
+"""What every server must be able to do: the commands of the scripts and of whoever calls them."""
+
+_SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
+
+_UNCHECKED = "; if you know that all is well there, say so with allow_unchecked=1 in the URL"
+
+logger = logging.getLogger("tenure")
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server tells of itself; a setting that it hides is None, and so is all that it tells by INFO."""
+
+    place: ServerAddress
+    info: Mapping[str, str] | None
+    settings: Mapping[str, str]
+    refusal: str = ""
+    gone: StorageError | None = None
+    """It cannot be asked at all. What has its jobs there waits; the others go on."""
+
+    @property
+    def brand(self) -> str:
+        """What it calls itself."""
+        told = self.info or {}
+        if "valkey_version" in told or told.get("server_name") == "valkey":
+            return "Valkey"
+        return "Redis"
+
+    @property
+    def version(self) -> str:
+        """Its version, as it says it."""
+        told = self.info or {}
+        return told.get("valkey_version") or told.get("redis_version") or "unknown"
+
+    @property
+    def mode(self) -> str:
+        """What part it plays: `standalone`, `cluster` or `sentinel`."""
+        told = self.info or {}
+        return told.get("redis_mode") or told.get("server_mode") or "standalone"  # Valkey has renamed it
+
+    @property
+    def policy(self) -> str | None:
+        """What it does when its memory is full."""
+        return self.settings.get("maxmemory-policy") or (self.info or {}).get("maxmemory_policy")
+
+    @property
+    def replica(self) -> bool:
+        """Whether it only follows another server."""
+        return (self.info or {}).get("role") == "slave"
+
+    @property
+    def appends(self) -> bool:
+        """Whether it keeps an append-only file."""
+        return (self.settings.get("appendonly") or {"1": "yes"}.get(self._told("aof_enabled"), "no")) == "yes"
+
+    @property
+    def snapshots(self) -> bool | None:
+        """Whether it writes snapshots now and then; None: it does not say."""
+        save = self.settings.get("save")
+        return None if save is None else bool(save)
+
+    def number(self, name: str) -> int:
+        """Return a number that it tells, or 0."""
+        told = self._told(name)
+        return int(told) if told.isdecimal() else 0
+
+    def _told(self, name: str) -> str:
+        return (self.info or {}).get(name, "")
+
+
+class ServerChecks:
+    """Looks at every server of a storage."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._address = connections.address
+        self._next_look = 0.0
+        self._briefly = False
+        self._troubles: set[str] = set()
+        self._fleeting: set[ServerAddress] = set()
+        self._alone: set[ServerAddress] = set()
+        self._mute: set[ServerAddress] = set()
+
+    async def admit(self) -> None:
+        """Look at the servers before the first job.
+
+        Raises:
+            StorageError: one of them must not be trusted with jobs, or is out of reach.
+        """
+        servers = await inspect(self._connections)
+        self._next_look = asyncio.get_running_loop().time() + LOOK_AGAIN
+        self._briefly = all("maxmemory_policy" in (server.info or {}) for server in servers if server.gone is None)
+        check(servers, self._address)
+        await self._try_abilities([server.place for server in servers if server.gone is None])
+        fleeting = [server for server in servers if not server.appends and server.snapshots is False]
+        if new := _new(fleeting, self._fleeting):
+            logger.warning(
+                "%s keeps NOTHING on disk: when it restarts, all jobs are gone. Turn appendonly on there, or use "
+                "it for tests only",
+                new,
+            )
+        alone = [server for server in servers if server.info and not server.number("connected_slaves")]
+        if self._address.durability == "replicated" and (new := _new(alone, self._alone)):
+            logger.warning(
+                "%s has no replica, so no write can be confirmed (durability=replicated): bring a replica back, or "
+                "use durability=ack",
+                new,
+            )
+        for place in await self._without_notices():
+            if place not in self._mute:
+                self._mute.add(place)
+                logger.warning(
+                    "%s lets the user of the URL publish no notices, so workers find new jobs late: %s",
+                    place,
+                    self._channels,
+                )
+
+    @property
+    def _channels(self) -> str:
+        """What lets a user publish and hear notices."""
+        namespace = self._address.namespace
+        pattern = f"&{{{namespace}:*" if self._address.kind == "cluster" else f"&{{{namespace}}}*"
+        return f"allow it the channels of the namespace (ACL SETUSER its-name '{pattern}', and in the ACL file)"
+
+    async def _without_notices(self) -> list[ServerAddress]:
+        """Return the servers that refuse the user our channels: an ACL user has none unless he is given them."""
+        # In a Cluster each server has users of its own, and publishes on the channels of its own slots only.
+        mute: list[ServerAddress] = []
+        try:
+            for place, base in (await self._bases()).items():
+                [reply] = await self._connections.ask_all(place, [("SPUBLISH", channel(base, "check"), "")])
+                if isinstance(reply, NoPermissionError):
+                    mute.append(place)
+        except StorageError:
+            # Whoever calls a verb is told.
+            return mute
+        return mute
+
+    async def _bases(self) -> dict[ServerAddress, str]:
+        """Return one of the cells of each server."""
+        bases: dict[ServerAddress, str] = {}
+        for base in self._address.bases:
+            bases.setdefault(await self._connections.place(base), base)
+        return bases
+
+    async def _try_abilities(self, places: Sequence[ServerAddress]) -> None:
+        """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
+        for place in places:
+            [told] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
+            if not isinstance(told, list):
+                # Whoever hides that may still be able to do all of it.
+                continue
+            missing = [name for name, known in zip(NEEDED, cast("list[object]", told), strict=True) if not known]
+            if missing:
+                raise StorageError(
+                    f"{self._address.shown} ({place}) does not know {', '.join(missing)}, which the scripts need; undo "
+                    "rename-command there, or use another server"
+                )
+
+    async def look_again(self) -> list[str]:
+        """Return what is wrong by now, one line each, looking at most once a minute; it is logged once, too."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return []
+        self._next_look = now + LOOK_AGAIN
+        try:
+            servers = await inspect(self._connections, briefly=self._briefly)
+        except StorageError:
+            # Whoever calls a verb is told as well.
+            return []
+        refusals = [_refusal(server, self._address) for server in servers]
+        troubles = [str(refusal) for refusal in refusals if refusal is not None]
+        for trouble in troubles:
+            if trouble not in self._troubles:
+                logger.warning("%s", trouble)
+        self._troubles = set(troubles)
+        return troubles
+
+    async def examine(self) -> list[Finding]:
+        """Return whatever endangers the promise, each with its remedy."""
+        servers = await inspect(self._connections)
+        findings = [finding for server in servers for finding in _findings(server, self._address)]
+        there = [server.place for server in servers if server.gone is None]
+        if self._address.kind == "cluster":
+            findings.append(await self._state(there[0]))
+        findings += [await self._scripts(place) for place in there]
+        if self._address.durability == "replicated":
+            findings += await self._confirmations({one.place for one in servers if one.number("connected_slaves")})
+        mute = await self._without_notices()
+        return [*findings, *[self._notices(place, heard=place not in mute) for place in there]]
+
+    def _notices(self, place: ServerAddress, *, heard: bool) -> Finding:
+        if heard:
+            return Finding("ok", "notices", f"{place} lets notices be published")
+        return Finding(
+            "warning",
+            "notices",
+            f"{place} lets the user of the URL publish no notices, so workers find new jobs late",
+            self._channels,
+        )
+
+    async def _confirmations(self, replicated: set[ServerAddress]) -> list[Finding]:
+        """Have replicas confirm a write: a server asks for what was written by the same connection."""
+        findings: list[Finding] = []
+        try:
+            for place, base in (await self._bases()).items():
+                if place not in replicated:
+                    continue
+                try:
+                    await self._connections.tell(base, "SET", f"{base}:asked", "", "PX", 1, durable=True)
+                    findings.append(Finding("ok", "replication", f"a replica of {place} confirms writes"))
+                except NotDurableError as error:
+                    message, _, remedy = str(error).partition(". ")
+                    trouble = message.partition(", but ")[2] or message
+                    findings.append(Finding("error", "replication", f"{place}: {trouble}", remedy))
+        except StorageError:
+            # Other findings tell of it.
+            return findings
+        return findings
+
+    async def _state(self, place: ServerAddress) -> Finding:
+        try:
+            told = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
+        except StorageError as error:
+            return Finding(
+                "warning",
+                "cluster",
+                f"the Cluster does not tell its state: {error}",
+                "let the user of the URL call CLUSTER INFO",
+            )
+        if told.get("cluster_state") == "ok":
+            return Finding("ok", "cluster", f"all {told.get('cluster_slots_ok')} slots are served")
+        return Finding(
+            "error",
+            "cluster",
+            f"the Cluster is not well: {told.get('cluster_slots_ok', '0')} of 16384 slots are served",
+            "bring the missing masters back, or let replicas take over (redis-cli --cluster fix)",
+        )
+
+    async def _scripts(self, place: ServerAddress) -> Finding:
+        replies = await self._connections.ask_all(place, [("SCRIPT", "LOAD", verb(name).text) for name in VERBS])
+        troubles = [f"{name}: {error}" for name, reply in zip(VERBS, replies, strict=True) if (error := said(reply))]
+        if not troubles:
+            return Finding("ok", "scripts", f"{place} takes all {len(VERBS)} scripts")
+        return Finding(
+            "error",
+            "scripts",
+            f"{place} does not take the scripts ({troubles[0]})",
+            "let the user of the URL load and run scripts (+@scripting), on a server of a version that is supported",
+        )
+
+
+async def inspect(connections: Connections, *, briefly: bool = False) -> list[ServerFacts]:
+    """Ask every server what it is; `briefly`: without the settings that it does not tell by itself.
+
+    Raises:
+        StorageError: all are out of reach, or let nobody in.
+    """
+    places = await connections.places()
+    asked = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
+    outcomes = await asyncio.gather(*(connections.ask_all(place, asked) for place in places), return_exceptions=True)
+    servers: list[ServerFacts] = []
+    for place, outcome in zip(places, outcomes, strict=True):
+        if isinstance(outcome, StorageError):
+            servers.append(ServerFacts(place, None, {}, gone=outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            servers.append(_read(place, connections.address.shown, *outcome))
+    if all(server.gone is not None for server in servers):
+        raise servers[0].gone or StorageUnavailableError(f"{connections.address.shown} has no servers")
+    return servers
+
+
+def check(servers: Sequence[ServerFacts], address: RedisAddress) -> None:
+    """Refuse what would lose jobs.
+
+    Raises:
+        StorageUnavailableError: a server only follows another one.
+        StorageError: a server is of the wrong kind, too old, evicts, or hides what it does.
+    """
+    for server in servers:
+        error = _refusal(server, address)
+        if error is not None:
+            raise error
+
+
+def _read(place: ServerAddress, shown: str, info: Reply, settings: Reply = None) -> ServerFacts:
+    if isinstance(info, AuthenticationError):
+        return ServerFacts(place, None, {}, gone=cast("StorageError", ours(info, shown)))
+    refusal = said(info) or said(settings)
+    told = None if said(info) is not None else _lines(text(info))
+    words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
+    return ServerFacts(place, told, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
+
+
+def _lines(info: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in info.splitlines() if not line.startswith("#"))
+    return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+def _refusal(server: ServerFacts, address: RedisAddress) -> StorageError | None:
+    at = f"{address.shown} ({server.place})"
+    if server.gone is not None:
+        return None
+    if server.info is None:
+        if address.allow_unchecked:
+            return None
+        return StorageError(
+            f"{at} does not tell what it is ({server.refusal}); let the user of the URL call INFO{_UNCHECKED}"
+        )
+    if server.mode == "sentinel":
+        return StorageError(
+            f"{at} is a Sentinel; use {instead(address, 'sentinel', server.place)}, NAME being the master's"
+        )
+    if server.mode == "cluster" and address.kind != "cluster":
+        return StorageError(f"{at} belongs to a Cluster; use {instead(address, 'cluster', server.place)}")
+    if server.mode != "cluster" and address.kind == "cluster":
+        return StorageError(f"{at} belongs to no Cluster; use {instead(address, 'server', server.place)}")
+    oldest = OLDEST[server.brand]
+    if _version(server.version) < oldest:
+        return StorageError(
+            f"{at} is {server.brand} {server.version}; Tenure needs Redis 7.0 or newer, or Valkey 7.2 or newer"
+        )
+    if server.replica:
+        return StorageUnavailableError(
+            f"{at} is a read replica and takes no jobs; name its master "
+            f"({server.info.get('master_host', 'unknown')}:{server.info.get('master_port', '')}) in the URL"
+        )
+    if server.policy is None and not address.allow_unchecked:
+        return StorageError(
+            f"{at} hides what it does when its memory is full ({server.refusal or 'no maxmemory-policy'}); let the "
+            f"user of the URL call CONFIG GET{_UNCHECKED}"
+        )
+    if server.policy is not None and server.policy != "noeviction":
+        return StorageError(
+            f"{at} throws keys away when its memory is full, and jobs with them (maxmemory-policy {server.policy}); "
+            "set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in redis.conf"
+        )
+    return None
+
+
+def _new(servers: Sequence[ServerFacts], known: set[ServerAddress]) -> str:
+    """Return those of the servers that are not known yet, in one line, and know them from here on."""
+    new = [server.place for server in servers if server.place not in known]
+    known.update(new)
+    return ", ".join(map(str, new))
+
+
+def _version(said: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in said.split("."))
+
+
+def _findings(server: ServerFacts, address: RedisAddress) -> Iterator[Finding]:
+    if server.gone is not None:
+        if isinstance(server.gone, StorageUnavailableError):
+            yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
+        else:
+            message, _, remedy = str(server.gone).partition("; ")
+            yield Finding("error", "server", f"{server.place}: {message}", remedy)
+        return
+    refusal = _refusal(server, address)
+    name = f"{server.brand} {server.version} at {server.place}"
+    if refusal is not None:
+        message, _, remedy = str(refusal).partition("; ")
+        yield Finding("error", "server", message, remedy)
+    else:
+        yield Finding("ok", "server", f"{name}, maxmemory-policy {server.policy or 'unknown'}")
+    if server.refusal:
+        yield Finding(
+            "warning",
+            "server",
+            f"{name} hides settings ({server.refusal}), so not all of this can be checked",
+            "let the user of the URL call INFO and CONFIG GET, or see to it in the console of the service",
+        )
+    if server.info is not None:
+        yield _persistence(server, name)
+        yield _replication(server, name, address)
+        yield _memory(server, name)
+
+
+def _persistence(server: ServerFacts, name: str) -> Finding:
+    info = server.info or {}
+    if info.get("aof_last_write_status") == "err" or info.get("rdb_last_bgsave_status") == "err":
+        return Finding(
+            "error",
+            "persistence",
+            f"{name} cannot write to its disk",
+            "see its log; free space, or mend the permissions of its folder",
+        )
+    fsync = server.settings.get("appendfsync")
+    match (server.appends, fsync, server.snapshots):
+        case (True, "always", _):
+            return Finding("ok", "persistence", f"{name} has every write on disk before it is acknowledged")
+        case (True, "no", _):
+            return Finding(
+                "warning",
+                "persistence",
+                f"{name} leaves it to its host when the append-only file reaches the disk: if the host dies, half a "
+                "minute of acknowledged writes may be gone",
+                "CONFIG SET appendfsync everysec (or always), and in its configuration",
+            )
+        case (True, _, _):
+            return Finding(
+                "ok",
+                "persistence",
+                f"{name} writes an append-only file to disk every second: if its host dies, the last one or two "
+                "seconds of acknowledged writes may be gone; appendfsync always loses none",
+            )
+        case (False, _, True):
+            return Finding(
+                "warning",
+                "persistence",
+                f"{name} writes snapshots only: when it crashes, all jobs since the last one are gone",
+                "CONFIG SET appendonly yes, and in its configuration",
+            )
+        case (False, _, None):
+            return Finding(
+                "warning",
+                "persistence",
+                f"{name} keeps no append-only file, and does not say whether it writes snapshots",
+                "turn its append-only file (AOF) on in the console of the service",
+            )
+        case _:
+            return Finding(
+                "warning",
+                "persistence",
+                f"{name} keeps nothing on disk: when it restarts, all jobs are gone",
+                "CONFIG SET appendonly yes, and in its configuration; without it, use this server for tests only",
+            )
+
+
+def _replication(server: ServerFacts, name: str, address: RedisAddress) -> Finding:
+    replicas = server.number("connected_slaves")
+    demanded = server.settings.get("min-replicas-to-write", "0")
+    if not replicas and address.durability == "replicated":
+        return Finding(
+            "error",
+            "replication",
+            f"{name} has no replica, so no write can be confirmed (durability=replicated)",
+            "bring a replica back, or use durability=ack",
+        )
+    if not replicas and address.kind != "server":
+        return Finding(
+            "warning",
+            "replication",
+            f"{name} has no replica: when it is lost, so are its jobs, or they wait until it is back",
+            "bring a replica back",
+        )
+    if replicas and demanded == "0":
+        return Finding(
+            "warning" if address.kind != "server" else "ok",
+            "replication",
+            f"{name} has {_some(replicas)}, and goes on without: cut off from them it acknowledges writes that a "
+            "failover throws away",
+            "CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 10 bound that to about ten seconds",
+        )
+    return Finding("ok", "replication", f"{name} has {_some(replicas)}")
+
+
+def _some(replicas: int) -> str:
+    return "one replica" if replicas == 1 else f"{replicas or 'no'} replicas"
+
+
+def _memory(server: ServerFacts, name: str) -> Finding:
+    used, most = server.number("used_memory"), server.number("maxmemory")
+    if not most:
+        return Finding("ok", "memory", f"{name} uses {used >> 20:,} MiB, without a maxmemory")
+    message = f"{name} uses {used >> 20:,} of {most >> 20:,} MiB"
+    if used < most * FULL:
+        return Finding("ok", "memory", message)
+    return Finding(
+        "error" if used >= most else "warning",
+        "memory",
+        f"{message}: {'enqueueing is refused' if used >= most else 'soon enqueueing is refused'}",
+        "raise its maxmemory, or let jobs that are over be forgotten sooner (app.queue(name).set_retention)",
+    )

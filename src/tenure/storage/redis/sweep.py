@@ -1,0 +1,131 @@
+"""The leader's turn on its way to and from a cell: sweep, resign, and what is reclaimed of those who hold jobs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from tenure.core.job import Owner
+from tenure.core.leadership import Term
+from tenure.core.lease import Lease
+from tenure.storage.protocol import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
+from tenure.storage.redis.records import RequestEncoder, record, ref_of
+from tenure.storage.redis.revise import schedule_of
+
+
+class _Sweep(Struct, omit_defaults=True, kw_only=True):
+    owner: str
+    scope: str
+    term: int | None = None
+    every: int
+    grace: int
+    rest: int | None = None
+    chore: int
+    done: int
+
+
+class SweepPart(Struct, frozen=True):
+    """A part of a sweep, and where the next goes on: with which chore, of which so many are done; None at the end."""
+
+    swept: SweepResult
+    next: tuple[int, int] | None = None
+
+
+BEGIN = 1, 0
+"""Where a sweep begins."""
+
+
+class _Resign(Struct):
+    scope: str
+    owner: str
+    epoch: int
+
+
+class _Reclaim(Struct):
+    dead: str
+    owner: str
+    most: int
+
+
+def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[bytes]:
+    """Return the request to elect the bidder if need be, and to do the chores from there on."""
+    chore, done = place
+    return RequestEncoder().sealed(
+        _Sweep(
+            owner=bid.owner.id,
+            scope=scope,
+            term=bid.term,
+            every=bid.every,
+            grace=bid.grace,
+            rest=bid.rest or None,
+            chore=chore,
+            done=done,
+        ),
+    )
+
+
+def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
+    """Return what was done by one call."""
+    if reply[0] is not None:
+        return SweepPart(SweepResult(retry_in=reply[0]))
+    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, rests = reply
+    swept = SweepResult(
+        () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
+        None,
+        tuple(_stalled(*taken) for taken in stalled),
+        dict(zip(CHORE_LIMITS, did, strict=True)),
+        more=bool(more),
+        troubles=tuple(trouble.decode() for trouble in troubles),
+        due=tuple(schedule_of(body) for body in due),
+        next_tick=next_tick,
+        now=now,
+        again_in=rests or None,
+    )
+    return SweepPart(swept, None if chore is None else (chore, done))
+
+
+class _Look(Struct):
+    bases: Sequence[str]
+
+
+def ask_look(bases: Sequence[str]) -> list[bytes]:
+    """Return the request for what there is in several cells of one server."""
+    return RequestEncoder().sealed(_Look(bases))
+
+
+def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
+    """Return the parts of a sweep as one; `more`: they are not all."""
+    last = parts[-1]
+    return SweepResult(
+        last.terms,
+        None,
+        tuple(lease for part in parts for lease in part.stalled),
+        {chore: sum(part.did[chore] for part in parts) for chore in CHORE_LIMITS},
+        more=more or any(part.more for part in parts),
+        troubles=tuple(trouble for part in parts for trouble in part.troubles),
+        due=last.due,
+        next_tick=last.next_tick,
+        now=last.now,
+        again_in=None if more or any(part.more for part in parts) else last.again_in,
+    )
+
+
+def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
+    """Return the request to take what a dead owner holds, so much at most."""
+    return RequestEncoder().sealed(_Reclaim(dead, owner.id, most))
+
+
+def answer_reclaim(reply: Any, *, known: int) -> ReclaimResult:
+    """Return what was taken by a caller that holds so many jobs by earlier answers."""
+    stalled, more, had = reply
+    return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
+
+
+def ask_resign(term: Term) -> list[bytes]:
+    """Return the request to give up a term."""
+    return RequestEncoder().sealed(_Resign(term.scope, term.owner, term.epoch))
+
+
+def _stalled(ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int) -> StalledLease:
+    word: Any = reason.decode()
+    return StalledLease(Lease(record(ref_of(ref), body, payload)), word, owner.decode(errors="replace"), silent_for)

@@ -1,0 +1,196 @@
+"""Claims in SQL: what fell due is made ready, and the best of the ready are started as far as they may."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from msgspec import MsgspecError
+
+from tenure.core.job import JobRecord, Owner
+from tenure.core.lease import Lease
+from tenure.core.order import came_at
+from tenure.core.transition import begun, claimed, lapsed
+from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
+from tenure.storage.sqlite import concurrency_keys, fair_queue, rates, rows
+from tenure.storage.sqlite.settings import recorded, setting
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sqlite.transitions import expire, the_job, whole
+from tenure.storage.sqlite.unknown_tasks import first_seqs
+
+_DUE = query("exchange", "due")
+_PROMOTE = query("exchange", "promote")
+_COME_IN = query("exchange", "come_in")
+_READY = query("exchange", "ready")
+_START = query("exchange", "start")
+_FILE_RUNS = query("exchange", "file_runs")
+_BY_SEQS = query("get", "by_seqs")
+_TRIM_RUNS = query("exchange", "trim_runs")
+
+
+def promote(step: Transaction, queue: str, limit: int) -> int:
+    """Make waiting what fell due in a queue, or expired where it is too old by now; return how many that were."""
+    due = step.all(_DUE, (queue, step.now, limit))
+    if not due:
+        return 0
+    aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= step.now]
+    for seq in aged:
+        expire(step, seq, the_job(step, seq))
+    young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
+    # A look at an empty line forgets how far it has got, so there is none unless a job comes into line.
+    if young and (fair_queue.is_fair(step, queue) or any(keyed for _, keyed in young)):
+        for seq, _ in young:
+            _promote(step, seq, the_job(step, seq))
+    elif young:
+        promoted = step.run(_PROMOTE, (queue, step.now, len(young)))
+        step.moved(queue, left="delayed", to="waiting", jobs=promoted)
+    concurrency_keys.let_in(step)
+    return len(due)
+
+
+def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
+    """Make one job waiting whose score depends on who stands in line before it."""
+    at = came_at(job.score, boost=job.boost, lifo=job.lifo)
+    step.run(_COME_IN, (fair_queue.score(step, job, at), seq))
+    step.moved(job.queue, left="delayed", to="waiting")
+
+
+class Claim:
+    """One claim of an owner: as many jobs as there is room for, of so many that may be looked at."""
+
+    def __init__(self, step: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
+        self.leases: list[Lease] = []
+        self._step = step
+        self._owner = owner
+        self._room = room
+        self._tasks = tasks
+        self._looks = SCAN_LIMIT
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for more jobs, and more may be looked at."""
+        return min(self._room - len(self.leases), self._looks) > 0
+
+    def take_from(self, queue: str, known: Sequence[str]) -> None:
+        """Start the best of a queue, and move out of the way whatever may not start.
+
+        `known`: what jobs are parked under whose task and version the owner knows.
+        """
+        step = self._step
+        while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
+            found = _first_known(step, queue, known, limit) if known else _first_in_line(step, queue, limit)
+            if not self._go_through(queue, found) and len(found) < limit:
+                return
+
+    def _go_through(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
+        """Look at the first of a line one by one, until somebody was let in who may stand before the next of them.
+
+        Returns how many were let in.
+        """
+        step = self._step
+        stall = setting(step, "queue", queue).stall
+        told = recorded(step, queue, "started")
+        paced = rates.of_queue(step, queue) is not None
+        unbound: dict[str, bool] = {}
+        started: list[tuple[int, JobRecord]] = []
+        let_in = 0
+        for seq, job, plain in found:
+            if paced and not rates.free(step, queue):
+                break
+            self._looks -= 1
+            if job.parked_under is not None:
+                job = concurrency_keys.come_back(step, seq, job)
+            if plain and job.task not in unbound:
+                unbound[job.task] = concurrency_keys.unbound(step, queue, job.task)
+            free = plain and unbound[job.task]
+            if not free and lapsed(job, step.now):
+                expire(step, seq, job)
+            elif not free and (full := concurrency_keys.full(step, job, self._tasks)) is not None:
+                concurrency_keys.park(step, seq, job, full)
+            else:
+                if not free:
+                    concurrency_keys.take(step, job)
+                    rates.take(step, job)
+                job = claimed(job, self._owner.id, step.now, stall)
+                started.append((seq, job))
+                if told:
+                    step.record(begun(job, self._owner))
+            let_in = concurrency_keys.let_in(step) if step.freed else 0
+            if let_in:
+                break
+        _start(step, self._owner, started)
+        fair_queue.given_out(step, queue, (job for _, job in started))
+        step.moved(queue, left="waiting", to="active", jobs=len(started))
+        self.leases += [Lease(job) for _, job in started]
+        return let_in
+
+
+def _first_known(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
+    """Return the seqs and records of the first in line and under known places, as if none of them were plain."""
+    seqs = first_seqs(step, queue, known, limit)
+    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
+    return [(seq, records[seq], False) for seq in seqs]
+
+
+def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
+    """Return the seqs and records of the first in line, each with whether it is plain."""
+    row = step.one(_READY, (queue, limit))
+    if row is None or row[1] is None:
+        return []
+    listed, payloads = row
+    line = rows.ready(listed)
+    # Where any text is not UTF-8 each is looked at by itself.
+    readable = type(listed) is str
+    others = [job.seq for job in line if not (job.plain and readable)]
+    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(others),))} if others else {}
+    found: list[tuple[int, JobRecord, bool]] = []
+    begins = 0
+    for job in line:
+        ends = begins + job.size
+        if job.plain and readable:
+            found.append(_fresh(step, queue, job, payloads[begins:ends]))
+        else:
+            found.append((job.seq, records[job.seq], False))
+        begins = ends
+    return found
+
+
+def _fresh(step: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
+    try:
+        return job.seq, rows.fresh(queue, job, payload), True
+    except MsgspecError:
+        return job.seq, the_job(step, job.seq), False
+
+
+def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
+    if again := [seq for seq, job in started if job.starts > 1]:
+        step.run(_FILE_RUNS, (rows.listed(again),))
+    alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for seq, job in started:
+        stall = job.stall
+        terms = stall.lease, stall.max_stalls, stall.start_grace, stall.renewed
+        alike[*terms, job.fence, job.lease_until, job.run_until, job.progress_until, job.starts].append(seq)
+    for values, seqs in alike.items():
+        lease, max_stalls, start_grace, renewed, fence, lease_until, run_until, progress_until, starts = values
+        step.run(
+            _START,
+            {
+                "lease": lease,
+                "max_stalls": max_stalls,
+                "start_grace": start_grace,
+                "renewed": renewed,
+                "fence": fence,
+                "owner": owner.id,
+                "worker": owner.name,
+                "host": owner.host,
+                "pid": owner.pid,
+                "now": step.now,
+                "lease_until": lease_until,
+                "run_until": run_until,
+                "progress_until": progress_until,
+                "starts": starts,
+                "seqs": rows.listed(seqs),
+            },
+        )
+    worn = [(seq, job.starts - RUNS_KEPT) for seq, job in started if job.starts > RUNS_KEPT]
+    if worn:
+        step.many(_TRIM_RUNS, worn)

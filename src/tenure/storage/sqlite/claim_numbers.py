@@ -1,0 +1,49 @@
+"""Numbered claims of the owners in this process, and the hand-back of what they lost.
+
+An owner is one process and this process is its only way to the file, so its numbers are kept in memory: they end with
+the owner. A transaction keeps its changes to itself until it is committed, because it may be rolled back and repeated.
+"""
+
+from tenure.core.job import Owner
+from tenure.core.lane import Lane
+from tenure.core.lifecycle import State
+from tenure.core.settlement import handed_back
+from tenure.storage.protocol import WORKER_KEPT
+from tenure.storage.sqlite.settle import settle
+from tenure.storage.sqlite.transaction import Lanes, Transaction
+from tenure.storage.sqlite.transitions import find_job
+
+_KEPT = 64
+"""Above this number of lanes those that have not been heard of for long are forgotten."""
+
+
+def has_seen(step: Transaction, owner: Owner, lane: Lane) -> bool:
+    """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
+    if step.lane(owner.id, lane.id).has_seen(lane):
+        return True
+    hand_back(step, owner, lane)
+    return False
+
+
+def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
+    """Hand back what calls of a lane gave out that are over and were not answered."""
+    known = step.lane(owner.id, lane.id)
+    lost = [(found[1], fence) for ref, fence in known.lost(lane) if (found := find_job(step, ref)) is not None]
+    settle(
+        step,
+        owner,
+        [
+            handed_back(job)
+            for job, fence in lost
+            if job.state is State.ACTIVE and job.fence == fence and job.owner == owner.id
+        ],
+    )
+    step.lanes[owner.id, lane.id] = known.over(lane, step.now)
+
+
+def keep(lanes: Lanes, step: Transaction) -> None:
+    """Keep what a transaction has changed, now that it is committed."""
+    lanes |= step.lanes
+    if step.lanes and len(lanes) > _KEPT:
+        for place in [place for place, known in lanes.items() if known.at <= step.now - WORKER_KEPT]:
+            del lanes[place]

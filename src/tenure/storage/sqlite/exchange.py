@@ -1,0 +1,94 @@
+"""The flow in SQL: jobs are remembered, and claimed in the same step that settles others."""
+
+from collections.abc import Sequence
+
+from tenure.core.job import NewJob, Owner
+from tenure.core.lease import Lease
+from tenure.core.settlement import Settlement
+from tenure.storage.protocol import (
+    CLAIM_LIMIT,
+    PROMOTE_LIMIT,
+    ClaimRequest,
+    EnqueueResult,
+    ExchangeResult,
+    SettlementResult,
+)
+from tenure.storage.sqlite import claim_numbers, concurrency_keys, enqueue, rates
+from tenure.storage.sqlite.claim import Claim, promote
+from tenure.storage.sqlite.ready_queues import ReadyQueues
+from tenure.storage.sqlite.settle import settle
+from tenure.storage.sqlite.transaction import Transaction
+
+
+def enqueue_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
+    """Remember each new job of several calls once."""
+    receipts = enqueue.remember_all(step, calls)
+    concurrency_keys.let_in(step)
+    return receipts
+
+
+def exchange(
+    step: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
+) -> ExchangeResult:
+    """Apply each settlement whose run is the current one, then claim what is ordered."""
+    verdicts = settle(step, owner, settlements)
+    if order is None:
+        return ExchangeResult(verdicts)
+    lane = order.lane
+    seen = lane is not None and claim_numbers.has_seen(step, owner, lane)
+    lookout = ReadyQueues(step, order.queues, order.tasks)
+    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
+    visited: list[str] = []
+    # Whether anybody stands in the first line is told by going there.
+    lined = 0
+    for number, queue in enumerate(order.queues):
+        if lined < number and claim.has_room:
+            lined = lookout.first_in_line(number)
+        due, opens, known = lookout.is_due(queue), lookout.opens(queue), lookout.known(queue)
+        if not (due or opens or known or lined == number) or lookout.paused(queue):
+            continue
+        visited.append(queue)
+        if due:
+            promote(step, queue, PROMOTE_LIMIT)
+        if opens and rates.opens_at(step, queue) <= step.now:
+            concurrency_keys.open_up(step, queue)
+        claim.take_from(queue, known)
+    if lane is not None and not seen:
+        runs = [(lease.ref, lease.fence) for lease in claim.leases]
+        step.lanes[owner.id, lane.id] = step.lane(owner.id, lane.id).claimed(lane, runs, step.now)
+    waiting = [queue for queue in visited if lookout.look_again(queue)]
+    left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
+    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now, seen=seen)
+
+
+def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
+    """Return the answer to an order that changes nothing, or None where it may change something.
+
+    It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
+    """
+    if order is None:
+        return ExchangeResult()
+    lane = order.lane
+    claims = None if lane is None else step.lane(owner.id, lane.id)
+    if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
+        return None
+    lookout = ReadyQueues(step, order.queues, order.tasks)
+    left, due = lookout.left(0), lookout.next_due()
+    # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
+    if (left and order.room > 0) or (due is not None and due <= step.now):
+        return None
+    if lane is not None and claims is not None:
+        step.lanes[owner.id, lane.id] = claims.claimed(lane, (), step.now)
+    return _answer((), (), left, due, step.now)
+
+
+def _answer(
+    verdicts: tuple[SettlementResult, ...],
+    leases: tuple[Lease, ...],
+    left: bool,
+    due: int | None,
+    now: int,
+    *,
+    seen: bool = False,
+) -> ExchangeResult:
+    return ExchangeResult(verdicts, leases, left=left, next_due=None if due is None else max(0, due - now), seen=seen)

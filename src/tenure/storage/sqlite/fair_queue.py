@@ -1,0 +1,104 @@
+"""Where a job stands in line in SQL: its score, virtual where the line is fair (core/order.py).
+
+What a line knows of tenants is looked up tenant by tenant, so that a step costs the same with ten thousand of them. A
+line without any costs one look a transaction.
+"""
+
+from collections.abc import Iterable
+
+from tenure.core.job import JobRecord, NewJob
+from tenure.core.order import Fairness, place
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import FairQueueState, Transaction
+
+_WAITS = query("line", "waits")
+_TENANT_WAITS = query("line", "tenant_waits")
+_REACHED = query("line", "reached")
+_TAG = query("line", "tag")
+_FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached", "forget_tags"))
+
+
+def score(step: Transaction, job: NewJob | JobRecord, at: int) -> int:
+    """Return the score of a job that comes into its queue's line, as if at an instant; it must do so next."""
+    line = step.line(job.queue)
+    fair = is_fair(step, job.queue)
+    line.waits = True
+    if job.lifo:
+        return place(at, boost=job.boost, lifo=True)
+    if job.fair_key is not None and not fair:
+        # Who comes in late makes nobody begin in the past.
+        line.fairness, line.written = Fairness(max(at, step.now)), None
+    if line.fairness is not None:
+        at = _tag(step, job, line, line.fairness)
+    return place(at, boost=job.boost)
+
+
+def is_fair(step: Transaction, queue: str) -> bool:
+    """Say whether those who come into a line get virtual instants; where nobody waits, all of it is forgotten."""
+    line = step.line(queue)
+    if line.fairness is not None and not _anybody_waits(step, queue, line):
+        if line.written is not None:
+            forget(step, queue)
+        line.fairness = None
+    return line.fairness is not None
+
+
+def forget(step: Transaction, queue: str) -> None:
+    """Forget how far a line has got in virtual time."""
+    for statement in _FORGET:
+        step.run(statement, (queue,))
+
+
+def reached(step: Transaction, queue: str, boost: int) -> int:
+    """Return which instant a line has got to for jobs of a priority."""
+    line = step.line(queue)
+    _look_up_reached(step, queue, line, boost)
+    return step.now if line.fairness is None else line.fairness.start(boost)
+
+
+def given_out(step: Transaction, queue: str, jobs: Iterable[JobRecord]) -> None:
+    """Note how far a line has got in virtual time with these jobs, where they count in that."""
+    line = step.line(queue)
+    if line.fairness is not None:
+        for job in jobs:
+            if not job.lifo:
+                _look_up_reached(step, queue, line, job.boost)
+                line.fairness.given_out(job.score, job.boost)
+
+
+def _tag(step: Transaction, job: NewJob | JobRecord, line: FairQueueState, fairness: Fairness) -> int:
+    """Return the virtual instant of a tenant's next job."""
+    key = job.fair_key or ""
+    _look_up_reached(step, job.queue, line, job.boost)
+    _look_up_tag(step, job.queue, line, (job.boost, key))
+    # Which priorities there are is told by how far each has got; it has got as far as the line.
+    fairness.reached.setdefault(job.boost, fairness.front)
+    waits = job.fair_key is None or _tenant_waits(step, job.queue, line, (job.boost, key))
+    line.tenants.add((job.boost, key))
+    return fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
+
+
+def _look_up_reached(step: Transaction, queue: str, line: FairQueueState, boost: int) -> None:
+    if line.fairness is None or line.written is None or boost in line.fairness.reached:
+        return
+    row = step.one(_REACHED, (queue, boost))
+    if row is not None:
+        line.fairness.reached[boost] = line.written.reached[boost] = row[0]
+
+
+def _look_up_tag(step: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> None:
+    if line.fairness is None or line.written is None or lane in line.fairness.tags:
+        return
+    row = step.one(_TAG, (queue, *lane))
+    if row is not None:
+        line.fairness.tags[lane] = line.written.tags[lane] = row[0]
+
+
+def _tenant_waits(step: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> bool:
+    return lane in line.tenants or step.one(_TENANT_WAITS, (queue, *lane)) == (1,)
+
+
+def _anybody_waits(step: Transaction, queue: str, line: FairQueueState) -> bool:
+    if not line.waits:
+        line.waits = step.one(_WAITS, (queue,)) == (1,)
+    return line.waits

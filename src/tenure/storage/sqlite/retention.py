@@ -1,0 +1,41 @@
+"""How SQLite forgets jobs that are over as a set: in the sweep, and in step with completions."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tenure.core.lifecycle import State
+from tenure.core.retention import RetentionRules
+from tenure.core.settlement import Settlement, is_kept_by_its_queue
+from tenure.storage.protocol import SettlementResult
+from tenure.storage.sqlite import rows
+from tenure.storage.sqlite.settings import setting
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
+
+_FORGET = tuple(query("sweep", name) for name in ("forget_jobs", "forget_runs", "forget_logs"))
+_LONGEST_COMPLETED = query("sweep", "longest_completed")
+
+
+def forget_plain(step: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
+    """Forget jobs that are over and answer for no other calls, with their runs and logs."""
+    listed = rows.listed(seqs)
+    if listed is not None:
+        for statement in _FORGET:
+            step.run(statement, (listed,))
+        step.moved(queue, left=state, jobs=len(seqs))
+
+
+def forget_at_once(step: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
+    """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many."""
+    completed = Counter(
+        asked.ref.queue
+        for asked, told in zip(settlements, verdicts, strict=True)
+        if told.verdict == "done" and is_kept_by_its_queue(asked)
+    )
+    for queue, ended in completed.items():
+        keep = (setting(step, "queue", queue).retention or RetentionRules()).of(State.COMPLETED)
+        if keep.most is None:
+            continue
+        if surplus := keep.forgotten_at_once(step.kept(queue), ended):
+            gone = step.all(_LONGEST_COMPLETED, {"queue": queue, "now": step.now, "limit": surplus})
+            forget_plain(step, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])

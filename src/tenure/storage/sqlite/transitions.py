@@ -1,0 +1,167 @@
+"""How a job that no run holds moves in SQL: it expires, is forgotten, or goes where the operator's hand puts it."""
+
+import logging
+
+from msgspec import structs
+
+from tenure.core.events import JobFailed, JobRepaired, QueueDrained
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, Ref, unreadable_record
+from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.transition import expired, expiry
+from tenure.storage.protocol import RATE, job_topic
+from tenure.storage.sqlite import concurrency_keys, rates, rows
+from tenure.storage.sqlite.rows import Row
+from tenure.storage.sqlite.settings import recorded
+from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.transaction import Transaction
+
+_JOB = query("get", "job")
+_BY_SEQ = query("get", "by_seq")
+_EXPIRE = query("exchange", "expire")
+_DELETE = tuple(query("revise", name) for name in ("delete", "delete_runs", "delete_log"))
+_DELETE_CALLS = query("revise", "delete_calls")
+_TAKEN_IN = query("get", "taken_in")
+_GATHERED = query("get", "gathered")
+_MEND = query("mend", "mend")
+_SET_ASIDE = query("mend", "set_aside")
+_FORGET_SLOTS = query("mend", "forget_slots")
+
+logger = logging.getLogger("tenure")
+
+
+def find_job(step: Transaction, ref: Ref) -> tuple[int, JobRecord] | None:
+    """Return a job's seq and record, of one that collects without what it has gathered."""
+    row = step.one(_JOB, (ref.queue, ref.id))
+    return None if row is None else (row[0], _read(step, row))
+
+
+def the_job(step: Transaction, seq: int) -> JobRecord:
+    """Return the record of a job that is there, as this transaction has left it; without what it has gathered."""
+    row = step.one(_BY_SEQ, (seq,))
+    if row is None:
+        raise AssertionError(f"job {seq} is gone, though nobody has dropped it")
+    return _read(step, row)
+
+
+def whole(step: Transaction, row: Row) -> JobRecord:
+    """Return the record that a row of `job` holds, with all that it has gathered."""
+    job = _read(step, row)
+    if not job.gathered:
+        return job
+    calls = step.all(_GATHERED, (job.queue, job.id))
+    return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
+
+
+def _read(step: Transaction, row: Row) -> JobRecord:
+    """Return the record that a row holds. One that cannot be read is mended, where this step may write."""
+    job, flaws = rows.checked(row)
+    if flaws is not None and step.mends:
+        _mend(step, row, job, flaws)
+    return job
+
+
+def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
+    """Put neutral values in the place of what cannot be read, and an error into the record that says so.
+
+    With the error the job fails at its next run, instead of running with neutral values.
+    """
+    seq, was, kept = row[0], row[4], rows.as_kept(row, job)
+    step.run(_MEND, kept)
+    step.record(
+        JobRepaired(
+            queue=job.queue,
+            id=job.id,
+            task=job.task,
+            run=job.starts,
+            found=f"unreadable: {flaws}",
+            mended="set aside" if job.state not in TERMINAL or was != job.state else "emptied",
+        )
+    )
+    logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
+    if was != job.state:
+        # It had no state that anything goes by, so it is over at once.
+        step.run(_SET_ASIDE, (step.now, seq))
+        step.record(
+            JobFailed(
+                queue=job.queue,
+                id=job.id,
+                task=job.task,
+                run=job.starts,
+                attempt=job.attempt,
+                reason="undecodable",
+                error=unreadable_record(flaws),
+            )
+        )
+    if not job.keys:
+        step.run(_FORGET_SLOTS, (job.queue, job.id))
+    # The counters of its queue may have gone by what cannot be read.
+    step.recounted.add(job.queue)
+
+
+def taken_in(step: Transaction, call: Ref) -> Ref | None:
+    """Return the job that has taken in a call."""
+    row = step.one(_TAKEN_IN, (call.queue, call.id))
+    return None if row is None else Ref(call.queue, row[0])
+
+
+def past(job: JobRecord, now: int) -> bool:
+    """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+    return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
+
+
+def moved(step: Transaction, job: JobRecord, to: State | None) -> None:
+    """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten."""
+    step.moved(job.queue, left=job.state, to=to)
+    if job.parked_under is not None and to is not State.WAITING:
+        step.moved(job.queue, left="parked")
+        if job.parked_under.startswith(RATE):
+            rates.forget_opening(step, job.queue, job.parked_under)
+    if job.kept_until is not None and job.state is State.COMPLETED:
+        step.moved(job.queue, left="kept")
+    if job.redrive_at is not None and job.state is State.FAILED:
+        step.moved(job.queue, left="ruled")
+    concurrency_keys.count(step, job.queue, job.keys, _unfinished(to) - _unfinished(job.state))
+    was_in_line = job.state is State.WAITING and job.parked_under is None
+    if was_in_line and to is not State.WAITING:
+        concurrency_keys.offer_place(step, job)
+
+
+def drop(step: Transaction, seq: int, job: JobRecord) -> int:
+    """Forget a job that is not active, with its runs, its log and the calls that it has taken in.
+
+    Returns how many calls it answered for, its own among them.
+    """
+    calls = 1
+    for statement in _DELETE:
+        step.run(statement, (seq,))
+    if isinstance(job.merge, DebounceKey | CollectKey):
+        # Of one that collects, its own is among them.
+        calls += step.run(_DELETE_CALLS, (job.queue, job.id)) - bool(job.gathered)
+    moved(step, job, None)
+    return calls
+
+
+def expire(step: Transaction, seq: int, job: JobRecord) -> int:
+    """End a job that is too old to start, or forget it at once; return 1, or how many calls went with it."""
+    calls = 1
+    if job.policy.on_expire == "discard":
+        calls = drop(step, seq, job)
+        step.moved(job.queue, to="discarded")
+    else:
+        error = rows.error_text(expired(job, step.now).error)
+        step.run(_EXPIRE, {"now": step.now, "error": error, "seq": seq})
+        moved(step, job, State.EXPIRED)
+    step.record(expiry(job, step.now))
+    tell_if_drained(step, job.queue)
+    step.knocked.append(job_topic(job.ref))
+    return calls
+
+
+def tell_if_drained(step: Transaction, queue: str) -> None:
+    """Record that no job of a queue is unfinished, where that is asked for."""
+    if recorded(step, queue, "queue_drained") and not step.unfinished(queue):
+        step.record(QueueDrained(queue=queue))
+
+
+def _unfinished(state: State | None) -> bool:
+    return state is not None and state not in TERMINAL

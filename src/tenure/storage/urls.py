@@ -1,0 +1,86 @@
+"""From an address to a storage; a driver is imported only when its address is used."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from tenure.clock import Clock
+from tenure.core.check import shown
+from tenure.errors import UsageError
+from tenure.storage.protocol import Storage
+from tenure.storage.redis import address as redis
+
+KNOWN = (
+    'use "sqlite:///tenure.db" (a file, four slashes for an absolute path), "redis://localhost:6379/0" (also '
+    'rediss://, valkey://, redis+sentinel://, redis+cluster://) or "memory://" (tests)'
+)
+
+
+@dataclass(frozen=True)
+class StorageURL:
+    """A URL, read: which storage, in which file, and how sure a write must be."""
+
+    url: str
+    scheme: Literal["memory", "sqlite"]
+    path: str = ""
+    durability: Literal["full", "fast"] = "full"
+
+
+def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -> Storage:
+    """Return the storage at a URL, not yet opened.
+
+    Raises:
+        UsageError: the URL is none, or names a storage or an option that does not exist.
+    """
+    address = read(url)
+    if isinstance(address, redis.RedisAddress):
+        if find_spec("redis") is None:
+            raise UsageError(f"{address.shown} needs redis-py, which is not there: pip install 'tenure[redis]'")
+        from tenure.storage.redis.storage import RedisStorage
+
+        return RedisStorage(address, clock=clock)
+    match address.scheme:
+        case "memory":
+            from tenure.storage.memory.storage import MemoryStorage
+
+            return MemoryStorage(clock=clock)
+        case "sqlite":
+            from tenure.storage.sqlite.storage import SQLiteStorage
+
+            return SQLiteStorage(address.path, clock=clock, auto_migrate=auto_migrate, durability=address.durability)
+
+
+def read(url: object) -> StorageURL | redis.RedisAddress:
+    """Return what a URL says; no driver is imported for that and nothing opened.
+
+    Raises:
+        UsageError: the URL is none, or names a storage or an option that does not exist.
+    """
+    if not isinstance(url, str):
+        raise UsageError(f"storage URL {shown(url)} is no text; {KNOWN}")
+    # Whatever it is, it may hold a password.
+    told = redis.shown_of(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"storage URL {told!r} cannot be read ({error}); {KNOWN}") from None
+    if parts.scheme in redis.SCHEMES:
+        return redis.read(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    match parts.scheme:
+        case "memory":
+            address = StorageURL(url, "memory")
+        case "sqlite":
+            path = url.split("?", 1)[0].removeprefix("sqlite:")
+            if not path.startswith("///") or path[3:] in ("", ":memory:"):
+                raise UsageError(f"storage URL {told!r} names no file; {KNOWN}")
+            durability = options.pop("durability", "full")
+            if durability not in ("full", "fast"):
+                raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
+            address = StorageURL(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
+        case _:
+            raise UsageError(f"storage URL {told!r} is none that Tenure knows; {KNOWN}")
+    if options:
+        raise UsageError(f"storage URL {url!r} has the unknown option {next(iter(options))!r}; leave it out")
+    return address

@@ -1,0 +1,1 @@
+"""The parent process: starts, watches, recovers and restarts worker processes."""

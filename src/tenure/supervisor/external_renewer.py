@@ -1,0 +1,356 @@
+"""Watches over one worker process from another one, which runs no user code: renews what it cannot renew itself.
+
+    slate ──a run whose renewal is overdue──► renewed in its owner's name ──► slate, where the worker reads it back
+      │
+      ├── a stopped process, one whose loop is blocked beyond max_block: renewed no more
+      └── that, or a run that blocks its loop far beyond its own timeout: the process has to go
+
+A worker beats for itself as long as anything goes on in it. So usually all of this is a look at some memory; it matters
+when a handler holds the interpreter itself, and with it the worker's own keeper.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from logging import Logger
+from random import Random
+from typing import Protocol
+
+from tenure.clock import SECOND, Clock
+from tenure.core.exponential_delay import ExponentialDelay
+from tenure.core.job import Owner, Ref
+from tenure.core.lease import answer_limit
+from tenure.errors import StorageError
+from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Storage
+from tenure.supervisor.kill_reason import KillReason, Verdict
+from tenure.worker.blocked_loop import spared
+from tenure.worker.loop_lag import TICK
+from tenure.worker.scoreboard import Scoreboard, WatchedRun
+from tenure.worker.stacks.places import Dump, HandlerPosition
+from tenure.worker.watchdog import ABSENT, REMEDY, WARN
+from tenure.worker.worker_metrics import WorkerMetrics
+
+LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.02
+"""Seconds between two looks, at most and at least: often enough for a lease of a second that was claimed just now."""
+
+LATE = 2.0
+"""So many of its beats after its last renewal a run is renewed from here; its worker takes 1.5 of them at most."""
+
+OVERDUE = 2.0
+"""Seconds past its timeout after which a run that blocks its loop is ended with its process."""
+
+ASKING = 10.0
+"""Seconds until a process is asked again which run holds its interpreter, if that could not be told from its answer."""
+
+PATIENCE = ExponentialDelay(0.1, 1.0)
+"""Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
+
+RECORDING = 1.0
+"""Seconds that it may take to put on record that a worker hangs which nobody may kill."""
+
+
+class WatchedProcess(Protocol):
+    """The process that is watched, as far as can be seen from outside."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it, so that nothing in it goes on."""
+        ...
+
+
+class ExternalRenewer:
+    """Watches over one process; `turn` looks once."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        owner: Owner,
+        slate: Scoreboard,
+        process: WatchedProcess,
+        *,
+        beat: float,
+        max_block: float,
+        clock: Clock,
+        rng: Random,
+        logger: Logger,
+        ask: Callable[[], Awaitable[str]] | None,
+        condemn: Callable[[KillReason], None] | None,
+        tally: WorkerMetrics | None,
+    ) -> None:
+        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may.
+
+        `tally`: where renewals are counted, None where nobody could read that.
+        """
+        self._storage = storage
+        self._owner = owner
+        self._slate = slate
+        self._process = process
+        self._beat = beat
+        self._max_block = max_block
+        self._clock = clock
+        self._rng = rng
+        self._logger = logger
+        self._ask = ask
+        self._condemn = condemn
+        self._tally = tally
+        self._looked_at = 0.0
+        self._next_look = 0.0
+        self._excused_at = 0.0
+        """Until when nothing could be expected of the process: it was stopped, or we were."""
+        self._warned = self._hung = 0.0
+        """The last turns of the loop before the blockages that were told of."""
+        self._blocking: tuple[Ref, int] | None = None
+        """Which run blocks the loop since its last turn, if it is known."""
+        self._blocking_of = self._blocking_since = 0.0
+        """That turn, and since when it is known to be this very run."""
+        self._asked_at = 0.0
+        self._lost: set[tuple[Ref, int]] = set()
+        self._failures = 0
+        self._retry_at = 0.0
+        self.condemned = False
+
+    async def turn(self) -> float:
+        """Look once, and do what has to be done; return the seconds until the next look. Never raises."""
+        now = self._clock.uptime()
+        try:
+            if self._looked_at and now > self._next_look + ABSENT:
+                self._excused_at = now
+            self._looked_at = now
+            runs = self._slate.runs()
+            if not self.condemned:
+                await self._look(runs, now)
+            wait = self._rhythm(runs)
+        except Exception:
+            # Whatever it is: who dies here leaves a worker alone with its handlers.
+            self._logger.exception("cannot watch over worker %d, trying again", self._owner.pid)
+            wait = LONGEST_LOOK
+        self._next_look = self._clock.uptime() + wait
+        self._slate.looked(self._clock.uptime(), self._next_look)
+        return wait
+
+    async def _look(self, runs: Sequence[WatchedRun], now: float) -> None:
+        if not self._slate.turned_at:
+            # It has not begun, or nothing is expected of it any more.
+            return
+        silent = self._silent(now)
+        self._see(runs, now)
+        late = [run for run in runs if now - run.renewed_at >= self._patience(run, now)]
+        if not late and silent <= TICK + WARN:
+            return
+        if self._process.stopped:
+            self._excused_at = now
+            return
+        if silent > self._max_block + TICK:
+            await self._give_up(runs, silent)
+            return
+        if late and now >= self._retry_at:
+            await self._renew([run for run in late if (run.ref, run.fence) not in self._lost], now)
+        if silent > TICK + WARN:
+            await self._mind_the_silence(runs, silent, now)
+
+    def _silent(self, now: float) -> float:
+        return now - max(self._slate.turned_at, self._excused_at)
+
+    def _beat_of(self, run: WatchedRun) -> float:
+        return min(self._beat, run.lease / 4, run.heartbeat_timeout / 4) if run.lease < float("inf") else run.lease
+
+    def _rhythm(self, runs: Sequence[WatchedRun]) -> float:
+        shortest = min([self._beat, *(self._beat_of(run) for run in runs)])
+        return max(SHORTEST_LOOK, min(LONGEST_LOOK, shortest / 2))
+
+    async def _renew(self, runs: Sequence[WatchedRun], now: float) -> None:
+        answered = 0
+        limit = max(self._beat, LONGEST_LOOK)
+        within = round(answer_limit(min([self._beat, *map(self._beat_of, runs)]), limit) * SECOND)
+        try:
+            async with asyncio.timeout(limit):
+                for start in range(0, len(runs), RENEW_LIMIT):
+                    part = runs[start : start + RENEW_LIMIT]
+                    asked_at = self._clock.uptime()
+                    renewals = tuple(self._renewal(run, now) for run in part)
+                    pulse = await self._storage.renew(RenewRequest(self._owner, renewals, answer_within=within))
+                    lost = {*pulse.lost}
+                    self._lost |= lost
+                    answered += len(part)
+                    self._count(part, lost=len(lost), failed=len(pulse.unanswered))
+                    for run in part:
+                        if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.unanswered:
+                            self._slate.keep(run, asked_at)
+        except (StorageError, TimeoutError) as error:
+            left = runs[answered:]
+            self._count(left, failed=len(left))
+            if not self._failures:
+                self._logger.warning(
+                    "cannot renew %d leases for worker %d, trying again: %r", len(runs), self._owner.pid, error
+                )
+            self._failures += 1
+            self._retry_at = self._clock.uptime() + PATIENCE.rest(self._failures, self._rng)
+        else:
+            self._failures = 0
+            self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
+
+    def _count(self, runs: Sequence[WatchedRun], *, lost: int = 0, failed: int = 0) -> None:
+        if self._tally is not None:
+            self._tally.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
+
+    def _patience(self, run: WatchedRun, now: float) -> float:
+        """Return how long after its last renewal a run is renewed from here."""
+        # Whom its limits are spared may have got no more than a quarter of a lease.
+        return (0.5 if self._spares(run, now) else LATE) * self._beat_of(run)
+
+    def _spares(self, run: WatchedRun, now: float) -> bool:
+        return self._spared(run, now) != (now - run.claimed_at, now - run.signed_at)
+
+    def _renewal(self, run: WatchedRun, now: float) -> LeaseRenewal:
+        ran, silent = self._spared(run, now)
+        # Of a run that has not begun both moments lie ahead, infinitely far.
+        return LeaseRenewal(
+            run.ref,
+            run.fence,
+            exclusive=run.exclusive,
+            ran=round(max(0.0, ran) * SECOND),
+            silent=round(max(0.0, silent) * SECOND),
+        )
+
+    def _spared(self, run: WatchedRun, now: float) -> tuple[float, float]:
+        return spared(
+            now,
+            turned_at=self._slate.turned_at,
+            blocks=(run.ref, run.fence) == self._blocking,
+            mute=self._alone(now),
+            claimed_at=run.claimed_at,
+            signed_at=run.signed_at,
+            lease=run.lease,
+            timeout=run.timeout,
+            heartbeat_timeout=run.heartbeat_timeout,
+            way=run.way,
+        )
+
+    def _alone(self, now: float) -> bool:
+        """Say whether nothing at all goes on in the process, be it that a handler holds the interpreter."""
+        return now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
+
+    def _see(self, runs: Sequence[WatchedRun], now: float) -> None:
+        """Take note of which run blocks the loop, as far as the worker's own thread sees that."""
+        of = self._slate.turned_at
+        if of != self._blocking_of:
+            self._blocking, self._blocking_of, self._asked_at = None, of, 0.0
+        seen = None if self._alone(now) else self._slate.blocker
+        if seen is None:
+            # A thread keeps the loop from turning by the interpreter only, and then nothing goes on.
+            able = len(runs) == 1 and (runs[0].way == "loop" or (runs[0].way == "thread" and self._alone(now)))
+            if able and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
+                # There is no other.
+                self._blame(runs[0], now)
+            return
+        for run in runs:
+            if (run.line, run.fence) == seen:
+                self._blame(run, now)
+
+    def _blame(self, run: WatchedRun, now: float) -> None:
+        if (key := (run.ref, run.fence)) != self._blocking:
+            # The first that is seen has blocked it from the beginning; another one has its own time.
+            self._blocking_since = self._blocking_of if self._blocking is None else now
+            self._blocking = key
+
+    async def _mind_the_silence(self, runs: Sequence[WatchedRun], silent: float, now: float) -> None:
+        turned_at = self._slate.turned_at
+        since = max(turned_at, self._excused_at)
+        # The loop has not turned since their time was over, so nothing within could end them.
+        overdue = [
+            run
+            for run in runs
+            if run.claimed_at + run.timeout + OVERDUE < now and since <= run.claimed_at + run.timeout + TICK
+        ]
+        unclear = self._blocking is None and self._alone(now) and any(self._spares(run, now) for run in runs)
+        if unclear and self._ask is not None and now - self._asked_at > ASKING:
+            self._asked_at = now
+            holder = _holder(Dump(await self._ask()), runs)
+            if self._slate.turned_at != turned_at:
+                return
+            if holder is not None:
+                self._blame(holder, now)
+        # The others cannot end before it does, nor would their end help anybody.
+        culprits = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
+        if culprits and now - max(self._blocking_since, self._excused_at) > OVERDUE:
+            await self._end("timeout", silent, culprits)
+            return
+        # As long as the worker's own thread goes on, it is the one to warn.
+        alone = self._alone(now)
+        if alone and self._ask is not None and self._warned != turned_at and self._slate.watcher_warns(turned_at):
+            self._warned = turned_at
+            self._warn(runs, await self._ask(), silent)
+
+    async def _give_up(self, runs: Sequence[WatchedRun], silent: float) -> None:
+        if self._hung == self._slate.turned_at:
+            return
+        self._hung = self._slate.turned_at
+        culprits = [key for run in runs if (key := (run.ref, run.fence)) == self._blocking]
+        await self._end("loop_blocked", silent, culprits)
+
+    async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
+        """Have the worker killed, where somebody may, and its burial tells that it hung; else tell it from here."""
+        if self._condemn is None and reason == "timeout":
+            return
+        turned_at = self._slate.turned_at
+        stack = "" if self._ask is None else await self._ask()
+        if self._slate.turned_at != turned_at:
+            # It came to an end by itself, while we asked.
+            return
+        limit = self._max_block if reason == "loop_blocked" else OVERDUE
+        sentence = KillReason(reason, silent, limit, tuple(culprits), stack)
+        at = Dump(stack).on_loop()
+        self._logger.error(
+            "worker %d: %s%s; %s",
+            self._owner.pid,
+            f"its event loop has been blocked for {silent:.1f} s",
+            f" at {at}" if at is not None else "",
+            "its leases are renewed no more" if self._condemn is None else "it is killed",
+        )
+        if self._condemn is not None:
+            # Not before: what hangs may hold up whoever else would write into its storage.
+            self.condemned = True
+            self._condemn(sentence)
+            return
+        try:
+            async with asyncio.timeout(RECORDING):
+                await self._storage.renew(RenewRequest(self._owner, events=sentence.hung(self._owner.id)))
+        except (StorageError, TimeoutError) as error:
+            self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
+
+    def _warn(self, runs: Sequence[WatchedRun], stack: str, silent: float) -> None:
+        dump = Dump(stack)
+        on_loop, in_threads = dump.on_loop(), dump.in_threads()
+        found = [on_loop] if on_loop is not None else in_threads
+        who = _who(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
+        self._logger.warning(
+            "%s has held the interpreter of worker %d for %.1f s: %s; its leases are renewed from outside, but nothing "
+            "else runs there meanwhile: %s",
+            who,
+            self._owner.pid,
+            silent,
+            ", or ".join(map(str, found)) or "its line cannot be told",
+            REMEDY,
+        )
+
+
+def _holder(dump: Dump, runs: Sequence[WatchedRun]) -> WatchedRun | None:
+    """Return the run that holds the interpreter, if that can be told from where the threads are."""
+    if (on_loop := dump.on_loop()) is not None:
+        found, beside = [on_loop], [run for run in runs if run.way == "loop"]
+    else:
+        found, beside = dump.in_threads(), [run for run in runs if run.way == "thread"]
+    functions = {at.handler.function for at in found}
+    likely = [run for run in beside if run.task.rpartition(".")[2] in functions] or beside
+    return likely[0] if len(found) == 1 and len(likely) == 1 else None
+
+
+def _who(found: Sequence[HandlerPosition], runs: Sequence[WatchedRun]) -> str:
+    """Name the job that is at one of these places, as far as that can be told from the name of its function."""
+    functions = {at.handler.function for at in found}
+    likely = [run for run in runs if run.task.rpartition(".")[2] in functions] or runs
+    if not likely:
+        return "something"
+    named = [f"job {run.ref.id} ({run.task})" for run in likely[:3]]
+    return (
+        named[0] if len(likely) == 1 else f"one of {len(likely)} jobs ({', '.join(named)}{', …' * (len(likely) > 3)})"
+    )

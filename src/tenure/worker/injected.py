@@ -1,0 +1,129 @@
+"""What one run is given: made before its handler is called, closed when that is over, however it ended."""
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from tenure.failures import traceback_of
+from tenure.handlers.context import current_job
+from tenure.handlers.injection import Needs, ProviderStep
+from tenure.threads import WorkerThread
+
+Complain = Callable[[str, str, BaseException], None]
+"""Takes who failed and how, and the exception, where another one is what the run comes to."""
+
+
+class InjectedValues:
+    """Goes through the steps of what is needed, and back.
+
+    Entered, it has the values by parameter. What is plain happens in the run's thread. An exception of the run is
+    thrown into what is open and goes on, whatever becomes of it there; where the run had none, the first that closing
+    raises is the run's. If the thread was left at work, what is open is closed after it, which nobody waits for.
+    """
+
+    def __init__(
+        self,
+        needs: Needs,
+        lane: WorkerThread,
+        *,
+        complain: Complain,
+        leave: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._needs = needs
+        self._lane = lane
+        self._complain = complain
+        self._leave = leave
+        self._open: list[_Plain | _Async] = []
+
+    async def __aenter__(self) -> Mapping[str, Any]:
+        made: list[Any] = []
+        try:
+            for step in self._needs.steps:
+                made.append(await self._make(step, {name: made[place] for name, place in step.takes.items()}))
+        except BaseException as error:
+            await self._close(error)
+            raise
+        return {name: made[place] for name, place in self._needs.takes.items()}
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(error)
+
+    async def _make(self, step: ProviderStep, taken: dict[str, Any]) -> Any:
+        match step.kind:
+            case "async generator":
+                manager = step.make(**taken)
+                value = await manager.__aenter__()
+                self._open.append(_Async(step, manager))
+                return value
+            case "generator":
+                # Noted before it is open: the run may be stopped while the thread is still opening it.
+                opening = _Plain(step, step.make(**taken))
+                self._open.append(opening)
+                return await self._lane.run(opening.enter)
+            case "coroutine function":
+                return await step.make(**taken)
+            case "function":
+                if step.provider is current_job:
+                    return current_job()
+                return await self._lane.run(functools.partial(step.make, **taken))
+
+    async def _close(self, failure: BaseException | None) -> None:
+        counts = failure
+        while self._open and not self._lane.busy:
+            closing = self._open.pop()
+            try:
+                await closing.exit(self._lane, counts)
+            except BaseException as error:
+                if counts is None:
+                    counts = error
+                elif error is not counts:
+                    self._complain(f"the provider {closing.name}", "failed while it closed", error)
+        if self._lane.busy:
+            self._leave(self._close_later(counts))
+        else:
+            self._lane.close()
+        if failure is None and counts is not None:
+            raise counts
+
+    async def _close_later(self, failure: BaseException | None) -> None:
+        await self._lane.idle()
+        await self._close(failure)
+
+
+class _Plain:
+    """A plain generator, open or being opened; its calls are for the run's thread."""
+
+    def __init__(self, step: ProviderStep, manager: AbstractContextManager[Any]) -> None:
+        self.name = step.name
+        self._manager = manager
+        self._entered = False
+
+    def enter(self) -> Any:
+        value = self._manager.__enter__()
+        self._entered = True
+        return value
+
+    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
+        if self._entered:
+            await lane.run(functools.partial(self._manager.__exit__, *_told(failure)))
+
+
+class _Async:
+    """An open async generator."""
+
+    def __init__(self, step: ProviderStep, manager: AbstractAsyncContextManager[Any]) -> None:
+        self.name = step.name
+        self._manager = manager
+
+    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
+        await self._manager.__aexit__(*_told(failure))
+
+
+def _told(
+    failure: BaseException | None,
+) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
+    return (None, None, None) if failure is None else (type(failure), failure, traceback_of(failure))

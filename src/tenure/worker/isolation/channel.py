@@ -1,0 +1,99 @@
+"""A slot's end of its line: what its worker says, what the handler there says, and what is logged there."""
+
+import contextlib
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from tenure.core.text import storable
+from tenure.failures import trace_of
+from tenure.handlers.context import Progress, Signs
+from tenure.processes.parent_death import end_with_all
+from tenure.worker.isolation.messages import Answer, ForwardedLog, InvalidMessageError, Order, ear_of_slot, framed
+
+_PART = 262_144
+
+
+class Channel:
+    """The slot's end of the line: heard and spoken in threads, so that it works beside a loop that is blocked."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._ear = ear_of_slot()
+        self._lock = threading.Lock()
+        self._speaking = threading.Lock()
+        self._early: list[Order] = []
+        self._hear: Callable[[Order], None] = self._early.append
+
+    def told(self) -> Order:
+        """Return the first word, and hear from then on; without a worker that says one this is the end."""
+        while not self._early:
+            part = self._line.recv(_PART)
+            if not part:
+                sys.exit(1)
+            self._early += self._ear.hear(part)
+        word = self._early.pop(0)
+        threading.Thread(target=self._follow, name="tenure-line", daemon=True).start()
+        return word
+
+    def heard_by(self, hear: Callable[[Order], None]) -> None:
+        """Hand over what is heard, and what has been; from the listening thread."""
+        with self._lock:
+            self._hear = hear
+            for word in self._early:
+                hear(word)
+            self._early.clear()
+
+    def say(self, word: Answer) -> None:
+        """Say something, if anybody still listens; from any thread."""
+        told = framed(word)
+        with self._speaking, contextlib.suppress(OSError):
+            self._line.sendall(told)
+
+    def _follow(self) -> None:
+        with contextlib.suppress(OSError, InvalidMessageError):
+            while part := self._line.recv(_PART):
+                for word in self._ear.hear(part):
+                    with self._lock:
+                        self._hear(word)
+        # Whoever holds the lease is gone.
+        end_with_all()
+
+
+class ForwardedSigns(Signs):
+    """Signs that wake whoever passes them on."""
+
+    def __init__(self, news: threading.Event) -> None:
+        super().__init__()
+        self._news = news
+
+    def sign(self, at: float, progress: Progress | None = None) -> None:
+        """Note a sign, and have it passed on."""
+        super().sign(at, progress)
+        self._news.set()
+
+    def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
+        """Note a line, and have it passed on."""
+        super().log(at, level, message, fields)
+        self._news.set()
+
+
+class ForwardingLogHandler(logging.Handler):
+    """Sends log records to the worker, which has the formats and the files."""
+
+    def __init__(self, line: Channel) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send it."""
+        trace = None
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = trace_of(record.exc_info[1])
+        try:
+            message = storable(record.getMessage())
+            self._line.say(ForwardedLog(record.name, record.levelno, message, trace))
+        except Exception:
+            self.handleError(record)

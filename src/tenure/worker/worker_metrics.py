@@ -1,0 +1,78 @@
+"""What a worker counts of its work, in the words of the metrics."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from tenure.clock import SECOND
+from tenure.core.decision import Finish, PutBack
+from tenure.core.job import JobRecord
+from tenure.core.lease import Lease
+from tenure.core.settlement import Settlement
+from tenure.metrics import DURATION, FENCED, JOBS, RENEWALS, STALLED, STORAGE_OP, WAIT, MetricsRegistry
+from tenure.storage.protocol import SettleVerdict
+
+
+class WorkerMetrics:
+    """The counts of one process's workers; from any thread."""
+
+    def __init__(self, figures: MetricsRegistry) -> None:
+        self._figures = figures
+        self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        """The seconds of runs that are not counted yet; its loop's only."""
+
+    def claimed(self, leases: Iterable[Lease]) -> None:
+        """Count how long jobs had been due when they were claimed, by the storage's clock."""
+        waits: defaultdict[str, list[float]] = defaultdict(list)
+        for lease in leases:
+            job = lease.job
+            if job.heard_at is not None:
+                late = job.heard_at - job.run_at
+                waits[job.queue].append(late / SECOND if late > 0 else 0.0)
+        for queue, some in waits.items():
+            self._figures.observe(WAIT, some, queue)
+
+    def ran(self, job: JobRecord, took: float) -> None:
+        """Note how long a run took, to be counted with the next call; one that never began took nothing."""
+        if took:
+            self._took[job.queue, job.task].append(took)
+
+    def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict]]) -> None:
+        """Count what the storage said to settlements. A duplicate is one whose first answer never came."""
+        settled: Counter[tuple[str, str, str]] = Counter()
+        for job, asked, verdict in answered:
+            if verdict == "lost":
+                self._figures.count(FENCED, "settle")
+            elif verdict != "gone":
+                settled[job.queue, job.task, _outcome(asked)] += 1
+                if asked.decision.charge == "stalls":
+                    self._figures.count(STALLED, job.task, asked.ended.reason or "process_died")
+        for labels, many in settled.items():
+            self._figures.count(JOBS, *labels, by=many)
+
+    def renewed(self, *, renewed: int, lost: int, failed: int) -> None:
+        """Count the leases that were to be renewed with one call: those that were, were gone, or got no answer."""
+        for result, many in (("renewed", renewed), ("lost", lost), ("failed", failed)):
+            if many:
+                self._figures.count(RENEWALS, result, by=many)
+        if lost:
+            self._figures.count(FENCED, "renew", by=lost)
+
+    def called(self, op: str, took: float) -> None:
+        """Count how long a call of the storage took, whatever came of it, and the runs that were over before."""
+        for labels, some in self._took.items():
+            self._figures.observe(DURATION, some, *labels)
+        self._took.clear()
+        self._figures.observe(STORAGE_OP, (took,), op)
+
+
+def _outcome(asked: Settlement) -> str:
+    match asked.decision:
+        case Finish():
+            # A third of what its `value` takes.
+            return str(asked.decision.state)
+        case PutBack(charge="failures"):
+            return "retried"
+        case PutBack(charge="stalls"):
+            return "stalled"
+        case PutBack():
+            return "released"
