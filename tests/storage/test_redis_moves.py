@@ -19,7 +19,7 @@ from tests.clusters import SLOTS, RedisCluster
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 from tests.storage.test_redis_connections import ADD, ECHO, READ
-from tests.storage.test_redis_ear import asleep, woken
+from tests.storage.test_redis_subscriptions import asleep, woken
 
 Connect = Callable[[str], Connections]
 

@@ -197,7 +197,7 @@ def test_a_file_system_that_may_be_shared_is_doubted() -> None:
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"40 22 0:35 / {tmp_path} rw - nfs4 server:/home rw\n")
-    monkeypatch.setattr(place, "MOUNTINFO", table)
+    monkeypatch.setattr(filesystem_check, "MOUNTINFO", table)
     storage = SQLiteStorage(tmp_path / "jobs.db")
     with pytest.raises(UsageError, match="network file system \\(nfs4\\)"):
         await storage.open()
