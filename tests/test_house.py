@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,55 +20,36 @@ ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "tenure"
 
 FLOORS: dict[str, int] = {
-    "_version": -3,
-    "errors": -3,
-    "core": -2,
-    "control": -1,
-    "failures": -1,
-    "figures": -1,
-    "context": 0,
-    "functions": -1,
-    "injection": 0,
-    "middleware": 1,
-    "clock": 1,
-    "waiting": 1,
-    "options": 2,
-    "ids": 2,
-    "codec": 2,
-    "untyped": 2,
-    "storage": 2,
-    "sideloop": 2,
-    "threads": 2,
-    "signature": 3,
-    "enqueue": 3,
-    "fitting": 3,
-    "bus": 4,
-    "settle": 3,
-    "handle": 3,
-    "hearing": 3,
-    "whereabouts": 3,
-    "migration": 3,
-    "dead": 3,
-    "queue": 3,
-    "health": 3,
-    "task": 4,
-    "compatibility": 5,
-    "trips": 5,
-    "schedules": 5,
-    "collecting": 5,
-    "equipment": 5,
-    "defining": 6,
-    "router": 7,
-    "worker": 6,
-    "maintenance": 6,
-    "app": 8,
-    "demo": 9,
-    "cli": 10,
-    "testing": 10,
-    "__init__": 9,
-    "__main__": 11,
+    "_version": 0,
+    "errors": 0,
+    "core": 1,
+    "clock": 2,
+    "waiting": 2,
+    "failures": 2,
+    "metrics": 2,
+    "handlers": 3,
+    "ids": 3,
+    "processes": 3,
+    "threads": 3,
+    "storage": 3,
+    "background_loop": 4,
+    "options": 4,
+    "events": 4,
+    "client": 5,
+    "runtime": 6,
+    "maintenance": 7,
+    "health": 7,
+    "worker": 8,
+    "supervisor": 9,
+    "ops": 9,
+    "app": 10,
+    "__init__": 11,
+    "demo": 11,
+    "cli": 12,
+    "testing": 12,
+    "__main__": 13,
 }
-"""A room may import from floors below its own, from its own folder, and from nowhere else; below 0 are the cellars."""
+"""A room may import from floors below its own, from its own folder, and from nowhere else."""
 
 PURE = {
     "__future__",
@@ -128,6 +110,44 @@ def test_an_import_goes_down_or_stays_in_its_own_folder(path: Path) -> None:
         assert there == here or FLOORS[there] < FLOORS[here], f"{here} must not import {module}"
 
 
+def modules() -> dict[str, Path]:
+    """Return the modules of the package by their dotted names."""
+    found = {".".join(path.relative_to(HOUSE.parent).with_suffix("").parts): path for path in rooms()}
+    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+
+
+def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of the package that a file imports, a submodule by its own name."""
+    found: set[str] = set()
+    # What a module imports only as a script is not imported with it.
+    script = [node for node in parsed(path).body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    apart = {inner for node in script for inner in ast.walk(node)}
+    for node in (node for node in ast.walk(parsed(path)) if node not in apart):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in names}
+    return {name for name in found if name in known and known[name] != path}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = modules()
+    sorter = TopologicalSorter({name: imported_modules(path, known) for name, path in known.items()})
+
+    sorter.prepare()  # raises CycleError, which names the circle
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    named: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named.setdefault(node.name, []).append(name)
+
+    assert {name: places for name, places in named.items() if len(places) > 1} == {}
+
+
 def test_one_storage_does_not_know_another() -> None:
     for path in HOUSE.glob("storage/*/**/*.py"):
         mine = path.relative_to(HOUSE / "storage").parts[0]
@@ -137,7 +157,7 @@ def test_one_storage_does_not_know_another() -> None:
 
 
 def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
-    may = {"app", "equipment", "worker", "cli", "demo", "testing", "storage"}
+    may = {"app", "runtime", "supervisor", "worker", "cli", "demo", "testing", "storage"}
     for path in rooms():
         if any(module == "tenure.storage.urls" for module in imports(path)):
             assert room_of(path) in may, path

@@ -1,0 +1,116 @@
+"""The words of the code and the docs are plain: a list of banned words, a count for each file that may only fall."""
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COUNTS = Path(__file__).with_name("words.toml")
+
+PHRASES = (
+    "nobody",
+    "somebody",
+    "whoever",
+    "whom",
+    "whatever",
+    "anew",
+    "told",
+    "be it that",
+    "so many of",
+    "all the same",
+    "to be had",
+    "but for",
+    "beside",
+    "(?-i:is none)",
+    "is no",
+    "what became of",
+)
+"""Phrases that a reader has to translate."""
+
+METAPHORS = (
+    "burials?",
+    "bury",
+    "buri(?:ed|es)",
+    "deceased",
+    "heed(?:s|ed|ing)?",
+    "inquests?",
+    "autops(?:y|ies)",
+    "witness(?:es)?",
+    "sentenced?",
+    "culprits?",
+    "wards?",
+    "ears?",
+    "mutes?",
+    "purses?",
+    "slates?",
+    "errands?",
+    "shelf",
+    "shelves",
+    "parcels?",
+    "tethers?",
+    "outposts?",
+)
+"""Names that stand for something else. The word of the field is the name."""
+
+BANNED = re.compile(
+    r"(?<![a-zA-Z])(?:" + "|".join([*(phrase.replace(" ", r"\s+") for phrase in PHRASES), *METAPHORS]) + r")(?![a-z])",
+    re.IGNORECASE,
+)
+ALLOWED = re.compile(r"allow word: \S")
+"""A line may keep a banned word if it gives the reason behind these words."""
+
+
+def files() -> list[Path]:
+    """Return the files whose words count: the code that is shipped, the docs, the pages of the project."""
+    found = [path for kind in ("*.py", "*.sql", "*.lua") for path in (ROOT / "src").rglob(kind)]
+    found += [path for path in (ROOT / "docs").rglob("*.md") if "evidence" not in path.parts]
+    return sorted([*found, ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def banned_in(text: str) -> list[str]:
+    """Return the banned words of a text, except those of lines that give a reason."""
+    kept = "\n".join(line for line in text.split("\n") if not ALLOWED.search(line))
+    return [" ".join(found.lower().split()) for found in BANNED.findall(kept)]
+
+
+def counted() -> dict[str, int]:
+    """Return how many banned words each file holds, without the files that hold none."""
+    counts = {str(path.relative_to(ROOT)): len(banned_in(path.read_text())) for path in files()}
+    return {name: count for name, count in counts.items() if count}
+
+
+def written() -> dict[str, int]:
+    """Return the counts on record."""
+    counts: dict[str, int] = tomllib.loads(COUNTS.read_text())
+    return counts
+
+
+@pytest.mark.parametrize(
+    "text", ["Nobody waits.", "what is\nnone", "class Ward:", "bury_strangers()", "It is told so."]
+)
+def test_a_banned_word_is_found(text: str) -> None:
+    assert len(banned_in(text)) == 1
+
+
+@pytest.mark.parametrize("text", ["forward, early, besides", "the year", "x = nobody  # allow word: a fixture's name"])
+def test_other_words_are_not(text: str) -> None:
+    assert banned_in(text) == []
+
+
+def test_no_file_gains_banned_words() -> None:
+    """Run `python -m tests.test_words` to write lower counts; a higher one is a word to replace."""
+    now, before = counted(), written()
+    risen = {name: (before.get(name, 0), count) for name, count in now.items() if count > before.get(name, 0)}
+    fallen = {name: (count, now.get(name, 0)) for name, count in before.items() if now.get(name, 0) < count}
+
+    assert not risen, "banned words came in; the most frequent: " + ", ".join(
+        f"{name}: {Counter(banned_in((ROOT / name).read_text())).most_common(3)}" for name in risen
+    )
+    assert not fallen, "banned words went; write the counts with `python -m tests.test_words`"
+
+
+if __name__ == "__main__":
+    COUNTS.write_text("".join(f'"{name}" = {count}\n' for name, count in counted().items()))
