@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Drain, Idle, Pairs, Stamp, Steady, started
+from benchmarks.child import Drain, Idle, Stamp, Steady, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
-from benchmarks.working import Drained, Pair, Turn, drain
+from benchmarks.working import Drained, Turn, drain
 
 Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 
@@ -23,9 +23,6 @@ TRIP = 256
 
 
 BURST = 1_000
-PAIRS = 60
-"""A worker that is watched and one that is not do so many jobs in turn, so many times."""
-
 FRESH, TURNS = 3, 6
 """Beside a storage in steady state so many fresh ones are measured, each so many times."""
 
@@ -62,7 +59,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _steadily, _watching, _waiting, _idling):
+    for part in (_enqueueing, _processing, _steadily, _waiting, _idling):
         async for sample in part(places):
             yield sample
 
@@ -131,21 +128,6 @@ async def _steadily(places: Places) -> AsyncGenerator[Sample]:
         yield Sample("steady", column, [100 * median(turn.fresh.seconds / turn.steady.seconds for turn in turns)])
         cpu = median(turn.steady.cpu_seconds / turn.fresh.cpu_seconds for turn in turns)
         yield Sample("steady_cpu", column, [100 * cpu])
-
-
-async def _watching(places: Places) -> AsyncGenerator[Sample]:
-    """Measure a worker that is watched over beside one that is not.
-
-    Each figure is the middle of many pairs: a burst takes a tenth of a second, so what slows this machine for longer
-    slows both of a pair.
-    """
-    alone, watched = places.shared("alone"), places.shared("watched")
-    for column in alone:
-        async with started(Pairs(watched[column], alone[column], 10, BURST, PAIRS)) as child:
-            pairs = await child.answer(list[Pair])
-        yield Sample("watched", column, [100 * median(pair.alone.seconds / pair.watched.seconds for pair in pairs)])
-        cpu = median(pair.watched.cpu_seconds / pair.alone.cpu_seconds for pair in pairs)
-        yield Sample("watched_cpu", column, [100 * cpu])
 
 
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import drain, idle, in_steady_state, in_turn
+from benchmarks.working import drain, idle, in_steady_state
 
 T = TypeVar("T")
 
@@ -22,16 +22,6 @@ class Drain(Struct, frozen=True, tag=True):
     url: str
     concurrency: int
     jobs: int
-
-
-class Pairs(Struct, frozen=True, tag=True):
-    """Have a worker that is watched over and one that is not do so many jobs each in turn; answers with all `Pair`s."""
-
-    watched: str
-    alone: str
-    concurrency: int
-    jobs: int
-    pairs: int
 
 
 class Steady(Struct, frozen=True, tag=True):
@@ -58,7 +48,7 @@ class Stamp(Struct, frozen=True, tag=True):
     jobs: int
 
 
-Order = Drain | Pairs | Steady | Idle | Stamp
+Order = Drain | Steady | Idle | Stamp
 
 
 class Child:
@@ -107,10 +97,6 @@ async def obey(order: Order) -> None:
             work = Work(order.url)
             async with work.app:
                 _answer(await drain(work, concurrency=order.concurrency, jobs=order.jobs))
-        case Pairs():
-            watched, alone = Work(order.watched), Work(order.alone)
-            async with watched.app, alone.app:
-                _answer(await in_turn(watched, alone, order.concurrency, jobs=order.jobs, pairs=order.pairs))
         case Steady():
             full, fresh = Work(order.full), [Work(url) for url in order.fresh]
             async with full.app:

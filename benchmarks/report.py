@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from benchmarks.cells import BURST, CALLERS, FRESH, PAIRS, TRIP, TURNS, Column, Sample
+from benchmarks.cells import BURST, CALLERS, FRESH, TRIP, TURNS, Column, Sample
 
 
 class Row(Struct, frozen=True):
@@ -33,8 +33,6 @@ ROWS = (
     Row("worker CPU for 1,000 jobs, concurrency 100", "cpu_100", "s", 3),
     Row("jobs/s in steady state, of a fresh storage's", "steady", "%", 1),
     Row("worker CPU in steady state, of a fresh storage's", "steady_cpu", "%", 1),
-    Row("jobs/s of a watched worker, of what it does alone", "watched", "%", 1),
-    Row("CPU of a watched worker, of what it takes alone", "watched_cpu", "%", 1),
     Row("enqueue to start, same process, p50", "wait_here", "ms", 2),
     Row("enqueue to start, same process, p99", "wait_here", "ms", 2, 99),
     Row("enqueue to start, other process, p50", "wait_there", "ms", 2),
@@ -135,8 +133,6 @@ def as_table(report: Report) -> str:
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
             "Steady state: as many completed jobs are kept as may be, so for each that completes one is forgotten;",
             f"concurrency 100; medians of {FRESH * TURNS} turns of {BURST:,} jobs, beside {FRESH} fresh storages.",
-            "Watched: by a process beside it that renews for it while a handler holds the interpreter; concurrency 10;",
-            f"medians of {PAIRS} pairs of {BURST:,} jobs in turns, the processor time of that process included.",
         ]
     )
 

@@ -23,13 +23,6 @@ class Drained(Struct, frozen=True):
     cpu_seconds: float
 
 
-class Pair(Struct, frozen=True):
-    """What two workers took for as many jobs, right after one another."""
-
-    watched: Drained
-    alone: Drained
-
-
 class Turn(Struct, frozen=True):
     """What as many jobs took in a storage that forgets a job for each one it completes, and in a fresh one."""
 
@@ -44,31 +37,6 @@ async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
     async with work.app.worker(concurrency=concurrency):
         await work.until_completed(jobs)
         return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
-
-
-async def in_turn(watched: Work, alone: Work, concurrency: int, *, jobs: int, pairs: int) -> list[Pair]:
-    """Have two workers of this process do so many jobs in turn, so many times; what else goes on here meets both.
-
-    The one is watched over by a process of its own, that reads what it writes down and renews what it cannot renew
-    itself. What that process takes is counted, too, where the system tells.
-    """
-    async with (
-        watched.app.worker(concurrency=concurrency, keeper="process"),
-        alone.app.worker(concurrency=concurrency, keeper="thread"),
-    ):
-        # What a start costs, here and in the process beside, is no part of it.
-        await asyncio.sleep(SETTLING)
-        for work in (watched, alone):
-            await _burst(work, jobs)
-        return [await _pair(watched, alone, jobs, turned=bool(number % 2)) for number in range(pairs)]
-
-
-async def _pair(watched: Work, alone: Work, jobs: int, *, turned: bool) -> Pair:
-    if turned:
-        later = await _burst(alone, jobs)
-        return Pair(await _burst(watched, jobs), later)
-    sooner = await _burst(watched, jobs)
-    return Pair(sooner, await _burst(alone, jobs))
 
 
 async def in_steady_state(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import timedelta
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, get_args, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.client.app_location import Whereabouts, whereabouts
@@ -27,10 +27,10 @@ from tenure.client.schedules import Schedules
 from tenure.client.signature import Signature
 from tenure.client.task import DeclaredTask, EncodedCall, Task
 from tenure.clock import Clock, SystemClock, entropy
-from tenure.core.check import flag, named, of_kind, one_of, remark, several, shown, whole
+from tenure.core.check import flag, named, of_kind, remark, several, shown, whole
 from tenure.core.duration import Duration
 from tenure.core.events import Event
-from tenure.core.job import NewJob, Owner, Ref
+from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
 from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
@@ -51,7 +51,6 @@ from tenure.options.schedules import grace_of
 from tenure.runtime import Runtime
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
 from tenure.storage.urls import locate, read
-from tenure.worker.outpost import KeeperKind, Outpost
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.worker import DRAIN, Worker
@@ -374,7 +373,6 @@ class Tenure(Decorators):
         election: LeaderElection | None = LeaderElection(),  # noqa: B008 - frozen
         drain: Duration = DRAIN,
         burst: bool = False,
-        keeper: KeeperKind = "thread",
         max_jobs: int | None = None,
         max_memory: Size | None = None,
         prefetch: int | None = None,
@@ -389,16 +387,15 @@ class Tenure(Decorators):
         more once so many jobs have begun or this process occupies so much, and end when the runs have; whoever runs it
         starts another. `prefetch`: how many jobs it may claim at most beyond those that it runs: none unless this says
         so, 100 in all for one with a supervisor. It does so only while runs take less than 50 ms, 10 ms of work at a
-        time; what has not begun after 0.2 s is handed back. `keeper`: what renews its leases. A thread of
-        this process goes on while a handler blocks the event loop; it cannot while one holds the interpreter itself (a
-        C call that keeps the GIL), and if that takes as long as a lease, the job is taken from this worker and runs
-        again elsewhere. "process" starts a small process beside this one that renews them even then, for about 30 MB of
-        memory; `tenure worker --processes` needs none, for its supervisor does that. `incarnation` and `slate`: the
-        owner id, and where to write down what runs, both from a supervisor, where there is one.
+        time; what has not begun after 0.2 s is handed back. `incarnation` and `slate`: the owner id, and
+        where to write down what runs, both from a supervisor, where there is one.
+
+        A thread of this process renews the leases, also while a handler blocks the event loop. A handler that holds the
+        interpreter itself (a call into C that keeps the GIL) for as long as a lease loses the job to another worker;
+        use `tenure worker`, whose supervisor renews it.
 
         Raises:
-            UsageError: an option has no valid value, a task lacks a migration from an older version, or another process
-                cannot reach the storage and is to renew leases there.
+            UsageError: an option has no valid value, or a task lacks a migration from an older version.
         """
         if queues is None:
             served = sorted({task.queue for task in self.tasks.values()} or {"default"})
@@ -422,31 +419,11 @@ class Tenure(Decorators):
             burst=bool(flag(burst, field="burst")),
             supervised=incarnation is not None,
             slate=slate,
-            outpost=self._outpost(equipment, owner)
-            if one_of(keeper, get_args(KeeperKind), field="keeper") == "process"
-            else None,
             wear=RecyclePolicy(
                 max_jobs=None if max_jobs is None else whole(max_jobs, field="max_jobs", least=1),
                 max_memory=None if max_memory is None else size(max_memory, field="max_memory"),
             ),
             prefetch=None if prefetch is None else whole(prefetch, field="prefetch", least=0, meaning="0 claims none"),
-        )
-
-    def _outpost(self, equipment: Runtime, owner: Owner) -> Outpost:
-        if not self.storage.shared:
-            raise UsageError(
-                f'keeper="process" cannot reach {self.storage.url}, which lives in one process; use sqlite:///... or '
-                'redis://..., or keeper="thread"'
-            )
-        timing = equipment.timing
-        return Outpost(
-            self.url,
-            owner,
-            beat=timing.beat.total_seconds(),
-            max_block=timing.max_block.total_seconds(),
-            clock=equipment.clock,
-            rng=equipment.rng,
-            logger=equipment.logger,
         )
 
     def health(

@@ -110,22 +110,6 @@ async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothin
     assert state is State.WAITING
 
 
-async def test_a_worker_goes_on_without_its_keepers_process_where_nobody_can_wait_for_that(
-    tmp_path: Path, threadless: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    app = Tenure(f"sqlite:///{tmp_path / 'queue.db'}")
-
-    @app.task
-    async def fine() -> int:
-        return 7
-
-    threadless.append("tenure-waits-for")
-    async with app, app.worker(keeper="process"):
-        assert await (await fine.enqueue()).result(timeout=10) == 7
-
-    assert "the keeper's process cannot be started" in caplog.text
-
-
 async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) -> None:
     app = Tenure(url)
     go = threading.Event()

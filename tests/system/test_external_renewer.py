@@ -1,7 +1,5 @@
 """Handlers that block the loop or hold the interpreter: they keep their leases, for somebody renews from outside."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,11 +17,11 @@ LEASE = 1.2
 """Seconds; each of these handlers goes on for three of them."""
 
 ALONE = """
-import asyncio, sys
+import asyncio
 import crew
 
 async def work():
-    await crew.app.worker(keeper=sys.argv[1], concurrency=2, reaper=False).run()
+    await crew.app.worker(concurrency=2, reaper=False).run()
 
 asyncio.run(work())
 """
@@ -106,14 +104,11 @@ async def test_what_was_claimed_with_a_handler_that_holds_the_interpreter_runs_w
     assert not of_trouble(await here.events())
 
 
-@pytest.mark.parametrize("keeper", ["thread", "process"])
-async def test_an_unsupervised_worker_keeps_it_only_with_a_keeper_in_a_process_of_its_own(
-    farm: MakeFarm, place: str, keeper: str
-) -> None:
+async def test_an_unsupervised_worker_loses_a_lease_while_its_interpreter_is_held(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, **TIMING)
     # Somebody else who sweeps, and takes from it what it has lost.
     here.worker("-c", "1", "-q", "elsewhere")
-    here.process("-c", ALONE, keeper)
+    here.process("-c", ALONE)
 
     async def two() -> bool:
         return len(await here.pids()) == 2
@@ -127,38 +122,7 @@ async def test_an_unsupervised_worker_keeps_it_only_with_a_keeper_in_a_process_o
 
     await here.until(over, within=20)
     (detail,) = await here.details([ref])
-    if keeper == "process":
-        assert [run.ended for run in detail.runs] == ["completed"]
-        assert not of_trouble(await here.events())
-    else:
-        assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
-
-
-async def test_the_keepers_process_ends_with_its_worker_and_is_replaced_when_it_dies(farm: MakeFarm) -> None:
-    here = farm(**TIMING)
-    worker = here.process("-c", ALONE, "process")
-
-    async def another(*, besides: int = 0) -> int:
-        found: list[int] = []
-
-        async def there() -> bool:
-            found[:] = [pid for pid in children(worker.pid) if pid != besides]
-            return bool(found)
-
-        await here.until(there, within=20)
-        return found[0]
-
-    first = await another()
-    os.kill(first, signal.SIGKILL)
-    second = await another(besides=first)
-    worker.kill()
-    worker.wait()
-
-    async def over() -> bool:
-        return not os.path.exists(f"/proc/{second}")  # noqa: ASYNC240 - a look at the kernel's memory
-
-    await here.until(over, within=10)
-    assert "the keeper's process died: signal 9 (SIGKILL)" in here.log()
+    assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
 
 
 async def test_a_worker_whose_loop_is_blocked_beyond_its_limit_is_given_up_and_so_is_a_process_of_the_runs_own(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tenure import JobStalled, Tenure, Timing, UsageError, WorkerHung
+from tenure import JobStalled, Tenure, Timing, WorkerHung
 from tenure.clock import SystemClock
 from tenure.core.events import Event
 from tenure.testing.clock import ManualClock
@@ -149,10 +149,3 @@ def test_one_of_two_warns_whoever_comes_first() -> None:
     assert slate.watcher_warns(now + 1)
     assert not slate.warns(now + 1)
     slate.close()
-
-
-def test_a_keepers_process_is_refused_where_it_cannot_reach_the_jobs() -> None:
-    with pytest.raises(UsageError, match=r'memory://.*keeper="thread"'):
-        Tenure("memory://").worker(keeper="process")
-    with pytest.raises(UsageError, match="keeper"):
-        Tenure("sqlite:///nowhere.db").worker(keeper="cron")  # type: ignore[arg-type]

@@ -51,7 +51,6 @@ from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.memory import resident
 from tenure.worker.outcomes import Outcomes
-from tenure.worker.outpost import Outpost
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.prefetch_policy import MOST, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy
@@ -79,8 +78,8 @@ class Worker:
     """Claims jobs and runs them; start and stop it, use it as a context manager, or `run()` it.
 
     Leases are renewed from a thread of its own, so a handler may block the event loop. One that holds the interpreter
-    itself (a C call that keeps the GIL) for a whole lease loses it, unless somebody else renews it: a supervisor, or a
-    process of its own (`app.worker(keeper="process")`). Only `run()` installs signal handlers.
+    itself (a C call that keeps the GIL) for a whole lease loses it, unless a supervisor renews it.
+    Only `run()` installs signal handlers.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Worker:
         burst: bool = False,
         supervised: bool = False,
         slate: Scoreboard | None = None,
-        outpost: Outpost | None = None,
         wear: RecyclePolicy | None = None,
         prefetch: int | None = None,
     ) -> None:
@@ -152,9 +150,6 @@ class Worker:
             no_thread=self._out_of_threads,
             short=self._run_short,
         )
-        self._outpost = outpost
-        if outpost is not None:
-            slate = outpost.slate
         self._holdings = ActiveRuns(slate)
         self._slots = IsolatedRuns(
             equipment,
@@ -456,8 +451,6 @@ class Worker:
                 later = put_later(equipment.storage, self._unput, rng=equipment.rng, logger=equipment.logger)
                 crew.create_task(later)
             crew.create_task(self._keeper.listen())
-            if self._outpost is not None:
-                crew.create_task(self._outpost.run())
             crew.create_task(self._retire())
             crew.create_task(self._put_back_schedules())
             if self._lifespan.lives:
