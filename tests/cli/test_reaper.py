@@ -12,9 +12,9 @@ MORTAL = """
 import asyncio, os, sys
 from tenure.core.job import Owner
 from tenure.storage.urls import locate
-from tenure.storage.protocol import Order
+from tenure.storage.protocol import ClaimRequest
 
-asyncio.run(locate(sys.argv[1]).exchange(Owner("0123456789abcdef", "mortal"), (), Order(("default",), 1)))
+asyncio.run(locate(sys.argv[1]).exchange(Owner("0123456789abcdef", "mortal"), (), ClaimRequest(("default",), 1)))
 os._exit(1)
 """
 

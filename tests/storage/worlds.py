@@ -38,7 +38,7 @@ def script(body: str) -> str:
 _PROGRAM = """
 import asyncio, sys, time
 from tenure.core.job import NewJob, Owner, Ref
-from tenure.storage.protocol import Beat, Bid, Order, Renewal, WorkerInfo
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, WorkerInfo
 from tenure.storage.sqlite import SQLiteStorage
 
 def say(word):

@@ -30,10 +30,10 @@ time.sleep(600)
 CLEARS_AWAY = """
 import asyncio, sys, time
 from tenure.clock import SystemClock
-from tenure.supervisor.child import Ward
+from tenure.supervisor.child import ChildProcess
 
 async def main():
-    ward = Ward.started([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())
+    ward = ChildProcess.started([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())
     while not ward.slate.slots if sys.argv[2] == "1" else not ward.slate.turned_at:
         await asyncio.sleep(0.01)
     ward.process.send(9)

@@ -44,8 +44,8 @@ COUNT = itertools.count()
 @pytest.fixture
 def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return the module of handlers, as one that no other test has used."""
-    name = f"slot_app_{os.getpid()}_{next(COUNT)}"
-    shutil.copy(Path(__file__).with_name("slot_app.py"), tmp_path / f"{name}.py")
+    name = f"isolation_app_{os.getpid()}_{next(COUNT)}"
+    shutil.copy(Path(__file__).with_name("isolation_app.py"), tmp_path / f"{name}.py")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield importlib.import_module(name)
     del sys.modules[name]

@@ -209,9 +209,9 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
     reader = textwrap.dedent(
         """
         import sys
-        from tenure.worker.scoreboard import Slate
+        from tenure.worker.scoreboard import Scoreboard
 
-        slate, seen = Slate(int(sys.argv[1])), set()
+        slate, seen = Scoreboard(int(sys.argv[1])), set()
         print("ready", flush=True)
         while len(seen) < 50:
             for run in slate.runs():
