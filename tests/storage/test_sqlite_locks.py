@@ -26,10 +26,10 @@ WORKER = script(
 async def main():
     owner = Owner(sys.argv[2])
     await storage.enqueue([NewJob(queue="q", id=f"j{n}", task="t", payload=b"") for n in range(3)])
-    await storage.renew(Beat(owner, worker=WorkerInfo(("q",))))
+    await storage.renew(RenewRequest(owner, worker=WorkerInfo(("q",))))
     if len(sys.argv) > 3:
-        await storage.sweep(Bid(owner, 3_600_000_000))
-    say(len((await storage.exchange(owner, (), Order(("q",), 2))).leases))
+        await storage.sweep(SweepRequest(owner, 3_600_000_000))
+    say(len((await storage.exchange(owner, (), ClaimRequest(("q",), 2))).leases))
     await ordered()
 """
 )
@@ -271,7 +271,7 @@ from tenure.storage.sqlite.locks import Locks
 async def main():
     owner = Owner(sys.argv[2])
     await storage.enqueue([NewJob(queue="q", id="before", task="t", payload=b"")])
-    await storage.exchange(owner, (), Order(("q",), 1))
+    await storage.exchange(owner, (), ClaimRequest(("q",), 1))
     await storage.survey()
     pid = os.fork()
     if pid == 0:
@@ -356,13 +356,13 @@ CLOSING = script(
 async def main():
     owner = Owner(sys.argv[2])
     await storage.enqueue([NewJob(queue="q", id=f"j{n}", task="t", payload=b"") for n in range(3)])
-    (lease,) = (await storage.exchange(owner, (), Order(("q",), 1))).leases
+    (lease,) = (await storage.exchange(owner, (), ClaimRequest(("q",), 1))).leases
     await storage.close()
     say("closed")
     await ordered()
-    say(len((await storage.renew(Beat(owner, (Renewal(lease.ref, lease.fence),), WorkerInfo(("q",))))).lost))
+    say(len((await storage.renew(RenewRequest(owner, (LeaseRenewal(lease.ref, lease.fence),), WorkerInfo(("q",))))).lost))
     await ordered()
-    await storage.renew(Beat(owner, last=True))
+    await storage.renew(RenewRequest(owner, last=True))
     try:
         await storage.survey()
     except Exception as error:

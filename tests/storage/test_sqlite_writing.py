@@ -349,9 +349,9 @@ async def main():
         names = [f"{sys.argv[2]}-{n}-{k}" for k in range(5)]
         await storage.enqueue([NewJob(queue="q", id=name, task="t", payload=b"x" * 300) for name in names])
         done = [settlement(lease, Returned(b"1"), Random(1)) for lease in leases]
-        leases = (await storage.exchange(owner, done, Order(("q",), 5))).leases
+        leases = (await storage.exchange(owner, done, ClaimRequest(("q",), 5))).leases
         if n % 10 == 0:
-            await storage.sweep(Bid(owner))
+            await storage.sweep(SweepRequest(owner))
         say(n)
 """
 )

@@ -12,7 +12,7 @@ from tenure.worker.stacks.places import CodeLine, Dump, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
 STEP = str(Path(asyncio.__file__).parent / "events.py")
-BUS = str(Path(RUN).parent.parent / "bus.py")
+BUS = str(Path(RUN).parent.parent / "events" / "bus.py")
 
 
 def dumped(*threads: list[tuple[str, int, str]]) -> Dump:

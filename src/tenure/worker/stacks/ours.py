@@ -12,10 +12,10 @@ ASYNCIO = str(Path(asyncio.__file__).parent)
 THREADS = str(WORKER.parent / "threads.py")
 """Where a plain function is called in a thread of ours."""
 
-BUS = str(WORKER.parent / "bus.py")
+BUS = str(WORKER.parent / "events" / "bus.py")
 """Where the plain functions are event handlers."""
 
-MIDDLEWARE = str(WORKER.parent / "middleware.py")
+MIDDLEWARE = str(WORKER.parent / "handlers" / "middleware.py")
 """Which stands between the frames of handlers."""
 
 OURS = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))

@@ -12,7 +12,7 @@ from tenure.worker.stacks.ours import ASYNCIO, BUS, HOUSE, MIDDLEWARE, THREADS, 
 _STEP = str(Path(ASYNCIO) / "events.py")
 """Where asyncio calls what is due; no handler is below it."""
 
-_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "provision.py", "on_cancel.py", "lifespan.py"))
+_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "injected.py", "on_cancel.py", "lifespan.py"))
 """Where code that is not ours is called on the loop."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
