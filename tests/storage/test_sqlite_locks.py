@@ -360,7 +360,8 @@ async def main():
     await storage.close()
     say("closed")
     await ordered()
-    say(len((await storage.renew(RenewRequest(owner, (LeaseRenewal(lease.ref, lease.fence),), WorkerInfo(("q",))))).lost))
+    beat = RenewRequest(owner, (LeaseRenewal(lease.ref, lease.fence),), WorkerInfo(("q",)))
+    say(len((await storage.renew(beat)).lost))
     await ordered()
     await storage.renew(RenewRequest(owner, last=True))
     try:
