@@ -110,13 +110,13 @@ def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_gathered_comes_to_a_handler() -> None:
-    gathered: list[int] = []
-    for seed in range(OFTEN):
+def test_a_handler_gets_what_several_calls_brought() -> None:
+    def most_items(seed: int) -> int:
         entries = World(seed, SCENARIOS["merging"], name="merging").run().stage.journal.entries
-        gathered += [len(entry.items) for entry in entries if entry.items is not None]
+        return max((len(entry.items) for entry in entries if entry.items is not None), default=0)
 
-    assert max(gathered) > 2
+    # Every other world gathers three items or more; the first of them ends the search.
+    assert any(most_items(seed) > 2 for seed in range(4 * OFTEN))
 
 
 @pytest.mark.slow
