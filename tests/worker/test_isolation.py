@@ -478,7 +478,7 @@ async def test_a_job_that_no_process_is_fit_for_three_times_in_a_row_fails_by_th
     assert [one.ended for one in detail.runs] == ["released", "released", "raised"]
     assert (detail.job.state, detail.job.failures) == (State.FAILED, 1)
     assert detail.job.error is not None
-    assert detail.job.error.type == "UnfitError"
+    assert detail.job.error.type == "NoProcessError"
     assert "no database" in detail.job.error.message
 
 

@@ -128,7 +128,7 @@ class IsolatedRuns:
         """Have something done on the slots' own loop, and return what it comes to; cancelled, it goes on there.
 
         Raises:
-            UnfitError: the machine has no thread for that loop; nothing has begun.
+            NoProcessError: the machine has no thread for that loop; nothing has begun.
         """
         here = asyncio.get_running_loop()
         done: asyncio.Future[T] = here.create_future()

@@ -98,7 +98,7 @@ class ProcessPool:
         """Return a process that is ready; None for one who has left before there was one.
 
         Raises:
-            UnfitError: there is none, and none can be made.
+            NoProcessError: there is none, and none can be made.
         """
         self._waiting.append(waiting)
         self._serve()
@@ -200,7 +200,7 @@ class ProcessPool:
         """Start a process and return it once it is ready.
 
         Raises:
-            UnfitError: none can be had.
+            NoProcessError: none can be had.
         """
         if self.app is None:
             raise NoProcessError("the processes of this worker do not find the app")
