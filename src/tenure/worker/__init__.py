@@ -1,1 +1,1 @@
-"""Where jobs are run."""
+"""Runs jobs: claims them, executes their handlers, settles their outcomes, renews their leases."""

@@ -1,7 +1,8 @@
-"""Runs that were left to themselves and are still at work: what they hold of the process, they hold until they end.
+"""Counts abandoned runs: runs whose handlers are still at work although their jobs are settled.
 
-A thread cannot be ended, nor can a coroutine that swallows its cancellation. Their jobs are settled and their slots are
-free, but with enough of them the process is not what it was: then it had better be replaced.
+A thread cannot be ended, and neither can a coroutine that swallows its cancellation. Such handlers keep the resources
+that they use until they end. Their jobs are settled and other jobs may begin, but a process with too many of them
+should be recycled.
 """
 
 import asyncio
@@ -10,18 +11,18 @@ from collections.abc import Callable
 from tenure.threads import WorkerThread
 
 MOST = 4
-"""With so many of them in one process it claims no more, and is recycled."""
+"""A process with this many abandoned handlers claims no more and is recycled."""
 
 LINGER = 2.0
-"""Seconds that a handler or a hook gets to end once it has been cancelled; then it is left to itself."""
+"""Seconds that a handler or a hook gets to end after its cancellation. Then it is abandoned."""
 
 
 class Abandoned:
-    """Counts them."""
+    """Counts the abandoned handlers and hooks of a process."""
 
     def __init__(self, too_many: Callable[[], None] = lambda: None) -> None:
         self.count = 0
-        """How many are at work."""
+        """The number that is at work."""
         self._too_many = too_many
         self._none = asyncio.Event()
         self._none.set()

@@ -1,4 +1,4 @@
-"""The runs that this process holds: shared by the loop that runs them and the keeper that renews them."""
+"""The runs that this process holds, shared by the loop that runs them and the keeper that renews them."""
 
 import asyncio
 import math
@@ -20,26 +20,26 @@ from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.scoreboard import Scoreboard, Way
 
 Silence = Literal["no_progress", "lease_expired"]
-"""Which clock of its own a handler has outrun: its `heartbeat_timeout`, or a lease that only its signs renew."""
+"""The limit that a silent handler has passed: its `heartbeat_timeout`, or a lease that only its signs renew."""
 
 StopReason = Literal["cancelled", "lost", "unreachable", "shutdown", "worker_failed", "no_progress", "lease_expired"]
 SILENT: tuple[StopReason, ...] = ("no_progress", "lease_expired")
 SECOND_LOOK = 1.0
-"""Seconds, at most, between the two looks that find a handler silent."""
+"""Maximum seconds between the two checks that find a handler silent."""
 
 RunKey = tuple[Ref, int]
 Waiting: TypeAlias = "CoroutineType[Any, Any, Any]"
 Place = tuple[CodeType, int]
-"""Where one frame of a stack is: its code, and the instruction."""
+"""The position of one stack frame: its code object and the instruction."""
 
 Mark = tuple[Place, ...]
-"""What tells a stack from others: its frames, the outermost first."""
+"""Identifies a stack: its frames, the outermost first."""
 
 
 def outdoes(reason: StopReason, before: StopReason | None) -> bool:
-    """Say whether a run that has been told to end for one reason must hear of another.
+    """Return True if a run that was stopped for the reason `before` must also be stopped for `reason`.
 
-    Who is cancelled may tidy up for long, but only as long as it has its lease.
+    A cancelled run may clean up for long, but only while it has its lease.
     """
     match before:
         case None:
@@ -51,78 +51,80 @@ def outdoes(reason: StopReason, before: StopReason | None) -> bool:
 
 
 class ActiveRun:
-    """One run and what is known of it here; `stop` says why it shall end, once somebody has said so.
+    """One run and its state in this process. `stop` is the reason to end it, or None.
 
-    Thousands are made in a second, and few of them ever differ from what a run usually is: that stands in the class.
+    A worker creates thousands of these per second, and few differ from the usual values. So the defaults are class
+    attributes.
     """
 
     begun: bool = True
-    """Whether it has; until then its time stands still. Set last of all: the keeper reads it in another thread."""
+    """True if the run has begun. Until then its time does not count. Set last, because the keeper reads it in another
+    thread."""
     claimed_at: float = 0.0
-    """When it began: when its claim was answered, or later where it had to wait for a process."""
+    """The uptime at which the run began: when the claim was answered, or later if it had to wait for a process."""
     stops_unreachable: bool = False
-    """Whether it is to stop before the storage may give its job away."""
+    """True if the run must stop before the storage may give its job to another worker."""
     exclusive: bool = False
-    """Whether it holds a right that must not pass to another run while its handler goes on. Then its worker keeps its
-    limits: the lease tells only that the worker lives, and is renewed until the handler has ended."""
+    """True if the run holds a right that must not pass to another run while its handler goes on. Then the worker itself
+    enforces its limits. The lease only shows that the worker lives, and is renewed until the handler has ended."""
     granted_at: float = 0.0
-    """When its claim was asked for."""
+    """The uptime at which its claim was sent."""
     spared_until: float = 0.0
-    """Until when it could give no sign, because another run blocked the loop."""
+    """Until this uptime the handler could give no sign, because another run blocked the loop."""
     missed_at: float | None = None
-    """When a look first found that its handler should have given a sign, since the last one."""
+    """The uptime of the first check, since the handler's last sign, that found a sign missing."""
     silenced: bool = False
-    """Whether the keeper has seen that its handler was silent for too long."""
+    """True if the keeper found that the handler was silent for too long."""
     silent_for: int = 0
-    """For how many microseconds, when it was stopped for that."""
+    """Microseconds of silence when the run was stopped for that."""
     expired: bool = False
-    """Whether it has passed its timeout."""
+    """True if the run has passed its timeout."""
     over: bool = False
-    """Whether it has come to something, be it that it was handed back while its handler goes on."""
+    """True if the run has an outcome, even if it was handed back while its handler goes on."""
     trusted_until: float = 0.0
     signed_at: float = 0.0
     context: JobContext | None = None
     root: Coroutine[Any, Any, Any] | None = None
-    """The coroutine that its handler is called by. Not asked of its task: that need not have it once it is over."""
+    """The coroutine that calls the handler. A finished task need not have its coroutine, so it is kept here."""
     task: asyncio.Task[None] | None = None
     stop: StopReason | None = None
     stop_detail: str | None = None
     renewed_at: float = 0.0
     threading: bool = False
-    """Whether its handler, or its hook, is at work in a thread, which can only be told to stop."""
+    """True if the handler or its hook is at work in a thread. A thread can only be asked to stop."""
     hooking: bool = False
-    """Whether its handler has ended and its on_cancel hook is at work."""
+    """True if the handler has ended and its on_cancel hook is at work."""
     lane: WorkerThread | None = None
-    """The thread of its plain functions, if it has any."""
+    """The thread of its plain functions, if there is one."""
     left: "tuple[asyncio.Task[None], ...]" = ()
-    """What goes on of it in tasks that were left to themselves: a hook, or what closes its providers."""
+    """Tasks of this run that were abandoned: a hook, or the closing of its providers."""
     elsewhere: str | None = None
-    """Where its handler is, of one that is at work in another process and tells so by itself."""
+    """The position of the handler, as reported by its isolated process."""
     mark: Mark = ()
-    """Where its handler was when somebody last looked."""
+    """The handler's stack at the last check."""
     tip: tuple[Waiting, object] | None = None
-    """The coroutine that all the others wait for, and what that one waited for."""
+    """The innermost coroutine, which all others await, and the object that it awaited."""
     trace: str | None = None
-    """The same as text, and what of it the storage knows."""
+    """The handler's stack as text. `traced` is the text that the storage has."""
     traced: str | None = None
     at_limit: str | None = None
-    """Where it was when its time was over."""
+    """The handler's position when its time was over."""
     abandoned: bool = False
-    """Whether it was left to itself: settled without its handler, which goes on."""
+    """True if the run was abandoned: settled while its handler goes on."""
     make_end: Callable[[StopReason, str | None], None] | None = None
-    """Tells the process of its slot that it shall end, where it runs in one; from any thread."""
+    """Stops the run in its isolated process, if it has one. Safe from any thread."""
     still: bool = False
-    """Whether somebody has stopped the process of its slot: then nobody renews it."""
+    """True if its isolated process was suspended by a signal. Then the lease is not renewed."""
     finished: bool = False
-    """Whether nothing of it is left but an outcome that waits for its loop: its time stands still again."""
+    """True if only the outcome is left and waits for the loop. From then on its time does not count."""
     fenced: bool = False
-    """Whether it was told to stop, for its lease could not be renewed in time."""
+    """True if the run was stopped because its lease could not be renewed in time."""
     way: Way = "loop"
     """Where its handler runs."""
     pid: int | None = None
-    """The process of its own that its handler is in, while there is one."""
+    """The isolated process that the handler runs in, while there is one."""
     line: int | None = None
-    """Its line on the slate, while there is one."""
+    """Its row in the scoreboard, while there is one."""
     unknown: UnknownReason | None = None
     """Why this worker cannot run it, if it cannot."""
 
@@ -131,37 +133,37 @@ class ActiveRun:
         self.signs = Signs() if signs is None else signs
         job = lease.job
         self.key: RunKey = Ref(job.queue, job.id), job.fence
-        """What names the run: the job and its fence."""
+        """Identifies the run: the job and its fence."""
 
     def stops_for(self, *reasons: StopReason) -> bool:
-        """Say whether it shall end for one of these reasons."""
+        """Return True if the run was stopped for one of these reasons."""
         return self.stop in reasons
 
     def end(self) -> bool:
-        """Make its handler end, and say whether that was cancelled: a coroutine is, a thread can only be told."""
+        """Stop the handler. Return True if it was cancelled: a coroutine is, a thread can only be asked."""
         if self.context is None:
-            # It has not begun and finds out by itself; cancelled before its first step it would come to nothing.
+            # It has not begun, and checks `stop` itself. A task cancelled before its first step would have no outcome.
             return False
         self.context.stop(self.stop_detail)
         if self.hooking and self.stop == "cancelled":
-            # Its handler had cancelled it already.
+            # The handler cancelled the job itself, and its hook must go on.
             return False
-        # Where its lease is gone, or its time is over, a thread is left to itself, and its slot is free again.
+        # If the lease is gone or the time is over, the thread is abandoned, and another run may begin.
         if self.task is None or (self.threading and not self.stops_for("lost", "unreachable", *SILENT)):
             return False
         return self.task.cancel()
 
     @property
     def goes_on(self) -> bool:
-        """Whether something of its handler is at work, though the wait for it has ended."""
+        """True if a thread or task of the handler is at work, although the wait for the handler has ended."""
         return (self.lane is not None and self.lane.busy) or not all(task.done() for task in self.left)
 
     def leave(self, task: "asyncio.Task[None]") -> None:
-        """Note a task of its handler that is left to itself."""
+        """Note a task of the handler that is abandoned."""
         self.left = (*self.left, task)
 
     def once_less(self, call: Callable[[], None]) -> None:
-        """Have that called, once, when less of what `goes_on` is at work."""
+        """Call `call` once, when one of the threads or tasks that `goes_on` counts has ended."""
         if self.lane is not None and self.lane.busy:
             self.lane.once_idle(call)
         else:
@@ -169,24 +171,24 @@ class ActiveRun:
 
     @property
     def beat(self) -> float:
-        """The seconds between two renewals: a quarter of the lease, or of the progress clock where that is shorter."""
+        """The seconds between two renewals: a quarter of the lease, or of the heartbeat timeout if that is shorter."""
         job = self.lease.job
         shortest = job.stall.lease if job.heartbeat_timeout is None else min(job.stall.lease, job.heartbeat_timeout)
         if self.exclusive and job.timeout is not None and self.renewed_at == self.granted_at:
-            # The first renewal lifts the limit that the claim has set.
+            # The first renewal removes the limit that the claim has set.
             shortest = min(shortest, job.timeout + job.stall.lease // 4)
         return shortest / 4 / SECOND
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun yet, or is over but for its outcome, so that no limit counts for it."""
+        """True if the run has not begun, or only its outcome is left. Then no limit counts."""
         return self.finished or not self.begun
 
     def granted(self, asked_at: float) -> None:
         """Note that the lease was claimed by a request sent at that uptime."""
         self.granted_at = asked_at
         self.trust(asked_at, signed_at=asked_at)
-        # A claim does not know of what follows from being exclusive: the limits bound the lease until it is renewed.
+        # A claim does not treat exclusive runs differently: the limits bound the lease until it is renewed.
         if self.exclusive and (job := self.lease.job).heartbeat_timeout is not None:
             self.trusted_until = min(self.trusted_until, trusted_until(asked_at, job.heartbeat_timeout))
         if self.exclusive and (job := self.lease.job).timeout is not None:
@@ -194,13 +196,13 @@ class ActiveRun:
             self.trusted_until = min(self.trusted_until, trusted_until(asked_at, limit))
 
     def trust(self, asked_at: float, *, signed_at: float | None, silent: float = math.inf) -> None:
-        """Note that the lease was given or extended by a request sent at that uptime, and the sign that it brought.
+        """Note that a request sent at `asked_at` gave or extended the lease, and the sign that it carried.
 
-        `silent`: for how many seconds the request said that the handler had given none; it may have been spared some.
+        `silent`: the seconds without a sign that the request reported. It may have reported fewer (`spared`).
         """
         job = self.lease.job
         if self.waits:
-            # It cannot give signs, so none is missed.
+            # It cannot give signs, so none is missing.
             signed_at = asked_at
         if signed_at is not None and signed_at > self.signed_at:
             self.signed_at = signed_at
@@ -210,27 +212,27 @@ class ActiveRun:
             trusted_until(asked_at, lease), self.granted_at + (job.stall.start_grace - margin(lease)) / SECOND
         )
         if job.heartbeat_timeout is not None and not self.exclusive:
-            # The storage lets no lease outlast the progress clock, so neither may our trust.
+            # The storage lets no lease outlast the heartbeat timeout, so we must not trust it for longer either.
             signed = max(self.signed_at, asked_at - silent)
             self.trusted_until = min(self.trusted_until, trusted_until(signed, job.heartbeat_timeout))
 
     @property
     def silent_at(self) -> float:
-        """The uptime at which its handler will have been silent for too long, unless it gives a sign before."""
+        """The uptime at which the handler is silent for too long, unless it gives a sign before."""
         if self.waits or self.silenced or self.expired or self.stop is not None:
             return math.inf
         return min(self._progress_until, self._signs_until)
 
     @property
     def looks_at(self) -> float:
-        """The uptime at which `silence` is to be asked next."""
+        """The uptime at which `silence` must be called next."""
         at = self.silent_at
         return at if self.missed_at is None or at == math.inf else self.missed_at + self._second_look
 
     def silence(self, now: float, turns: LoopMonitor | None) -> Silence | None:
-        """Return the clock that its handler has outrun by its silence, if it has. It is asked by one thread only.
+        """Return the limit that the silent handler has passed, or None. Only one thread may call this.
 
-        It takes two looks: where this process stood still, the handler gets a moment to give its sign.
+        It takes two checks: if this process was suspended, the handler gets a moment to give its sign.
         """
         job = self.lease.job
         if now >= self.silent_at and job.heartbeat_timeout is not None:
@@ -263,18 +265,19 @@ class ActiveRun:
 
     @property
     def signed(self) -> float:
-        """The uptime from which on its handler counts as silent."""
+        """The uptime since which the handler counts as silent."""
         return max(self.claimed_at, self.signed_at, self.signs.last, self.spared_until)
 
     def message(self, now: float, trace: str | None = None, turns: LoopMonitor | None = None) -> "PendingRenewal":
-        """Return the next renewal of this run, with all that its handler has said, and where it is if that is new.
+        """Return the next renewal of this run, with the handler's signs and log lines, and its stack if that is new.
 
-        `turns`: those of its loop, for which it is spared what it cannot help.
+        `turns` is the monitor of the run's loop. The renewal does not count the time in which another run blocked the
+        loop.
         """
         return PendingRenewal(self, self.signs.take(), now, trace, turns)
 
     def spared(self, now: float, signed_at: float, turns: LoopMonitor | None) -> tuple[float, float]:
-        """Return for how long it counts as going on, and as silent since that sign, in seconds."""
+        """Return for how many seconds the run counts as running, and as silent since that sign."""
         job = self.lease.job
         return spared(
             now,
@@ -291,11 +294,11 @@ class ActiveRun:
 
 
 class PendingRenewal:
-    """One renewal on its way; if it does not get through, what it carried is taken back."""
+    """One renewal that is being sent. If it fails, `unsent` takes back its content."""
 
     def __init__(self, held: ActiveRun, said: Said, now: float, trace: str | None, turns: LoopMonitor | None) -> None:
         signed_at, progress, log = said
-        # From the last sign of all: whether one has arrived is not known before its answer.
+        # Count from the latest sign: whether it arrives is unknown until the answer.
         ran, self._silent = held.spared(now, max(held.signed_at, held.signs.last), turns)
         self.held = held
         self.signed_at = signed_at
@@ -307,7 +310,7 @@ class PendingRenewal:
             held.lease.ref,
             held.lease.fence,
             sign=signed_at is not None,
-            # The handler renews its lease by itself once it is there.
+            # Once the handler runs, only its own signs renew such a lease.
             extend=not held.still
             and (signed_at is not None or held.lease.job.stall.renewed or waits or held.exclusive),
             exclusive=held.exclusive,
@@ -323,11 +326,11 @@ class PendingRenewal:
         )
 
     def unsent(self) -> None:
-        """Take back what it carried."""
+        """Take back the content, so that the next renewal sends it."""
         self.held.signs.restore(self._said)
 
     def arrived(self, asked_at: float, *, lost: bool) -> None:
-        """Note that it was answered, and whether the lease is ours."""
+        """Note the answer. `lost`: the lease does not belong to this run any more."""
         self.held.traced = self.renewal.trace or self.held.traced
         if self.renewal.extend and not lost:
             self.held.trust(asked_at, signed_at=self.signed_at, silent=self._silent)
@@ -336,7 +339,7 @@ class PendingRenewal:
 
 
 class ActiveRuns:
-    """The runs held, by job and fence. Reading and writing are safe from both threads."""
+    """The runs that this process holds, by job and fence. Safe from both threads."""
 
     def __init__(self, slate: Scoreboard | None = None) -> None:
         self._lock = threading.Lock()
@@ -344,19 +347,19 @@ class ActiveRuns:
         self._held: dict[RunKey, ActiveRun] = {}
         self._knock: Callable[[], None] | None = None
         self.next_look = math.inf
-        """The uptime at which the keeper looks here by itself; infinite while it is awake."""
+        """The uptime of the keeper's next regular check. Infinite while the keeper is awake."""
         self.hinted_at = -math.inf
-        """The uptime of the last hint that one of the runs may have to stop: those asked for before it are in doubt."""
+        """The uptime of the last hint that a run may have to stop. Runs renewed before it must be checked."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, held: ActiveRun) -> None:
-        """Take a run into keeping until its settlement is answered."""
+        """Hold a run until its settlement is answered."""
         self.add_all((held,))
 
     def add_all(self, some: Iterable[ActiveRun]) -> None:
-        """Take runs into keeping until their settlements are answered."""
+        """Hold runs until their settlements are answered."""
         urgent = False
         with self._lock:
             for held in some:
@@ -369,29 +372,29 @@ class ActiveRuns:
                         renewed_at=held.renewed_at,
                         exclusive=held.exclusive,
                     )
-                    # A sign moves nothing in the storage but the progress clock.
+                    # The supervisor needs the signs only if the job has a heartbeat timeout.
                     if held.line is not None and held.lease.job.heartbeat_timeout is not None:
                         held.signs.echo = partial(self._signed, held)
-                # Most jobs are over long before the keeper looks; waking it for each would cost more than they do.
+                # Most jobs are over long before the keeper's next check. A wake for each would cost more than the job.
                 urgent = urgent or held.renewed_at < self.hinted_at or held.renewed_at + held.beat < self.next_look
         if urgent and self._knock is not None:
             self._knock()
 
     def stay(self, held: ActiveRun, way: Way) -> None:
-        """Note that a run which waited for a process of its own is carried out in this one."""
+        """Note that a run which waited for an isolated process runs in this one instead."""
         with self._lock:
             held.way = way
             if held.line is not None and self._slate is not None:
                 self._slate.goes(held.line, way)
 
     def give(self, held: ActiveRun, pid: int) -> None:
-        """Note that a run is about to be given to a process of its own."""
+        """Note that a run is about to be sent to an isolated process."""
         with self._lock:
             if held.line is not None and self._slate is not None:
                 self._slate.runs_in(held.line, pid)
 
     def begin(self, held: ActiveRun, at: float) -> None:
-        """Let the time of a run count from now on that had to wait for a process. Idempotent."""
+        """Start to count the time of a run that had to wait for a process. Idempotent."""
         if held.begun:
             return
         job = held.lease.job
@@ -401,11 +404,11 @@ class ActiveRuns:
                 self._slate.began(held.line, at, renewed=job.stall.renewed or held.exclusive)
             held.begun = True
         if job.heartbeat_timeout is not None or not job.stall.renewed:
-            # That it begins is its first sign.
+            # The begin counts as the first sign.
             held.signs.sign(at)
 
     def stand_still(self, held: ActiveRun, still: bool) -> None:
-        """Let a run in a slot be renewed no more whose process somebody has stopped, or again once that goes on."""
+        """Stop renewing an isolated run whose process was suspended, or renew it again when the process continues."""
         with self._lock:
             held.still = still
             if held.line is not None and self._slate is not None:
@@ -418,30 +421,30 @@ class ActiveRuns:
                 self._slate.stopped(held.line, why)
 
     def finish(self, held: ActiveRun) -> None:
-        """Keep a run in a slot until its outcome is settled, whatever its limits were: nothing else of it is left."""
+        """Hold an isolated run until its outcome is settled. Only the outcome is left, so no limit counts."""
         with self._lock:
             held.finished, held.still = True, False
             if held.line is not None and self._slate is not None:
                 self._slate.over(held.line, held.lease.job.stall)
 
     def drop(self, key: RunKey) -> ActiveRun | None:
-        """Let go of a run, and return it if it was held."""
+        """Remove a run. Return it if it was held."""
         return self.drop_all((key,))[0]
 
     def drop_all(self, keys: Iterable[RunKey]) -> list[ActiveRun | None]:
-        """Let go of runs, and return those that were held, in the places of their keys."""
+        """Remove runs. Return each run that was held, or None, in the order of the keys."""
         with self._lock:
             dropped = [self._held.pop(key, None) for key in keys]
             for held in dropped:
                 if held is not None and held.line is not None and self._slate is not None:
                     self._slate.wipe(held.line)
                     held.line = None
-                    # It knows the run, which knows its task: a circle, and the collector that opens it runs anywhere.
+                    # Break the reference cycle with the run and its task: the garbage collector may run in any thread.
                     held.signs.echo = None
         return dropped
 
     def get(self, key: RunKey) -> ActiveRun | None:
-        """Return a run that is held."""
+        """Return a run if it is held."""
         return self._held.get(key)
 
     def all(self) -> list[ActiveRun]:
@@ -450,17 +453,17 @@ class ActiveRuns:
             return list(self._held.values())
 
     def note_renewed(self, renewed: Iterable[ActiveRun]) -> None:
-        """Tell the watcher, if there is one, that these need not be renewed by it."""
+        """Notify the supervisor's renewer, if there is one, that it need not renew these runs."""
         if self._slate is None:
             return
         with self._lock:
             for one in renewed:
-                # Its line may be another run's by now.
+                # A dropped run has no row: its old row may belong to another run.
                 if one.line is not None:
                     self._slate.renewed(one.line, one.renewed_at)
 
     def trust_watcher(self) -> None:
-        """Take note of the leases that the watcher has had renewed, while nobody here could."""
+        """Note the leases that the supervisor's renewer has renewed while this process could not."""
         if self._slate is None:
             return
         with self._lock:
@@ -470,7 +473,7 @@ class ActiveRuns:
                     one.trust(kept, signed_at=None)
 
     def when_urgent(self, knock: Callable[[], None]) -> None:
-        """Have the keeper woken for a run that cannot wait until its next look; from the adding thread."""
+        """Set the function that wakes the keeper for an added run that cannot wait for the next check."""
         self._knock = knock
 
     def _signed(self, held: ActiveRun, at: float) -> None:

@@ -1,7 +1,7 @@
 """The numbers of a worker's claims: a call takes a lane that no other call is using, and the next number of that lane.
 
 take ──► under way ──┬── answered: its leases are held
-                     └── lost: the next call of the lane, or a beat, has the storage hand back what it claimed
+                     └── lost: the next call of the lane, or a beat, has the storage hand back the claimed jobs
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class ClaimNumbers:
 
     @property
     def all(self) -> tuple[Lane, ...]:
-        """Return how far each lane has come."""
+        """The current state of each lane."""
         return tuple(self._lanes)
 
     @property
@@ -29,13 +29,13 @@ class ClaimNumbers:
         return any(self._is_lost(number) for number in self._free)
 
     def take(self) -> Lane:
-        """Return a lane for a call; first one that has lost an answer."""
+        """Return a free lane for a call, preferably one that has lost an answer."""
         number = next(filter(self._is_lost, self._free), self._free[0])
         self._free.remove(number)
         return self._lanes[number]
 
     def answered(self, lane: Lane) -> None:
-        """Note that a call is over, and that the worker holds what it brought."""
+        """Note that a call is over, and that the worker holds the claimed leases."""
         self._over(Lane(lane.id, lane.number + 1, lane.number))
 
     def lost(self, lane: Lane) -> None:

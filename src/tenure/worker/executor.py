@@ -1,15 +1,15 @@
-"""The runs of a worker: each lease becomes a task, and its end an outcome.
+"""Executes the runs of a worker: each lease becomes a task, and the task's end becomes an outcome.
 
-lease ──► held ──► attended, in a task of its own ──► outcome
-           │        └─ told to stop, and goes on ──► left to itself: its outcome is what it was told
-           ├─ at hand, until another is over ──► attended
-           │  └─ for too long, or the worker claims no more ──► handed back, unbegun
-           └─ its lease is out before its turn has come ──► handed back, unbegun
+lease ──► held ──► attended, in its own task ──► outcome
+           │        └─ stopped, but its handler goes on ──► abandoned: the stop reason decides the outcome
+           ├─ prefetched, until another run is over ──► attended
+           │  └─ for too long, or the worker claims no more ──► handed back, not begun
+           └─ its lease ends before its turn comes ──► handed back, not begun
 
-An exclusive run that was told to stop, and whose handler goes on, keeps its right:
+An exclusive run that was stopped, but whose handler goes on, keeps its right:
 
 kept, with the outcome that it has ──the handler ends──► settled
-          └─ for more than 2 s: the worker is told ──► it is replaced ──► its end frees the right (settle.py)
+          └─ after more than 2 s: the worker is notified ──► it is recycled ──► its end frees the right (settle.py)
 """
 
 import asyncio
@@ -60,11 +60,11 @@ from tenure.worker.worker_metrics import WorkerMetrics
 LOOP_CANCELLED = "every task of its event loop was cancelled, and it is not known by which code"
 
 SHOWN = 20
-"""How many runs that will not end are named to the storage."""
+"""Maximum number of unstoppable runs that the worker reports to the storage."""
 
 
 class Executor:
-    """Those that go on. What they come to is added to the outcomes, and `over` is called."""
+    """Holds the runs that go on. Adds their outcomes to `outcomes` and then calls `over`."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class Executor:
         supervised: bool,
         unstoppable: Callable[[ActiveRun, StopCode], None],
     ) -> None:
-        """Take what runs need. `unstoppable`: called when one that keeps its right will not end."""
+        """Create an executor. `unstoppable` is called when a run that keeps its right does not end."""
         self._owner = owner
         self._supervised = supervised
         self._unstoppable = unstoppable
         self._kept: dict[ActiveRun, Outcome] = {}
-        """Exclusive runs that were stopped, whose handlers go on: what each has come to."""
+        """The exclusive runs that were stopped but whose handlers go on, each with its outcome."""
         self._unstopped: dict[ActiveRun, None] = {}
-        """Those of them that have had all their time to end."""
+        """The runs in `_kept` whose time to end is over."""
         self._runner = runner
         self._slots = slots
         self._holdings = holdings
@@ -119,47 +119,47 @@ class Executor:
         self._start: Starter | None = None
         self._failure: asyncio.Future[None] | None = None
         self.over: Callable[[], None] = lambda: None
-        """Called when one is over, and its outcome added."""
+        """Called when a run is over and its outcome is added."""
         self.released = 0
-        """How many were handed back."""
+        """The number of runs that were handed back."""
         self.stopping = False
-        """Whether the worker was asked to stop, or is being recycled."""
+        """True if the worker was asked to stop, or is being recycled."""
 
     def __len__(self) -> int:
         return len(self._running) + len(self._at_hand) + len(self._kept)
 
     @property
     def running(self) -> int:
-        """How many go on."""
+        """The number of runs that go on."""
         return len(self._running) + len(self._kept)
 
     @property
     def unstopped(self) -> tuple[Ref, ...]:
-        """The first few exclusive runs that were told to stop and go on; from any thread."""
+        """The first few exclusive runs that were stopped but go on. Safe from any thread."""
         return tuple(held.lease.ref for held in list(self._unstopped)[:SHOWN])
 
     @property
     def capacity(self) -> int:
-        """How many jobs may be here at a time, those included that are claimed ahead."""
+        """The number of jobs that this worker may hold at a time, prefetched jobs included."""
         return self._concurrency + self._ahead.room
 
     @property
     def room(self) -> int:
-        """How many more may come."""
-        # A run that was told to stop has left its slot, though it keeps its right.
+        """The number of jobs that this worker may still claim."""
+        # A run that was stopped does not count against the concurrency, even if it keeps its right.
         free = max(0, self.capacity - len(self._running) - len(self._at_hand))
-        # Who is at hand will wear, too.
+        # Prefetched jobs count towards `max_jobs` as well.
         return max(0, self._wear.room(free + len(self._at_hand)) - len(self._at_hand))
 
     def begin(self) -> "asyncio.Future[None]":
-        """Let runs begin from now on; return what fails if something does that carries them, and is no handler."""
+        """Let runs begin from now on. Return a future that fails if the executor's own code fails, not a handler."""
         loop = asyncio.get_running_loop()
         self._start, self._failure = starter(loop), loop.create_future()
         self._context = contextvars.copy_context()
         return self._failure
 
     async def end(self) -> None:
-        """Let none begin any more, cancel those that go on, and wait for their tasks, however long that takes."""
+        """Let no more runs begin, cancel the tasks of all runs, and wait for these tasks without a limit."""
         self._start, cancelled = None, False
         self.hand_back()
         for task in self._attending:
@@ -173,11 +173,11 @@ class Executor:
             raise asyncio.CancelledError
 
     def hold(self, leases: Sequence[Lease], asked_at: float) -> list[ActiveRun]:
-        """Hold all leases that a call has brought which was sent at that uptime; or none of them, if this raises.
+        """Hold all leases that a call returned, or none of them if this raises. `asked_at`: when the call was sent.
 
-        Those come first whose tasks are not known here.
+        The runs whose tasks are unknown here come first.
         """
-        # They run from the answer on: a claim that a frozen storage held back must not count as a part of the run.
+        # Their time counts from the answer: a delay of the claim in a frozen storage is not part of the run.
         now = self._clock.uptime()
         self._tally.claimed(leases)
         known, unknown = list[ActiveRun](), list[ActiveRun]()
@@ -196,17 +196,17 @@ class Executor:
         return taken
 
     def take(self, taken: Sequence[ActiveRun], *, begin: bool) -> None:
-        """Begin the runs that `hold` has returned, now or soon; or hand them back, unbegun."""
+        """Begin the runs that `hold` returned, now or soon. Without `begin`, hand them back, not begun."""
         now, free = self._clock.uptime(), self._free
-        # All of them are held before the first of them begins, for it may let nothing else happen for long.
+        # `hold` has added all of them before the first one begins, because that one may block the loop for long.
         rest = iter(taken)
         try:
             for held in rest:
                 if held.unknown is not None:
-                    # At once, even if all of this worker is busy: another one may know it.
+                    # At once, even if this worker is busy: another worker may know the task.
                     self._done(held, Unknown(held.unknown))
                 elif not begin or self._start is None:
-                    # The claim came back after the worker was told to stop.
+                    # The answer of the claim came after the worker was asked to stop.
                     self._done(held, Interrupted("prefetch"))
                 elif free > 0:
                     free -= 1
@@ -217,7 +217,7 @@ class Executor:
                     self._ahead.kept_waiting()
                     self._done(held, Interrupted("prefetch"))
         except BaseException:
-            # What has begun goes on until the worker ends, which fails by this.
+            # The runs that have begun go on until the worker ends. This error makes the worker fail.
             for held in rest:
                 self._done(held, Interrupted("prefetch"))
             raise
@@ -225,18 +225,18 @@ class Executor:
 
     @property
     def _free(self) -> int:
-        """How many may begin at once."""
+        """The number of runs that may begin at once."""
         return self._concurrency - len(self._running) - len(self._at_hand)
 
     def hand_back(self) -> None:
-        """Hand back what was claimed ahead and has not begun."""
+        """Hand back the prefetched jobs."""
         for held in self._at_hand.take_all():
             self._done(held, Interrupted("prefetch"))
 
     def _fill_up(self) -> None:
-        """Begin those at hand, as many as may run."""
+        """Begin prefetched jobs, as many as may run."""
         if self._beginning:
-            # A run that was over at once has made room for another, and whoever began it goes on.
+            # A run was over at once and made room for another. The call further up the stack begins that one.
             return
         self._beginning = True
         try:
@@ -254,7 +254,7 @@ class Executor:
         self._wear.began()
         self._running[held] = None
         held.root = attending = self._attend(held)
-        # In the worker's context: who makes room for it is mostly another run, and what that has set is its own.
+        # Use the worker's context. Often another run starts this one, and must not pass on its context variables.
         task = self._context.copy().run(start, attending)
         if not task.done() or held in self._running:
             held.task = task
@@ -262,22 +262,22 @@ class Executor:
             task.add_done_callback(self._ended)
 
     def stop(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
-        """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
+        """Stop a run. A coroutine is cancelled; a thread is only notified, because it cannot be cancelled."""
         if not outdoes(reason, held.stop):
             return
         if held in self._kept:
-            # What it came to stands, but its right is gone with its lease.
+            # Its outcome stands, but its right is gone with its lease.
             if reason == "lost":
                 held.stop = reason
                 self._let_go(held)
             return
         held.stop, held.stop_detail = reason, detail
         if reason in SILENT:
-            # A moment later nobody could see where it was.
+            # Record the position now: the handler leaves it when it is stopped.
             held.at_limit = where(held)
             held.silent_for = max(0, round((self._clock.uptime() - held.signed) * SECOND))
         if held not in self._running and held not in self._at_hand:
-            # It is over, and its outcome on the way: beat and settlement have crossed.
+            # The run is over and its outcome is being settled: the renewal and the settlement have crossed.
             return
         if reason in ("lost", "unreachable"):
             job = held.lease.job
@@ -293,7 +293,7 @@ class Executor:
                 )
             )
         if held in self._at_hand:
-            # It finds out by itself before its handler is called.
+            # The run checks `stop` before it calls its handler.
             self._at_hand.remove(held)
             self._begin(held)
         elif held.make_end is not None:
@@ -302,16 +302,16 @@ class Executor:
             self._expect(held, reason)
 
     def stop_all(self) -> None:
-        """Make all of them end, because the worker stops, or because it failed although nothing asked it to stop."""
+        """Stop all runs, because the worker stops, or because it failed without a request to stop."""
         self.hand_back()
         reason: StopReason = "shutdown" if self.stopping else "worker_failed"
         for held in list(self._running):
             self.stop(held, reason, "the worker stops")
 
     def release(self, delay: int) -> None:
-        """Hand back those that would not end, due again after `delay` microseconds: by then we are gone.
+        """Hand back the runs that do not end, due again after `delay` microseconds, when this process is gone.
 
-        An exclusive one that goes on is left to the supervisor: the end of this process frees its right.
+        An exclusive run that goes on is left to the supervisor: the end of this process frees its right.
         """
         self.hand_back()
         for held in [*self._running, *self._kept]:
@@ -339,7 +339,7 @@ class Executor:
         held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
         held.exclusive = held.stops_unreachable or job.exclusive
         if job.unreadable is None and self._slots.wanted(held):
-            # What a process takes to start is no part of the run.
+            # The time that its process needs to start is not part of the run.
             held.way, held.begun = "process", False
         else:
             held.way = _way(task)
@@ -349,13 +349,13 @@ class Executor:
     async def _attend(self, held: ActiveRun) -> None:
         began = self._clock.uptime()
         if held.task is None:
-            # It may have begun before whoever started it was told which task it is.
+            # An eager task runs before its creator can store it in `held.task`.
             held.task = asyncio.current_task()
         if began >= held.trusted_until:
-            # While this process stood still, the watcher may have had it renewed.
+            # While this process was suspended, the supervisor's renewer may have renewed the lease.
             self._holdings.trust_watcher()
         if began >= held.trusted_until:
-            # Its claim was answered late, or nobody has renewed it since: it may have passed on already.
+            # The claim was answered late, or the lease was not renewed since. Another worker may have the job by now.
             self._wear.not_begun()
             self._done(held, Interrupted("unreachable"))
             self._fill_up()
@@ -364,7 +364,7 @@ class Executor:
             apart = await self._slots.run(held) if held.way == "process" else None
             if apart is None:
                 if held.way == "process":
-                    # No process can be had for it; so it is one of those that may have ended this one.
+                    # No process is available, so it runs in this one, and is then a suspect if this process dies.
                     self._holdings.stay(held, _way(self._tasks.get(held.lease.job.task)))
                 if not held.begun:
                     self._holdings.begin(held, self._clock.uptime())
@@ -372,7 +372,7 @@ class Executor:
             else:
                 outcome = apart
         except GeneratorExit:
-            # Its loop is gone; what a handler raises does not get here.
+            # The event loop is gone. An exception of a handler does not reach this place.
             raise
         except BaseException as error:
             # The runner itself failed, not the handler; the job still needs an outcome.
@@ -387,7 +387,7 @@ class Executor:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         held = self._attending.pop(task)
         if held in self._running:
-            # Its task was cancelled before its first step: it never began.
+            # Its task was cancelled before the first step, so the run did not begin.
             self._done(held, Interrupted("shutdown"))
             self._fill_up()
         error = None if task.cancelled() else task.exception()
@@ -395,15 +395,15 @@ class Executor:
             self._failure.set_exception(error)
 
     def _expect(self, held: ActiveRun, reason: StopReason) -> None:
-        """Leave a run to itself that will not end. When the worker stops it sees to all of them at once."""
+        """Abandon a run later if it does not end. When the worker stops, `release` handles all such runs at once."""
         if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and held.lease.job.timeout is not None):
             return
-        # Who is merely asked to stop has its lease and its keys, and may tidy up under them; until its timeout at most.
+        # A cancelled run still has its lease and its concurrency keys. It may clean up until its timeout at most.
         within = LIMIT if reason == "cancelled" else LINGER
         asyncio.get_running_loop().call_later(within, lambda: self._overdue(held, stopped(held)))
 
     def _overdue(self, held: ActiveRun, outcome: Outcome) -> None:
-        """Leave a run to itself whose handler goes on although it was cancelled; what it still comes to is refused."""
+        """Abandon a run whose handler goes on although it was cancelled. Its later result is discarded."""
         if held not in self._running or held.hooking or held.task is None or held.task.done():
             return
         job = held.lease.job
@@ -420,10 +420,10 @@ class Executor:
         self._fill_up()
 
     def _judged(self, held: ActiveRun, outcome: Outcome) -> Outcome:
-        """Return what a run has come to, if its handler or another one cancelled every task of the loop or stopped it.
+        """Return a run's outcome; correct it if a handler cancelled every task of the loop or stopped the loop.
 
-        A run that was cancelled with the others ended for no fault of its own if it is known whose fault it was. If
-        not, it may have been its own, as in a crash.
+        If the handler that did this is known, the other runs that were cancelled with it are not charged. If it is not
+        known, any of them may have done it, as in a crash.
         """
         own = misuse(held)
         if own is not None:
@@ -441,20 +441,20 @@ class Executor:
         return Stalled("process_died", owner=self._owner.id, detail=LOOP_CANCELLED)
 
     def _keep(self, held: ActiveRun, outcome: Outcome) -> None:
-        """Keep the right of a run that was stopped, until its handler has ended. Its first outcome stands."""
+        """Keep the right of a stopped run until its handler has ended. Its first outcome stands."""
         self._running.pop(held, None)
         self._kept[held] = self._complete(held, outcome)
         self._holdings.note_stopped(held, _stop_code(outcome))
         self.over()
 
     def _will_not_end(self, held: ActiveRun) -> None:
-        """Say that a run which keeps its right goes on although it has had all its time to end."""
+        """Report that a run which keeps its right still goes on when its time to end is over."""
         if held in self._kept and held not in self._unstopped:
             self._unstopped[held] = None
             self._unstoppable(held, _stop_code(self._kept[held]))
 
     def _let_go(self, held: ActiveRun) -> None:
-        """Forget a run that keeps its right no more, as it is another's by now."""
+        """Forget a run that has lost its right, because its job belongs to another run now."""
         self._forget(held)
         held.over = True
         self._holdings.drop(held.key)
@@ -465,13 +465,13 @@ class Executor:
         self._unstopped.pop(held, None)
 
     def _done(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
-        """Take in what one came to; `took`: 0 of one whose time tells nothing, as it never began or is cut off."""
+        """Take the outcome of a run. `took` is 0 if the duration says nothing: the run did not begin or was cut off."""
         self._running.pop(held, None)
         if held.over:
-            # It was handed back while it would not end; only the first word counts.
+            # It was handed back while its handler went on. Only the first outcome counts.
             return
         if held.exclusive and held.stop != "lost" and held.goes_on:
-            # The wait for a thread or a hook of it is over, but that goes on.
+            # The wait for its thread or hook is over, but the thread or hook goes on.
             if held not in self._kept:
                 self._keep(held, outcome)
                 asyncio.get_running_loop().call_later(LINGER, self._will_not_end, held)
@@ -480,7 +480,7 @@ class Executor:
         self._settle(held, self._kept.get(held, outcome), took)
 
     def _settle(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
-        """Hand over what a run has come to."""
+        """Pass the outcome of a run on for settlement."""
         self._running.pop(held, None)
         self._forget(held)
         held.over = True
@@ -492,11 +492,11 @@ class Executor:
         if took:
             self._ahead.ran(took)
         if held.stop == "lost" and isinstance(outcome, Interrupted):
-            # Stopped by its own fence, and it came to nothing: there is nothing to say.
+            # The lease was lost and the run has no result, so there is nothing to settle.
             self._holdings.drop(held.key)
         else:
             if isinstance(outcome, Interrupted):
-                # Not what its handler says: only the worker knows both.
+                # The handler does not know these two facts; only the worker does.
                 begun = held.context is not None or held.pid is not None
                 outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
             asked = settlement(held.lease, self._complete(held, outcome), self._rng, took=took)
@@ -507,7 +507,7 @@ class Executor:
         self.over()
 
     def _complete(self, held: ActiveRun, outcome: Outcome) -> Outcome:
-        """Add what is known here of a run that was stopped for its handler's silence."""
+        """Add what this worker knows of a run that was stopped because its handler was silent."""
         if isinstance(outcome, Stalled) and not outcome.owner:
             return told_of_silence(held, outcome.reason, worker=self._owner, clock=self._clock)
         return outcome
@@ -523,7 +523,7 @@ def _stops(job: JobRecord, task: Task[..., Any] | None) -> bool:
 
 
 def _stop_code(outcome: Outcome) -> StopCode:
-    """Return for what a run was stopped that has come to this."""
+    """Return the stop reason that an outcome stands for."""
     match outcome:
         case Stalled(reason="no_progress" | "lease_expired" as reason):
             return reason

@@ -1,4 +1,4 @@
-"""What a worker logs of runs that went wrong: never their arguments, their results, or messages that may quote them."""
+"""Logs runs that went wrong, without arguments, results, or messages that may quote them."""
 
 import logging
 
@@ -11,7 +11,7 @@ from tenure.core.settlement import Settlement
 
 
 def log_mishap(logger: logging.Logger, job: JobRecord, asked: Settlement) -> None:
-    """Log what went wrong with a run, if anything did."""
+    """Log why a run went wrong, if it did."""
     match asked.decision:
         case Finish(state=State.FAILED, reason=reason, error=error):
             logger.error(

@@ -1,4 +1,4 @@
-"""What one run is given: made before its handler is called, closed when that is over, however it ended."""
+"""The injected values of one run: created before its handler is called, and closed after it, in any outcome."""
 
 import functools
 from collections.abc import Callable, Coroutine, Mapping
@@ -12,15 +12,17 @@ from tenure.handlers.injection import Needs, ProviderStep
 from tenure.threads import WorkerThread
 
 Complain = Callable[[str, str, BaseException], None]
-"""Takes who failed and how, and the exception, where another one is what the run comes to."""
+"""Takes the part that failed, a text, and the exception. Used if another exception already decides the run's
+outcome."""
 
 
 class InjectedValues:
-    """Goes through the steps of what is needed, and back.
+    """Runs the provider steps that a handler needs, and closes them in reverse order.
 
-    Entered, it has the values by parameter. What is plain happens in the run's thread. An exception of the run is
-    thrown into what is open and goes on, whatever becomes of it there; where the run had none, the first that closing
-    raises is the run's. If the thread was left at work, what is open is closed after it, which nobody waits for.
+    `async with` returns the values by parameter name. Plain providers run in the run's thread. If the run raises, each
+    open provider gets the exception, and the exception propagates even if a provider suppresses it. If the run does not
+    raise, the first exception of a closing provider becomes the run's. If the thread is still at work, a task closes
+    the open providers later, and the run does not wait for it.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class InjectedValues:
                 self._open.append(_Async(step, manager))
                 return value
             case "generator":
-                # Noted before it is open: the run may be stopped while the thread is still opening it.
+                # Noted before it is open, because the run may be stopped while the thread still opens it.
                 opening = _Plain(step, step.make(**taken))
                 self._open.append(opening)
                 return await self._lane.run(opening.enter)
@@ -95,7 +97,7 @@ class InjectedValues:
 
 
 class _Plain:
-    """A plain generator, open or being opened; its calls are for the run's thread."""
+    """A plain generator that is open or being opened. Its calls must run in the run's thread."""
 
     def __init__(self, step: ProviderStep, manager: AbstractContextManager[Any]) -> None:
         self.name = step.name

@@ -1,7 +1,7 @@
-"""Renews the leases of this process from beside its loop, and fences it in: it hears who is lost, cancelled, cut off.
+"""Renews the leases of this process from its own thread, and stops runs that are cancelled, lost or unreachable.
 
-It runs on an event loop of its own, in a thread, so a handler that blocks the worker's loop keeps its leases. What it
-cannot outlive is a handler that holds the interpreter itself (a C call that keeps the GIL) for a whole lease.
+It runs on its own event loop in a thread, so a handler that blocks the worker's loop keeps its leases. A handler that
+holds the interpreter itself (a C call that keeps the GIL) for a whole lease loses them.
 
     cancel ──► the record says so ──hint──► a beat at once ─┐
                        │                                    ├──► the answer names the run ──► its handler is stopped
@@ -41,17 +41,17 @@ from tenure.worker.stacks.traces import Traces
 from tenure.worker.worker_metrics import WorkerMetrics
 
 SHORTEST = 0.005
-"""Seconds that lie at least between two beats, whatever lease a task has chosen."""
+"""Minimum seconds between two beats, even if a task has a very short lease."""
 
 FIRST_RETRY, LAST_RETRY = 0.1, 1.0
-"""Seconds before a beat that failed is tried again: often enough that a short outage costs no lease."""
+"""Seconds before a failed beat is tried again: often enough that a short outage costs no lease."""
 
 FALSE_ALARM = 0.05
-"""Seconds until a hint is heeded again after one that came to nothing; doubled each time, up to the usual beat."""
+"""Seconds for which hints are ignored after a hint without news. Doubled each time, up to the usual beat."""
 
 
 class Keeper:
-    """Beats for one owner: one renewal of everything it holds, a quarter of the shortest lease apart."""
+    """Beats for one owner. A beat renews all of its leases; beats are a quarter of the shortest lease apart."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class Keeper:
         self._lanes = lanes
         self._announcements: deque[Event] = deque()
         self._recorded = 0
-        """How many events the storage has recorded."""
+        """The number of events that the storage has recorded."""
         self._last_beat = -math.inf
         self._retry_at = -math.inf
         self._failures = 0
         self._hinted = False
         self._hint: Callable[[], None] = lambda: None
-        """Tells the loop that beats of a hint; from any thread."""
+        """Notifies the keeper's loop of a hint. Safe from any thread."""
         self._heeds_at = -math.inf
-        """The uptime until which no hint is heeded."""
+        """The uptime until which hints are ignored."""
         self._false_alarms = 0
 
     def announce(self, event: Event) -> None:
@@ -110,13 +110,13 @@ class Keeper:
 
     @property
     def unrecorded(self) -> int:
-        """How many events wait for a beat that carries them."""
+        """The number of events that wait for a beat."""
         return len(self._announcements)
 
     async def run(self) -> None:
-        """Beat until cancelled, or until the worker is gone that it beats for."""
+        """Beat until cancelled, or until the worker that this keeper beats for has ended."""
         loop = asyncio.get_running_loop()
-        # Woken as what it is, not as a part of the run that knocked.
+        # Run the callback in the keeper's own context, not in the context of the run that notifies it.
         knocked, here = asyncio.Event(), contextvars.copy_context()
 
         def hinted() -> None:
@@ -126,7 +126,7 @@ class Keeper:
 
         self._holdings.when_urgent(lambda: _tell(loop, knocked.set, here))
         self._hint = lambda: _tell(loop, hinted, here)
-        # A worker whose loop has ended without a stop holds jobs that nobody runs: they must pass to others.
+        # A worker whose loop ended without a stop holds jobs that no task runs. They must pass to other workers.
         while self._wanted():
             self._holdings.next_look = math.inf
             wait = await self.turn()
@@ -139,10 +139,10 @@ class Keeper:
                 continue
 
     async def turn(self) -> float:
-        """Beat if it is time, stop what may no longer run, and return the seconds until the next turn."""
+        """Beat if it is time, stop the runs that must not go on, and return the seconds until the next turn."""
         now = self._clock.uptime()
         self._holdings.trust_watcher()
-        # A loop that has been blocked for too long is none that anybody waits for any more.
+        # A loop that was blocked for too long is given up, and its leases are not renewed.
         held = [] if self._given_up() else self._holdings.all()
         if now >= self._due(held) - SHORTEST:
             await self._renew(held, asked_at=now)
@@ -151,9 +151,10 @@ class Keeper:
         return self._next(self._clock.uptime())
 
     async def listen(self) -> None:
-        """Hear that somebody wants to be asked for, until cancelled. Nothing rests on it: the next beat asks anyway.
+        """Listen for hints that an order or a cancellation waits, until cancelled.
 
-        On the worker's own loop, which is the one that stops runs, and which listens already: a process listens once.
+        Runs on the worker's own loop, which stops runs and already listens: a process has one listener. If a hint is
+        lost, the next beat asks anyway.
         """
         hints = Hints(self._storage, [owner_topic(self._owner.id)], rng=self._rng, logger=self._logger)
         try:
@@ -164,7 +165,7 @@ class Keeper:
             hints.close()
 
     async def last_beat(self) -> None:
-        """Take leave: the worker's record goes, its last events are recorded."""
+        """Send the last beat: it deletes the worker's record and records its last events."""
         events = self._announced()
         try:
             beat = RenewRequest(
@@ -182,7 +183,7 @@ class Keeper:
         sent: list[PendingRenewal] = []
         events = self._announced()
         news = unanswered = 0
-        # A storage that hangs must not keep this from its other duty, to fence its process in, and in time.
+        # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
         limit = max(SHORTEST, min([self._beat, *self._ends(held, asked_at)]))
         within = round(answer_limit(every, limit) * SECOND)
         try:
@@ -205,7 +206,7 @@ class Keeper:
                     read = self._partitions.read
                     pulse = await self._timed(beat)
                     self._partitions.compare(pulse.partitions, read)
-                    # Without its orders the part that keeps the events has not answered either.
+                    # If `orders` is missing, the part of the storage that keeps the events has not answered.
                     if pulse.orders is not None:
                         self._recorded += len(events)
                         events = ()
@@ -216,7 +217,7 @@ class Keeper:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
         except Exception as error:
-            # Whatever it is: the leases that are held must be tried again, and a keeper that dies renews none.
+            # On any exception: the leases must be tried again, and a keeper that ends renews none.
             self._announcements.extendleft(reversed(events))
             for message in sent:
                 message.unsent()
@@ -237,7 +238,7 @@ class Keeper:
         self._turns.told(asked_at)
         if hinted:
             self._false_alarms = 0 if news else self._false_alarms + 1
-            # A storage may hint at more than there is; beats that beget hints must come down to the usual ones.
+            # A storage may send false hints. If beats cause hints, the rate must come down to the usual beat.
             rest = (
                 ExponentialDelay(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
             )
@@ -251,17 +252,17 @@ class Keeper:
             self._tally.called("renew", self._clock.uptime() - asked_at)
 
     def _announced(self) -> tuple[Event, ...]:
-        # The main loop adds while this takes; a deque can bear that.
+        # The main loop may add events at the same time. A deque is safe for this.
         return tuple(self._announcements.popleft() for _ in range(len(self._announcements)))
 
     def _asks(self, one: ActiveRun, now: float, every: float) -> bool:
         if one.stop == "lost":
             return False
-        # A job that began within this beat has a fresh lease; most end before they ever cost a beat.
+        # A job that began within this beat has a fresh lease. Most jobs end before they need a renewal.
         return one.signs.pending or now - one.renewed_at >= every / 2 or one.renewed_at <= self._holdings.hinted_at
 
     def _heed(self, sent: list[PendingRenewal], pulse: RenewResult, asked_at: float) -> int:
-        """Do as the answer says; return how many runs heard something new, the worker itself counted as one."""
+        """Apply the answer. Return the number of runs with news; new orders for the worker count as one."""
         news = 0
         if pulse.orders is not None and pulse.orders != self._orders:
             self._orders = pulse.orders
@@ -288,8 +289,8 @@ class Keeper:
     def _fence_in(self, now: float) -> None:
         """Stop exclusive runs whose handlers are silent, and runs that the storage has not renewed in time.
 
-        These are two questions, so each has a fact of its own: when the handler gave its last sign, and when the
-        storage last answered a beat.
+        These are two conditions with separate facts: the time of the handler's last sign, and the time of the last beat
+        that the storage answered.
         """
         for one in self._holdings.all():
             if one.exclusive and (clock := one.silence(now, self._turns)) is not None:
@@ -297,13 +298,13 @@ class Keeper:
                 silent_for = max(0, round((now - one.signed) * SECOND))
                 self._stop(one, clock, stall_cause(one.lease.job, clock, silent_for=silent_for))
             if _may_not_outlive(one) and now >= one.trusted_until:
-                # Its loop may be blocked, and hear of it much later.
+                # Its loop may be blocked and handle the stop much later.
                 one.fenced = True
-                # The storage may well answer, but nobody renews a run whose process was stopped.
+                # The storage may answer, but the lease of a run whose process was suspended is not renewed.
                 self._stop(one, "lease_expired" if one.still else "unreachable", None)
 
     def _ends(self, held: list[ActiveRun], now: float) -> list[float]:
-        """Return in how many seconds those must stop that may not outlive their leases."""
+        """Return the seconds after which the runs that must not outlive their leases must stop."""
         return [one.trusted_until - now for one in held if _may_not_outlive(one)]
 
     def _every(self, held: list[ActiveRun]) -> float:
@@ -316,7 +317,7 @@ class Keeper:
         return self._heeds_at if self._doubted(held) else self._last_beat + self._every(held)
 
     def _doubted(self, held: list[ActiveRun]) -> bool:
-        """Say whether a hint has not been followed up: by any beat, or for a run whose claim it overtook."""
+        """Return True if no beat followed a hint yet, or a run was claimed before the hint and not renewed since."""
         return self._hinted or any(one.renewed_at < self._holdings.hinted_at and one.stop is None for one in held)
 
     def _next(self, now: float) -> float:
@@ -330,6 +331,6 @@ def _may_not_outlive(one: ActiveRun) -> bool:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:
-    # The loop is closed once its thread has been stopped; then there is nobody left who needs to hurry.
+    # The loop is closed once its thread has been stopped. Then a hint is not needed any more.
     if not loop.is_closed():
         loop.call_soon_threadsafe(news, context=context)

@@ -1,4 +1,4 @@
-"""What a worker knows: its tasks, each with the newest version of its payload that it can read."""
+"""The tasks that a worker knows, each with the newest payload version that it can read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from tenure.core.outcome import UnknownReason
 
 
 class KnownTasks:
-    """The tasks of a worker as claims and beats name them."""
+    """The tasks of a worker, in the form that claims and beats send."""
 
     def __init__(self, tasks: Mapping[str, Task[..., Any]]) -> None:
         self._tasks = tasks
@@ -17,16 +17,17 @@ class KnownTasks:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Each task with the newest version of its payload: the same dict until a task is added."""
+        """Each task with its newest payload version. The same dict is returned until a task is added."""
         if len(self._versions) != len(self._tasks):
             self._versions = {name: task.migrations.version for name, task in self._tasks.items()}
         return self._versions
 
 
 def why_unknown(tasks: Mapping[str, Task[..., Any]], job: JobRecord) -> UnknownReason | None:
-    """Return why a job cannot run with these tasks, None if it can.
+    """Return why a job cannot run with these tasks. None if it can.
 
-    A job whose record cannot be read is not unknown: it fails, and its task may be among what cannot be read.
+    A job whose record cannot be read does not count as unknown: it fails. Its task name may be part of what is
+    unreadable.
     """
     if job.unreadable is not None:
         return None

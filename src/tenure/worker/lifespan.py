@@ -1,4 +1,4 @@
-"""What lives as long as a worker: entered before its first claim, left after its last run."""
+"""The app's lifespan: a context manager entered before the worker's first claim and left after its last run."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from tenure.errors import UsageError
 Lived = Callable[[], AbstractAsyncContextManager[Any]]
 
 MOMENT = 0.1
-"""Seconds that it gets to end once it has been cancelled; then it is left to itself."""
+"""Seconds that the lifespan gets to end after its cancellation. Then it is abandoned."""
 
 
 class Lifespan:
-    """Goes through a context manager in a task of its own, so that task groups and scopes in it stay in one task.
+    """Runs a context manager in its own task, so that its task groups are entered and left in the same task.
 
-    `state` is what it yields. Without a context manager there is nothing to wait for.
+    `state` is the value that it yields. Without a context manager, all methods return at once.
     """
 
     def __init__(self, lived: Lived | None, *, worker: str, logger: logging.Logger) -> None:
@@ -32,14 +32,14 @@ class Lifespan:
 
     @property
     def lives(self) -> bool:
-        """Whether it has been entered, and has not ended."""
+        """True if the lifespan has been entered and has not ended."""
         return self._life is not None and not self._life.done()
 
     async def enter(self, given_up: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Enter it, unless it is given up before that.
+        """Enter the lifespan. Stop if `given_up` returns first.
 
         Raises:
-            BaseException: what it raised; then it has not been entered.
+            BaseException: the exception of the context manager. Then the lifespan is not entered.
         """
         if self._lived is None:
             return
@@ -65,19 +65,19 @@ class Lifespan:
             await self.cut_off()
 
     def end(self) -> None:
-        """Let it be left."""
+        """Let the context manager be left."""
         self._over.set()
 
     async def ended(self) -> None:
-        """Wait until it has been left, or has ended by itself."""
+        """Wait until the lifespan has been left, or has ended by itself."""
         if self._life is not None:
             await asyncio.wait({self._life})
 
     async def fail(self) -> None:
-        """Wait until it ends by itself, which it must not.
+        """Wait until the lifespan ends by itself, which is an error.
 
         Raises:
-            RuntimeError: it has.
+            RuntimeError: the lifespan ended by itself.
         """
         await self.ended()
         if self._life is not None and not self._over.is_set():
@@ -85,7 +85,7 @@ class Lifespan:
             raise RuntimeError("the lifespan ended before its worker did") from failure
 
     async def cut_off(self) -> None:
-        """Cancel what is left of it, and log what became of it; nobody has to wait for it from now on."""
+        """Cancel the lifespan if it goes on, and log its failure. No further wait is needed."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -116,6 +116,6 @@ async def _cancelled(life: "asyncio.Task[None]") -> None:
 
 
 def _seen(life: "asyncio.Task[None]") -> None:
-    # Somebody must have looked at what it raises, or asyncio complains.
+    # If the exception is not retrieved, asyncio logs an error.
     if not life.cancelled():
         life.exception()

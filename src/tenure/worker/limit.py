@@ -1,4 +1,4 @@
-"""The time limit of one run: its handler is told and cancelled at it, and left to itself if it will not end."""
+"""The time limit of one run: its handler is cancelled at the limit, and abandoned if it does not end."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,12 +13,12 @@ class TimeLimitExceeded(Exception):
 
 
 class TimeLimit:
-    """Like `asyncio.timeout`, but for a word to its owner before it cancels, and one if that is of no use.
+    """Like `asyncio.timeout`, with one callback before the cancellation and one if the body does not end.
 
-    `over` is called at the limit, `overdue` that many seconds after it, unless the body has ended by then.
+    `over` is called at the limit. `overdue` is called `linger` seconds later, unless the body has ended by then.
 
     Raises:
-        TimeIsOver: on the way out, if the body ended by that cancellation.
+        TimeLimitExceeded: on the way out, if the body ended by that cancellation.
     """
 
     def __init__(self, seconds: float, linger: float, *, over: Callable[[], None], overdue: Callable[[], None]) -> None:
@@ -44,7 +44,7 @@ class TimeLimit:
             self._timer.cancel()
         if not self._expired or self._task is None:
             return
-        # Whoever else has cancelled it wants it ended, whatever its limit.
+        # If other code cancelled the task as well, the CancelledError must propagate.
         cancelled = error is not None and is_a(error, asyncio.CancelledError)
         if self._task.uncancel() <= self._cancelling and cancelled:
             raise TimeLimitExceeded from error

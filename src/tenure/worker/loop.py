@@ -1,22 +1,22 @@
-"""The loop of a worker: settles what is done, claims what there is room for, then waits well.
+"""The exchange loop of a worker: it settles outcomes, claims jobs while there is room, then waits for an event.
 
-    resting ──stirred (a hint, an outcome, an order), or due (the next job, the net under the hints)──► a call, alone
+    resting ──event (a hint, an outcome, an order), or due (the next job, the poll behind the hints)──► one call, alone
        ▲                                                     │
-       └── answered, and nothing is left to ask ◄────────────┤
+       └── answered, and nothing is left to send ◄───────────┤
                                                              │   for half of the room at most
-    two calls ◄── gathered meanwhile: a good part of a ──────┤
-       │          worker's worth of outcomes, or of room     │
+    two calls ◄── gathered meanwhile: at least a quarter ────┤
+       │          of the capacity in outcomes, or in room    │
        │          for jobs that are known to wait            │
-       └── answered: that many more have gathered, or it is left to the other, and then to one alone
+       └── answered: the same amount has gathered again, or the other call goes on, and then one call alone
 
-    trouble: a call fails ──► wait until no other is under way ──► back off ──► probe: one call, claims nothing
-             its answer is lost ──► the next call of its lane, or a beat, has handed back what it claimed (core/lane.py)
-             a failure that no storage has a name for ──► one outcome at a time, claims nothing
+    errors:  a call fails ──► wait until no other call is open ──► back off ──► probe: one call, claims nothing
+             its answer is lost ──► the next call of its lane, or a beat, has its jobs handed back (core/lane.py)
+             an unexpected exception of the storage ──► one outcome at a time, claims nothing
 
-While the storage works on one call the handlers of the other run, and their outcomes gather: both sides work. Where
-the storage is no other side (`Storage.apart`), one call at a time takes all. An outcome is in one call at a time, and
-calls under way count against the room. What a call that had company says of what is left may have been overtaken by
-the other; so the last word is always that of one alone.
+While the storage works on one call, the handlers of the other call run and their outcomes gather: both sides work. If
+the storage works in this process (`Storage.apart` is false), one call at a time carries everything. An outcome is in
+one call at a time, and open calls count against the room. If two calls overlap, either answer about the jobs that are
+left may be out of date. So only a call alone decides that the queues are empty.
 """
 
 import asyncio
@@ -43,40 +43,40 @@ from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.worker_metrics import WorkerMetrics
 
 SHORT_FOR = 4.0
-"""Seconds without a run after which a burst ends that is short of descriptors."""
+"""A burst that is short of descriptors ends after this many seconds without a run."""
 
 POLL = 5.0
-"""Seconds between two claims when nothing was hinted at and nothing falls due: the net under the notices."""
+"""Seconds between two claims if no hint comes and no job falls due. A poll finds the jobs of lost notifications."""
 
 PATIENCE = ExponentialDelay(0.05, 2.0)
-"""Between two tries at a storage that is out of reach; with the time that a try itself may take, 5 s at most."""
+"""The backoff between two tries at an unreachable storage: with the time of the try itself, 5 s at most."""
 
 HASTE = 0.25
-"""The longest of these rests once the worker is about to leave."""
+"""The longest backoff once the worker is about to leave, in seconds."""
 
 UNSETTLED_LIMIT = 1000
-"""With more outcomes than this waiting for the storage, no more jobs are claimed."""
+"""If more outcomes than this wait for the storage, the worker claims no more jobs."""
 
 LEAST_WORTH = 4
-"""For fewer outcomes, or less room, than this no second call is made beside another; nor for less than a quarter of
-what the worker holds at a time: each call costs both sides something, and soon the other is answered."""
+"""A second call needs at least this many outcomes or this much room, and at least a quarter of the capacity. Each call
+costs both sides something, and the first call is answered soon."""
 
 
 class _Call:
-    """One call under way: what it was asked, and when."""
+    """One open call to the storage: its content and when it was sent."""
 
     def __init__(self, batch: list[Settlement], order: ClaimRequest | None, *, asked_at: float, failures: int) -> None:
         self.batch = batch
         self.order = order
         self.asked_at = asked_at
         self.failures = failures
-        """How many had failed when it was made."""
+        """The value of the failure counter when the call was made."""
         self.room = 0 if order is None else order.room
-        """How many jobs it may bring."""
+        """How many jobs the call may claim."""
         self.alone = True
-        """Whether no other was under way at any time since it was made."""
+        """True if no other call was open at any time since this one was made."""
         self.lane = None if order is None else order.lane
-        """How it is numbered, until it is over."""
+        """The lane and number of the claim, until the call is over."""
 
 
 class ExchangeLoop:
@@ -120,47 +120,48 @@ class ExchangeLoop:
         self._tell = tell
         self._tally = tally
         self._calls: list[_Call] = []
-        """Those under way, the eldest first."""
+        """The open calls, the oldest first."""
         self._ordered = 0
-        """How many jobs they may bring."""
+        """How many jobs the open calls may claim."""
         self._resting = deque[asyncio.Future[None]]()
-        """The hands that have nothing to do."""
+        """The futures of the call tasks that have nothing to do."""
         self._looking: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stirred = False
-        """Whether something has happened since the last call was made that was alone."""
+        """True if an event came since the last call that was made alone."""
         self._due = True
-        """Whether it is time for the next call, whatever has happened."""
+        """True if the next call is due even without an event."""
         self._due_at = 0.0
-        """When it will be, by the loop's time."""
+        """The loop time at which the next call is due."""
         self._left = False
-        """Whether the latest answer has told of ready jobs that were left behind."""
+        """True if the latest answer said that more jobs are ready."""
         self._idle = asyncio.Event()
         self._claiming = True
         self._leaving = False
         self._failures = 0
         self.turned_at = clock.uptime()
-        """When the loop last asked for something, or found that it had nothing to ask; the eldest call under way."""
+        """The uptime of the last call, or of the last check that found nothing to send; or of the oldest open call."""
         self.answered_at = self.turned_at
-        """When the storage last answered, or it had nothing to ask; but not after the eldest call under way."""
+        """The uptime of the last answer, or of the last check that found nothing to send; never after the oldest open
+        call."""
         self.quiet = False
-        """Whether an operator has told it to claim no more; what runs goes on."""
+        """True if an operator ordered this worker to claim no more. Its runs go on."""
         self.empty = False
-        """Whether the last claim found nothing to start, and the next one would not either; what a burst waits for."""
+        """True if the last claim found nothing to start, and the next one would not either. A burst waits for this."""
 
     @property
     def released(self) -> int:
-        """How many runs were handed back."""
+        """The number of runs that were handed back."""
         return self._runs.released
 
     @property
     def running(self) -> int:
-        """How many runs go on."""
+        """The number of runs that go on."""
         return self._runs.running
 
     @property
     def unstopped(self) -> tuple[Ref, ...]:
-        """The first few exclusive runs that were told to stop and go on; from any thread."""
+        """The first few exclusive runs that were stopped but go on. Safe from any thread."""
         return self._runs.unstopped
 
     @property
@@ -187,10 +188,10 @@ class ExchangeLoop:
                 try:
                     await failure
                 finally:
-                    # What is cut off with this loop is handed back; it must not look as if its handlers had failed.
+                    # Runs that end with this loop are handed back. They must not look as if their handlers had failed.
                     self.stop_all()
         except GeneratorExit:
-            # Nothing turns any more, so there is nothing to wait for.
+            # The event loop does not run any more, so nothing can be awaited.
             raise
         except BaseException:
             await self._runs.end()
@@ -199,44 +200,44 @@ class ExchangeLoop:
             hints.close()
 
     def be_quiet(self, quiet: bool) -> None:
-        """Claim no more until told otherwise; what a claim in flight still brings is run."""
+        """Claim no more until this is called with False. The jobs of an open claim still run."""
         self.quiet = quiet
         if quiet:
             self._runs.hand_back()
         self._stir()
 
     def stop_claiming(self) -> None:
-        """Claim no more; what a claim in flight still brings is handed back unbegun."""
+        """Claim no more. The jobs of an open claim are handed back, not begun."""
         self._claiming = False
         self._runs.stopping = True
         self._runs.hand_back()
-        # Whatever it waits for, the next try is made at once.
+        # Make the next try at once, even during a backoff.
         self._due = True
         self._stir()
 
     def stop_run(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
-        """Make a run end. A coroutine is cancelled; a thread can only be told, and is."""
+        """Stop a run. A coroutine is cancelled; a thread is only notified, because it cannot be cancelled."""
         self._runs.stop(held, reason, detail)
 
     def stop_all(self) -> None:
-        """Make all runs end, for the worker must."""
+        """Stop all runs, because the worker ends."""
         self._runs.stop_all()
 
     def release_rest(self, delay: int) -> None:
-        """Hand back the runs that would not end, due again after `delay` microseconds: by then we are gone."""
+        """Hand back the runs that do not end, due again after `delay` microseconds, when this process is gone."""
         self._leaving = True
         self._runs.release(delay)
-        # Outcomes may wait for a storage that was out of reach for long; this is their last chance.
+        # Outcomes may wait for a storage that was unreachable for long. This is their last chance.
         self._stir()
 
     async def settled(self) -> None:
-        """Wait until no run goes on, no call is under way that may bring more, and every outcome has been answered."""
+        """Wait until no run goes on, no call is open that may claim more, and every outcome has been answered."""
         while self._runs or self._outcomes or self._calls:
             self._idle.clear()
             await self._idle.wait()
 
     async def flush(self) -> None:
-        """Send the outcomes that wait, where no loop does."""
+        """Send the waiting outcomes when the exchange loop has ended."""
         self._claiming = False
         while self._outcomes:
             self._due = True
@@ -247,13 +248,13 @@ class ExchangeLoop:
                 await asyncio.sleep(PATIENCE.first)
 
     def wear_out(self, why: str) -> None:
-        """Claim no more, for this process is to be replaced; its runs go on."""
+        """Claim no more, because this process is to be recycled. Its runs go on."""
         self._wear.wear_out(why)
         self._runs.hand_back()
         self._stir()
 
     async def worn_out(self) -> str:
-        """Wait until this process is worn out and claims no more; return why."""
+        """Wait until this process must be recycled and claims no more. Return the reason."""
         await self._worn.wait()
         return self._wear.out() or ""
 
@@ -266,7 +267,8 @@ class ExchangeLoop:
     async def dry(self) -> str | None:
         """Wait until a claim has found nothing, no run goes on, and every outcome has been answered.
 
-        Returns why nothing can be claimed if no run goes on and the process has been short of something for a while.
+        Return the reason if the process cannot claim, because it has been short of a resource for a while, and no run
+        goes on.
         """
         short_since: float | None = None
         while not self.empty or self._runs or self._outcomes:
@@ -281,7 +283,7 @@ class ExchangeLoop:
             await self._idle.wait()
         return None
 
-    # ------------------------------------------------------------------------------------------------------ the hands
+    # ------------------------------------------------------------------------------------------------- the call tasks
 
     async def _hand(self) -> None:
         while True:
@@ -308,29 +310,29 @@ class ExchangeLoop:
 
     def _hinted(self) -> None:
         self._stirred = True
-        # At once: nothing else of this turn could go along.
+        # At once: no other event of this turn of the loop could join the same call.
         self._look()
 
     def _over(self) -> None:
-        """Take note that a run is over."""
+        """Note that a run is over."""
         self._idle.set()
         self._stirred = True
         if self._looking is None and self._resting:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        # At the end of this turn of the loop: what ends in it goes along.
+        # At the end of this turn of the loop, so that all runs that end in it join the same call.
         if self._looking is None and self._resting:
             self._looking = asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        """Let a hand go to work if there is something to do."""
+        """Wake a call task if there is something to do."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
         if self._resting and self._wanted():
             hand = self._resting.popleft()
-            # It may have been cancelled in this very turn.
+            # It may have been cancelled in this turn of the loop.
             if not hand.done():
                 hand.set_result(None)
 
@@ -357,9 +359,9 @@ class ExchangeLoop:
         return max(0, self._runs.room - self._ordered)
 
     def _wanted(self) -> bool:
-        """Say whether it is time for a call."""
+        """Return True if it is time for a call."""
         if not self._calls:
-            # While the storage is in trouble neither a hint nor an outcome shortens the rest: they would storm it.
+            # During a backoff, hints and outcomes do not shorten the wait. Otherwise they would overload the storage.
             return self._due or (self._stirred and not self._failures)
         if len(self._calls) == self._hands or self._troubled:
             return False
@@ -367,7 +369,7 @@ class ExchangeLoop:
         return self._outcomes.waiting >= worth or (self._left and self._room() >= worth)
 
     def _next(self) -> _Call | None:
-        """Return the next call, if it is time for one and there is something to ask; it is under way from now on."""
+        """Return the next call if it is due and has content. It counts as open from now on."""
         if not self._wanted():
             return None
         now = self._clock.uptime()
@@ -378,8 +380,8 @@ class ExchangeLoop:
             self.turned_at = now
             if self._timer is not None:
                 self._timer.cancel()
-        # After a failure that no storage has a name for: one at a time, and no claim. What is at fault must not hold up
-        # the others, and an innocent outcome must not be blamed for it.
+        # After an unexpected exception, send one outcome at a time and claim nothing. An outcome that causes the
+        # failure must not delay the others, and an outcome that does not cause it must not be blamed.
         refused = self._outcomes.refused
         batch = self._outcomes.take(1 if refused else SETTLE_LIMIT)
         room = 0 if refused else min(self._room(), -(-self._runs.capacity // self._hands))
@@ -388,8 +390,8 @@ class ExchangeLoop:
             self._idle.set()
             self._rest_for(POLL)
             return None
-        # After a failure nothing is claimed before the storage has answered again: each claim whose answer is lost
-        # would cost its jobs a start.
+        # After a failure, claim nothing before the storage has answered again. Each claim whose answer is lost costs
+        # its jobs a start.
         order = None
         if room:
             room_now = 0 if self._failures else room
@@ -399,7 +401,7 @@ class ExchangeLoop:
             other.alone = call.alone = False
         self._calls.append(call)
         self._ordered += call.room
-        # There may be enough to do for the other hand, too.
+        # There may be enough work for the other call task, too.
         self._look_soon()
         return call
 
@@ -430,7 +432,7 @@ class ExchangeLoop:
 
     def _answered(self, call: _Call, answer: ExchangeResult) -> None:
         if call.failures == self._failures:
-            # It was asked after whatever has failed.
+            # It was sent after the latest failure.
             self._failures = 0
         self.answered_at = self._clock.uptime()
         missing = 0
@@ -438,24 +440,24 @@ class ExchangeLoop:
             self._outcomes.heed(answer.verdicts)
             missing = self._outcomes.back(call.batch) if len(answer.verdicts) < len(call.batch) else 0
             call.batch = []
-        # From here on the runs themselves count.
+        # From here on, the runs themselves count against the room.
         self._ordered -= call.room
         claimed, call.room = call.room > 0, 0
         taken = self._runs.hold(answer.leases, call.asked_at)
-        # Before the first of them begins: what this worker holds, it hands back itself, and the storage must not.
+        # Before the first run begins: this worker now hands these jobs back itself, so the storage must not.
         if call.lane is not None and not answer.seen:
             self.lanes.answered(call.lane)
             call.lane = None
         self._runs.take(taken, begin=self._claiming)
         last = len(self._calls) == 1
-        # Each queue is the first in its turn, so that a full one cannot keep the others waiting.
+        # Each queue is first in turn, so that a full one cannot delay the others.
         self._queues = self._queues[1:] + self._queues[:1]
         self._left = answer.left
         self.empty = claimed and call.alone and not answer.leases and not answer.left and answer.next_due != 0
         if self._failures or not last:
             return
         if missing:
-            # A part of the storage gave no verdict on them; they wait for the others.
+            # A part of the storage did not answer for them. They are sent again.
             self._rest_for(PATIENCE.first)
         elif (
             self._outcomes
@@ -474,7 +476,7 @@ class ExchangeLoop:
 
     def _back_off(self, call: _Call, error: Exception) -> None:
         if call.failures < self._failures:
-            # It was under way when another failed; that is the same trouble.
+            # It was open when another call failed: that is the same failure.
             return
         self._failures += 1
         wait = min(PATIENCE.rest(self._failures, self._rng), HASTE if self._leaving else math.inf)
@@ -484,7 +486,7 @@ class ExchangeLoop:
         self._tell(WorkerFailed(error=str(error), retry_in=wait))
 
     async def _send_signs(self, batch: list[Settlement]) -> None:
-        """Send what the handlers said at last; a job that ends before its first beat has a log all the same."""
+        """Send the last progress and log lines of handlers, so that a job that ends before its first beat has a log."""
         find = self._holdings.get
         talking = [
             held for asked in batch if (held := find((asked.ref, asked.fence))) is not None and held.signs.pending
@@ -502,5 +504,5 @@ class ExchangeLoop:
         unanswered = set(pulse.unanswered)
         for message in messages:
             if message.held.key in unanswered:
-                # Its settlement is not answered either, and both are sent again.
+                # Its settlement is not answered either, so both are sent again.
                 message.unsent()

@@ -1,12 +1,12 @@
-"""Finds the handler that stops the event loop of its worker, or cancels every task of it.
+"""Finds the handler that stops the event loop of its worker, or cancels every task of the loop.
 
-What a handler calls, and what it starts, runs in a context that holds its job. So it is known which job makes such a
-call, at the moment when it is made:
+The code of a handler, and the tasks that it starts, run in a context that holds its job. So the job that makes such a
+call is known at the moment of the call:
 
-    loop.stop()                    refused: it raises in the handler
-    cancel() of the guard's task   the worker fails; that run fails, and the others of the loop are put back
-    the same, of an event handler  the worker fails, and the runs of its loop are put back
-    the same, of neither           the worker fails as in a crash: one stall for each run of the loop
+    loop.stop()                       refused: it raises in the handler
+    cancel() of the guard's task      the worker fails; that run fails, and the other runs of the loop are put back
+    the same, by an event handler     the worker fails, and the runs of its loop are put back
+    the same, by other code           the worker fails as in a crash: one stall for each run of the loop
 """
 
 import asyncio
@@ -23,25 +23,25 @@ CANCELLED = "the handler cancelled every task of its event loop, those of its wo
 
 
 class LoopGuard:
-    """Rests in a task of its own, which only code that cancels every task of the loop can cancel."""
+    """Waits in its own task, which is only cancelled by code that cancels every task of the loop."""
 
     def __init__(self) -> None:
         self.cancelled = False
-        """Whether every task of the loop was cancelled, and not by the worker itself."""
+        """True if every task of the loop was cancelled by code other than the worker."""
         self.known = False
-        """Whether it is known by which job, or that it was an event handler."""
+        """True if the job that did this is known, or an event handler did it."""
         self._task: asyncio.Task[None] | None = None
         self._released = False
 
     def start(self, cancelled: Callable[[], None]) -> None:
-        """Begin on the running loop; `cancelled` is called soon after every task was."""
+        """Begin on the running loop. `cancelled` is called soon after every task was cancelled."""
         loop = asyncio.get_running_loop()
         refuse_stops(loop)
         self._task = asyncio.create_task(self._rest(_GuardTask(loop, self._note)), name="tenure loop guard")
         self._task.add_done_callback(lambda _: None if self._released else cancelled())
 
     def release(self) -> None:
-        """End."""
+        """Stop guarding."""
         self._released = True
         if self._task is not None:
             self._task.cancel()
@@ -60,7 +60,7 @@ class LoopGuard:
 
 
 class _GuardTask(asyncio.Future[None]):
-    """Tells at once that it is being cancelled, in the context of the code that does so."""
+    """Calls `asked` when it is cancelled, in the context of the code that cancels it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, asked: Callable[[], None]) -> None:
         super().__init__(loop=loop)
@@ -72,11 +72,11 @@ class _GuardTask(asyncio.Future[None]):
 
 
 def refuse_stops(loop: asyncio.AbstractEventLoop) -> None:
-    """Have `loop.stop` raise in a handler. Idempotent."""
+    """Make `loop.stop` raise in a handler. Idempotent."""
     stop = loop.stop
     if isinstance(stop, _Stop):
         return
-    # A loop that takes no attributes cannot be guarded; there a stop is a crash of its worker.
+    # A loop that takes no attributes cannot be guarded. There, a stop is a crash of its worker.
     with contextlib.suppress(AttributeError):
         loop.stop = _Stop(stop)  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""Which event loop handlers run on: uvloop where it is installed, else that of asyncio."""
+"""Selects the event loop that handlers run on: uvloop if it is installed, else asyncio's."""
 
 import asyncio
 import os
@@ -10,14 +10,14 @@ Loop = Literal["auto", "asyncio", "uvloop"]
 LOOPS: tuple[Loop, ...] = get_args(Loop)
 
 VARIABLE = "TENURE_WORKER_LOOP"
-"""Which one a worker process was told of: its own processes, which run handlers too, learn it there."""
+"""The environment variable with the event loop of a worker process. Its isolated processes read it, too."""
 
 
 def runner(asked: Loop) -> asyncio.Runner:
-    """Return what runs coroutines on the loop that was asked for. `auto`: uvloop, if there is one.
+    """Return a runner for the loop `asked`. `auto` means uvloop if it is installed.
 
     Raises:
-        UsageError: uvloop was asked for, and is not installed.
+        UsageError: `asked` is uvloop, which is not installed.
     """
     if asked == "asyncio":
         return asyncio.Runner()
@@ -33,7 +33,7 @@ def runner(asked: Loop) -> asyncio.Runner:
 
 
 def told() -> Loop:
-    """Return which loop the environment asks for; `auto` where it names none that we know."""
+    """Return the loop that the environment names; `auto` if it names no known one."""
     match os.environ.get(VARIABLE):
         case "asyncio" | "uvloop" as named:
             return named

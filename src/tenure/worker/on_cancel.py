@@ -1,7 +1,7 @@
-"""What tidies up after a run that was cancelled: called once its handler has ended, and only for so long.
+"""Calls the on_cancel hook of a cancelled run after its handler has ended, with a time limit.
 
-run cancelled ──► hook, in a task of its own ──► it ends, or fails: told to the log
-                                          └────► too long, or the run is lost: cut off
+run cancelled ──► hook, in its own task ──► it ends, or fails: logged
+                                     └────► too long, or the run is lost: cancelled and abandoned
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from tenure.worker.abandoned import LINGER, Abandoned
 from tenure.worker.active_runs import ActiveRun
 
 LIMIT = 30.0
-"""Seconds that a hook gets at most where its task has no timeout."""
+"""The maximum time of a hook whose task has no timeout, in seconds."""
 
 Complain = Callable[[ActiveRun, str, str, BaseException | None], None]
-"""Takes whose run it is, who failed and how, and the exception if there is one."""
+"""Takes the run, the part that failed, a text, and the exception if there is one."""
 
 
 class HookCaller(Protocol):
-    """Calls a function of a run, on the loop or in a thread, with its arguments and what is injected."""
+    """Calls a function of a run with its arguments and injected values, on the loop or in a thread."""
 
     def __call__(
         self,
@@ -35,12 +35,12 @@ class HookCaller(Protocol):
         held: ActiveRun,
         /,
     ) -> Awaitable[Any]:
-        """Call it."""
+        """Call the function."""
         ...
 
 
 class CancelHooks:
-    """Calls the on_cancel hooks of tasks. What they raise is noted: the job is cancelled all the same."""
+    """Calls the on_cancel hooks of tasks. Their exceptions are logged; the job is cancelled anyway."""
 
     def __init__(
         self, codec: Codec, clock: Clock, *, call: HookCaller, complain: Complain, abandoned: Abandoned
@@ -52,15 +52,15 @@ class CancelHooks:
         self._abandoned = abandoned
 
     async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
-        """Call the hook of a run, bounded."""
+        """Call the hook of a run, with a time limit."""
         job = held.lease.job
         held.hooking = True
         held.signs.sign(self._clock.uptime())
         limit = LIMIT
         if job.timeout is not None:
-            # The lease ends a beat after the timeout, so the hook must not take longer than both of them together.
+            # The lease ends one beat after the timeout, so the hook must end by then.
             limit = max(job.timeout / SECOND - (self._clock.uptime() - held.claimed_at), held.beat / 2)
-        # In a task of its own: it has nothing of the cancellation that ended the handler, and can be left behind.
+        # In its own task: the cancellation that ended the handler does not affect it, and it can be abandoned.
         hooked = asyncio.create_task(self._hook(task, hook, held))
         try:
             done, _ = await asyncio.wait({hooked}, timeout=limit)
@@ -77,11 +77,11 @@ class CancelHooks:
 
     async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
         try:
-            # Decoded again: the handler may have changed what it was given.
+            # Decode again, because the handler may have changed its arguments.
             args, kwargs = task.decode(self._codec, held.lease.job)
             await self._call(hook, task.hook_needs, args, kwargs, held)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Out of a task these would end the loop.
+            # In a task, these exceptions would end the loop.
             raise wrapped(error) from error
 
     async def _cut_off(self, hooked: "asyncio.Task[None]", held: ActiveRun) -> None:
@@ -89,10 +89,10 @@ class CancelHooks:
         try:
             await asyncio.wait({hooked}, timeout=LINGER)
         finally:
-            # Somebody must have looked at what it raises, or asyncio complains.
+            # If the exception is not retrieved, asyncio logs an error.
             hooked.add_done_callback(_seen)
             if not hooked.done():
-                # It is left to itself; an exclusive right is kept until it has ended.
+                # It is abandoned. An exclusive right is kept until it has ended.
                 held.leave(hooked)
                 self._abandoned.task(hooked)
 

@@ -1,4 +1,4 @@
-"""What runs came to, until the storage has answered: each outcome is under way in one call at a time, and in no more.
+"""The outcomes of runs until the storage has answered. Each outcome is in at most one call at a time.
 
 add ──► waiting ──take──► sent ──heed──► answered: done, duplicate, lost, gone
            ▲                └─── back: the call failed, or a part of the storage gave no verdict
@@ -17,11 +17,11 @@ from tenure.worker.active_runs import ActiveRuns, RunKey
 from tenure.worker.worker_metrics import WorkerMetrics
 
 REFUSALS = 3
-"""How often a single outcome may fail to be recorded for a reason that is not the storage's."""
+"""How often the recording of one outcome may fail for a reason that is not the storage's."""
 
 
 class Outcomes:
-    """Those of one worker."""
+    """The outcomes of one worker."""
 
     def __init__(self, holdings: ActiveRuns, *, rng: Random, logger: logging.Logger, tally: WorkerMetrics) -> None:
         self._holdings = holdings
@@ -37,12 +37,12 @@ class Outcomes:
 
     @property
     def waiting(self) -> int:
-        """How many are in no call."""
+        """The number of outcomes that are in no call."""
         return len(self._waiting)
 
     @property
     def refused(self) -> bool:
-        """Whether one of them may be what a call failed by."""
+        """True if one of the outcomes may have caused a call to fail."""
         return bool(self._refused)
 
     @property
@@ -51,11 +51,11 @@ class Outcomes:
         return [ref.id for ref, _ in (*self._sent, *self._waiting)]
 
     def add(self, key: RunKey, asked: Settlement) -> None:
-        """Take one in; there is none of that run yet."""
+        """Add the outcome of a run that has none yet."""
         self._waiting[key] = asked
 
     def take(self, most: int) -> list[Settlement]:
-        """Return the first of those that wait, for a call."""
+        """Return the first waiting outcomes, at most `most`, to be sent with a call."""
         if len(self._waiting) <= most:
             taken, self._waiting = self._waiting, {}
         else:
@@ -64,7 +64,7 @@ class Outcomes:
         return list(taken.values())
 
     def back(self, batch: Sequence[Settlement]) -> int:
-        """Let those of a call wait again, behind all others, that it brought no verdict on; return how many."""
+        """Put the outcomes of a call that got no verdict behind all waiting ones. Return how many."""
         put_back = 0
         for asked in batch:
             key = (asked.ref, asked.fence)
@@ -74,7 +74,7 @@ class Outcomes:
         return put_back
 
     def heed(self, verdicts: Sequence[SettlementResult]) -> None:
-        """Let go of the runs that the storage has given a verdict on."""
+        """Release the runs that the storage has given a verdict on."""
         keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
         answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
         for key, held, verdict in zip(keys, self._holdings.drop_all(keys), verdicts, strict=True):
@@ -92,16 +92,16 @@ class Outcomes:
         self._tally.answered(answered)
 
     def blame(self, batch: Sequence[Settlement], error: Exception) -> None:
-        """Note whom an unexpected failure may be due to; what fails again and again by itself is given up.
+        """Note the outcomes that an unexpected failure may be due to. Give up outcomes that fail repeatedly.
 
-        They are in no call any more.
+        The outcomes are in no call any more.
         """
         for asked in batch:
             key = (asked.ref, asked.fence)
             self._refused[key] = self._refused.get(key, 0) + 1
             held = self._holdings.get(key)
             if self._refused[key] == REFUSALS and held is not None:
-                # Its outcome cannot be recorded as it is, so that is what it comes to.
+                # The outcome cannot be recorded as it is. Record this fact as the outcome instead.
                 self._waiting[key] = settlement(held.lease, Unreadable(recorded(error)), self._rng)
             elif self._refused[key] >= 2 * REFUSALS:
                 self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)

@@ -1,4 +1,4 @@
-"""Compares each beat's answer with what the worker saw of the storage before, and raises the alarm."""
+"""Compares each beat's answer with the worker's earlier view of the storage, and raises an alarm on data loss."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ ALARM_KEPT = 3600.0
 
 
 class PartitionWatch:
-    """What one worker saw of each partition of the storage."""
+    """One worker's view of each partition of the storage."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PartitionWatch:
         forget_read: Callable[[], None],
         replaced: Callable[[int], None],
     ) -> None:
-        """Take `read`, the cursor up to which the worker has read the event log, and what to call on an alarm."""
+        """Create a watch. `read` returns the cursor up to which the worker has read the event log."""
         self._worker = worker
         self._clock = clock
         self._logger = logger
@@ -40,23 +40,23 @@ class PartitionWatch:
 
     @property
     def alarm(self) -> str:
-        """What is wrong with the storage, for health and doctor; empty if nothing was found within the last hour."""
+        """The storage's problem, for health and doctor. Empty if none was found within the last hour."""
         if self._alarm and self._clock.uptime() - self._raised_at >= ALARM_KEPT:
             self._alarm = ""
         return self._alarm
 
     @property
     def seen(self) -> tuple[PartitionState, ...]:
-        """What the last beats found."""
+        """The partition states that the last beats found."""
         return tuple(self._seen.values())
 
     @property
     def read(self) -> tuple[int, ...]:
-        """How far the worker has read each partition's event log. Ask before the beat is sent."""
+        """How far the worker has read each partition's event log. Read this before the beat is sent."""
         return numbers_of(self._read())
 
     def compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
-        """Compare what a beat found with what was seen before."""
+        """Compare the partition states of a beat with those seen before."""
         for now in found:
             seen = self._seen.get(now.partition)
             self._seen[now.partition] = now
@@ -83,7 +83,7 @@ class PartitionWatch:
                     )
                 case None:
                     continue
-            # What was read is of the log as it was before.
+            # The cursor belongs to the log as it was before.
             self._forget_read()
             self._announce(event)
 

@@ -1,4 +1,4 @@
-"""The jobs that a worker has claimed ahead: they wait until a run is over, the eldest first, and never for long."""
+"""The prefetched jobs of a worker. They wait until a run is over, the oldest first, and never for long."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tenure.worker.prefetch_policy import PrefetchPolicy
 
 
 class PrefetchBuffer:
-    """Those of one worker; `too_long` is called when the eldest has waited for as long as any may."""
+    """The prefetched jobs of one worker. `too_long` is called when the oldest one has waited for the maximum time."""
 
     def __init__(self, ahead: PrefetchPolicy, clock: Clock, *, too_long: Callable[[], None]) -> None:
         self._ahead = ahead
@@ -25,21 +25,21 @@ class PrefetchBuffer:
         return held in self._since
 
     def add(self, held: ActiveRun, now: float) -> None:
-        """Let one wait behind all others."""
+        """Add a job behind all others."""
         self._since[held] = now
 
     def remove(self, held: ActiveRun) -> None:
-        """Let one wait no more."""
+        """Remove a job."""
         del self._since[held]
 
     def take(self) -> ActiveRun:
-        """Take the one out that has waited longest."""
+        """Remove and return the job that has waited longest."""
         held = next(iter(self._since))
         del self._since[held]
         return held
 
     def take_all(self) -> list[ActiveRun]:
-        """Take all of them out."""
+        """Remove and return all jobs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -47,7 +47,7 @@ class PrefetchBuffer:
         return waiting
 
     def watch(self) -> None:
-        """See to it that none of them waits for too long. Idempotent."""
+        """Start the timer for the oldest job, if there is none. Idempotent."""
         if self._since and self._timer is None:
             waits = next(iter(self._since.values())) + self._ahead.patience - self._clock.uptime()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, waits), self._look)
@@ -57,7 +57,7 @@ class PrefetchBuffer:
         if not self._since:
             return
         if next(iter(self._since.values())) + self._ahead.patience > self._clock.uptime():
-            # The eldest is another by now.
+            # The oldest job is another one now.
             self.watch()
             return
         self._ahead.kept_waiting()

@@ -1,6 +1,6 @@
-"""How worn a worker process is: what it has done and how large it has grown, against what it may.
+"""Decides when a worker process is recycled: by the jobs that it began and the memory that it occupies.
 
-One that is worn out claims no more, lets its runs end, however long that takes, and makes room for a fresh one.
+A process that must be recycled claims no more, lets its runs end without a time limit, and is then replaced.
 """
 
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from random import Random
 from tenure.worker.memory import resident
 
 SPREAD = 0.2
-"""By how much siblings may fall short of `max_jobs`, so that they are not all replaced in the same moment."""
+"""The largest part by which sibling processes reduce `max_jobs`, so that they are not all replaced at the same time."""
 
 
 def staggered(max_jobs: int, rng: Random) -> int:
-    """Return how many jobs one of several siblings may begin: up to a fifth less."""
+    """Return how many jobs one of several sibling processes may begin: up to a fifth less."""
     return max_jobs - int(max_jobs * SPREAD * rng.random())
 
 
 class RecyclePolicy:
-    """Counts the jobs that were begun here, and looks at the memory that is occupied."""
+    """Counts the jobs that began in this process, and measures its memory."""
 
     def __init__(
         self, *, max_jobs: int | None = None, max_memory: int | None = None, occupied: Callable[[], int] = resident
@@ -31,7 +31,7 @@ class RecyclePolicy:
 
     @property
     def used(self) -> bool:
-        """Whether any job has begun here: no process is replaced before it has done one."""
+        """True if a job has begun here. No process is replaced before it has done one."""
         return self._begun > 0
 
     def began(self) -> None:
@@ -39,23 +39,23 @@ class RecyclePolicy:
         self._begun += 1
 
     def not_begun(self) -> None:
-        """Take one back that was to begin, and did not."""
+        """Subtract a job that was counted but did not begin."""
         self._begun -= 1
 
     def wear_out(self, why: str) -> None:
-        """Note that this process is to be replaced, for a reason that others have found."""
+        """Note that this process must be recycled, for a reason from elsewhere."""
         self._why = self._why or why
 
     def room(self, free: int) -> int:
-        """Return how many of so many free slots may still be filled."""
+        """Return how many of `free` jobs may still be claimed."""
         if self._why is not None:
             return 0
         return free if self._max_jobs is None else min(free, self._max_jobs - self._begun)
 
     def out(self) -> str | None:
-        """Say why this process had better be replaced, None if it had not. It stays at that."""
+        """Return why this process must be recycled, or None. The first reason stays."""
         if self._why is None and self._begun:
-            # One that is too large from the start does a job all the same, or nobody would ever do any.
+            # A process that is too large from the start must still do one job. Otherwise no process would ever do any.
             self._why = self._reason()
         return self._why
 

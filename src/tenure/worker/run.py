@@ -1,6 +1,6 @@
-"""One lease in, one outcome out. User code runs here and only here, and nothing it does comes out as an exception.
+"""Turns one lease into one outcome: it calls the handler, and no exception of user code leaves it.
 
-lease ──► middleware ──► what is injected ──► handler
+lease ──► middleware ──► injected values ──► handler
               │                                  │
 outcome ◄─┬───┴──────────────── back ◄───────────┘
           └─ cancelled, and the handler has ended ──► on_cancel ──► outcome
@@ -48,15 +48,15 @@ from tenure.worker.shortage import is_shortage
 from tenure.worker.stacks.traces import where
 
 UNFIT_DELAY = 10_000_000
-"""How long a job is put back for that has no thread or process here, in microseconds: another worker may have one."""
+"""Microseconds until a job is due again that got no thread or process here: another worker may have one."""
 
 CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
 
 RESULT_KEPT = 1_000
-"""Characters that are kept of the `repr` of a result that cannot be recorded."""
+"""The number of characters kept of the `repr` of a result that cannot be recorded."""
 
 Overdue = Callable[[ActiveRun, Outcome], None]
-"""Takes a run that will not end, and what it has come to all the same."""
+"""Takes a run that does not end, and the outcome that it gets."""
 
 
 class Runner:
@@ -93,9 +93,9 @@ class Runner:
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain, abandoned=abandoned)
 
     async def run(self, held: ActiveRun, overdue: Overdue = lambda held, outcome: None) -> Outcome:
-        """Run one lease to its outcome. Never raises; being cancelled is an outcome too.
+        """Run one lease to its outcome. Never raises; a cancellation is an outcome too.
 
-        A handler that goes on though it was cancelled at its timeout is waited for; `overdue` is called then.
+        If a handler goes on although it was cancelled at its timeout, this still waits for it, and calls `overdue`.
         """
         job = held.lease.job
         if job.unreadable is not None:
@@ -106,7 +106,8 @@ class Runner:
         try:
             args, kwargs = task.decode(self._codec, job)
         except BaseException as error:
-            # Codecs and migrations are user code. They do not await, so not even a CancelledError is a request of ours.
+            # Codecs and migrations are user code. They do not await, so even a CancelledError comes from them, not
+            # from our stop.
             return Unreadable(recorded(error))
         if held.stop is not None:
             return stopped(held)
@@ -133,10 +134,10 @@ class Runner:
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
             except BaseException as error:
-                # Codecs are user code, too, and do not await either.
+                # Codecs are user code too, and do not await either.
                 return Unreadable(_unrecorded(error, value))
-        # A thread that was left to itself still runs, and nobody may tidy up after it yet. Who was left to itself as a
-        # whole has nothing to tidy up any more: the job may be another run's by now.
+        # An abandoned thread still runs, so its hook may not clean up yet. The hook of an abandoned run is not called
+        # at all: the job may already belong to another run.
         tidies = isinstance(outcome, Cancelled) and not held.threading and not held.abandoned
         if tidies and task.cancel_hook is not None:
             await self._hooks.tidy_up(task, task.cancel_hook, held)
@@ -145,7 +146,7 @@ class Runner:
         return outcome
 
     async def tidied(self) -> None:
-        """Wait until all is closed that had to wait for threads which were left to themselves."""
+        """Wait until all providers are closed that had to wait for abandoned threads."""
         while self._left:
             await asyncio.wait(self._left)
 
@@ -161,7 +162,7 @@ class Runner:
         job = held.lease.job
         async with TimeLimit(
             (job.timeout or 0) / SECOND,
-            # The storage lets no lease outlast the timeout by more than a beat of its own.
+            # The storage lets no lease outlast the timeout by more than one beat of that lease.
             _patience(job),
             over=lambda: _tell(held, context),
             overdue=lambda: overdue(held, timed_out(held)),
@@ -171,7 +172,7 @@ class Runner:
     def _way(
         self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
     ) -> Awaitable[Any]:
-        """Return the way to the handler, to be awaited: through the middleware, if there is any."""
+        """Return an awaitable that calls the handler, through the middleware if there is any."""
         if task.name not in self._onions:
             self._onions[task.name] = onion((*self._middleware, *task.middleware))
         around = self._onions[task.name]
@@ -189,13 +190,13 @@ class Runner:
         if task.needs.takes:
             return self._provided(task.function, task.needs, args, kwargs, held)
         if task.is_async:
-            return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # that is what it is to be async
+            return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # it is an awaitable
         return self._alone(functools.partial(task.function, *args, **kwargs), held)
 
     async def _provided(
         self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
     ) -> Any:
-        """Call a function, on the loop or in a thread, with its arguments and what is injected."""
+        """Call a function with its arguments and injected values, on the loop or in a thread."""
         needed = needs(function, self._replaced) if self._replaced else usual
         held.lane = lane = self._threads.lane()
         complain = functools.partial(self._complain, held)
@@ -205,13 +206,13 @@ class Runner:
                 called = functools.partial(function, *args, **{**given, **kwargs})
                 return await (called() if is_async(function) else _in(lane, called, held))
         finally:
-            # Also a provider may be left at work.
+            # A provider may also still be at work in the thread.
             held.threading = lane.busy
             if lane.busy:
                 self._abandoned.lane(lane)
 
     async def _alone(self, called: Callable[[], Any], held: ActiveRun) -> Any:
-        """Call a plain function that is given nothing."""
+        """Call a plain function that has no injected values."""
         held.lane = lane = self._threads.lane()
         try:
             return await _in(lane, called, held)
@@ -227,7 +228,7 @@ class Runner:
         left.add_done_callback(self._left.discard)
 
     def _complain(self, held: ActiveRun, who: str, what: str, error: BaseException | None) -> None:
-        """Log without what may quote the arguments; the job's own log has all."""
+        """Log without the error's text, which may quote the arguments. The job's own log has all of it."""
         job = held.lease.job
         how = what if error is None else f"{what}: {class_name(error)}"
         self._logger.error("%s of job %s (%s) %s; tenure jobs show tells all", who, job.id, job.task, how)
@@ -237,16 +238,16 @@ class Runner:
 
 
 def _patience(job: JobRecord) -> float:
-    """Return how many seconds a handler gets to end after its timeout: its lease lasts for a beat then.
+    """Return how many seconds a handler gets to end after its timeout, when its lease lasts for one more beat.
 
-    Where nothing may run beside it, it gets all of that; what it holds is given to others once it is settled.
+    An exclusive run gets the whole beat, because its right passes to others once it is settled.
     """
     beat = job.stall.lease / 4 / SECOND
     return beat if job.exclusive else min(LINGER, beat)
 
 
 def _tell(held: ActiveRun, context: JobContext) -> None:
-    # It is not cancelled yet; a moment later nobody could see where it was.
+    # Record the position before the cancellation: the handler leaves it afterwards.
     held.at_limit, held.expired = where(held), True
     context.stop("the run passed its timeout")
 
@@ -260,27 +261,27 @@ async def _in(lane: WorkerThread, called: Callable[[], Any], held: ActiveRun) ->
 
 
 def misuse(held: ActiveRun) -> Raised | None:
-    """Return what a run has come to whose handler did something to its event loop that no handler may do."""
+    """Return the outcome of a run whose handler misused its event loop, or None if it did not."""
     error = None if held.context is None else held.context.misuse
     return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error, alone=True)
 
 
 class Stopped(Protocol):
-    """What may have been made to end."""
+    """A run that may have been stopped."""
 
     @property
     def stop(self) -> StopReason | None:
-        """Why, if it has."""
+        """The reason, or None if the run was not stopped."""
         ...
 
     @property
     def stop_detail(self) -> str | None:
-        """What was said to that."""
+        """The text that was given with the reason."""
         ...
 
 
 def stopped(held: Stopped) -> Outcome:
-    """Return what a run has come to that was made to end."""
+    """Return the outcome of a run that was stopped."""
     match held.stop:
         case "cancelled":
             return Cancelled(held.stop_detail)
@@ -289,21 +290,21 @@ def stopped(held: Stopped) -> Outcome:
         case "unreachable" | "lost":
             return Interrupted("unreachable")
         case "no_progress" | "lease_expired":
-            # All that is known of it is added where the outcome is taken in.
+            # The executor adds the other facts when it takes the outcome.
             return Stalled(held.stop)
         case None:
             return Raised(RecordedError("CancelledError", CANCELLED_FROM_WITHIN))
 
 
 def _unbegun(held: ActiveRun) -> Outcome:
-    """Return what a run has come to that could not begin, for no fault of its own."""
+    """Return the outcome of a run that could not begin and is not to blame for that."""
     return Interrupted("prefetch", UNFIT_DELAY) if held.stop is None else stopped(held)
 
 
 def timed_out(held: ActiveRun) -> Outcome:
-    """Return what a run has come to that passed its limit."""
+    """Return the outcome of a run that passed its timeout."""
     if held.stops_for("cancelled"):
-        # Too slow to stop.
+        # The run was cancelled before its timeout, and stopped too slowly.
         return stopped(held)
     limit = (held.lease.job.timeout or 0) / SECOND
     said = f"the run passed its timeout of {limit:g} s"
@@ -314,21 +315,22 @@ def timed_out(held: ActiveRun) -> Outcome:
 def _ended_by(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
     """Return the outcome of a run that ended by this exception.
 
-    Whether it ended because we asked for that is a fact of the run (`held.stop`). The exception does not tell: a
-    handler may raise a CancelledError that nothing has caused, and turn ours into another exception.
+    `held.stop` says whether the run ended because we stopped it. The exception does not say this: a handler may raise a
+    CancelledError of its own, and may turn ours into another exception.
     """
     try:
         return _meaning(error, task, held)
     except BaseException as failure:
-        # A control may be half made, and a class of exceptions may raise from whatever is asked of it.
+        # A control may be incomplete, and any attribute of an exception class may raise.
         return Raised(recorded(failure)) if held.stop is None else stopped(held)
 
 
 def _meaning(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
-    # Never the exception itself is asked what it is: its class may lie about that.
+    # Do not use `isinstance` on the exception: its class may give a false `__class__`.
     said: Any = error
     if is_a(error, Snooze, RetryLater) and held.stops_for("cancelled", *SILENT):
-        # It wants another run, which the record would refuse it, or which the stall decides on.
+        # The handler wants another run. The storage refuses that after a cancellation; after a stall, the stall
+        # decides.
         return stopped(held)
     if is_a(error, Snooze):
         return Snoozed(_delay(said))
@@ -342,7 +344,7 @@ def _meaning(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Out
     if is_a(error, RetryLater):
         return Raised(recorded(error), after=_delay(said))
     if held.stop is not None:
-        # It was made to stop, or fell over while stopping.
+        # The run was stopped, or it failed while it stopped.
         return stopped(held)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
@@ -350,7 +352,7 @@ def _meaning(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Out
 
 
 def _delay(control: Any) -> int:
-    """Return the delay that a control asks for; one of a subclass need not have been checked when it was made."""
+    """Return the delay that a control asks for. A subclass may have skipped the check in its constructor."""
     return micros(duration(control.delay, field=f"{class_name(control)}.delay", zero=True))
 
 

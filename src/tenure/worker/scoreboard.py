@@ -1,14 +1,15 @@
-"""What a worker process has written down for whoever watches over it: memory that both of them see.
+"""Memory shared by a worker process and its supervisor: the process writes its state, the supervisor reads it.
 
-Nothing is sent and nobody is woken. The process notes when its loops last turned, and each run that it holds; so the
-watcher knows what to renew while a handler lets nothing else happen there, and what ran when it died.
+No messages are sent and no thread is woken. The process notes when its loops last turned, and each run that it holds.
+So the supervisor knows which leases to renew while a handler blocks the process, and which runs were active when it
+died.
 
-    worker  ──writes──► turned at, held runs ──reads──► watcher
-            ◄──reads─── renewed for you at  ◄──writes──
+    worker  ──writes──► last turn, held runs ──reads──► supervisor's renewer
+            ◄──reads─── renewal times        ◄──writes──
 
-Each field has one writer, and is a number of eight bytes, which no reader sees half written. A line of several fields
-has a count of its writings beside it, odd while it is being written: what was read across a change of it is void.
-All moments are uptimes, which the processes of a machine share.
+Each field has one writer and is a number of eight bytes, so no reader sees a half-written value. A row of several
+fields has a write counter, which is odd during a write. If the counter changes during a read, the read is void. All
+times are uptimes, which the processes of a machine share.
 """
 
 import mmap
@@ -28,17 +29,17 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import StopCode
 
 Way = Literal["loop", "thread", "process"]
-"""Where a handler runs: what it can block, and what can end it."""
+"""Where a handler runs. This decides what it can block and how it can be ended."""
 
 _WAYS: tuple[Way, ...] = get_args(Way)
 _NUMBERS = {way: number for number, way in enumerate(_WAYS)}
 
 _CODES: tuple[StopCode, ...] = get_args(StopCode)
 _SHARED, _EXCLUSIVE, _STOPPED = 0.0, 1.0, 2
-"""What a line says of the run's right; from the last one on, it is exclusive, and was stopped for one of the codes."""
+"""Values of a row's right. A value from `_STOPPED` on: exclusive, and stopped for one of the codes."""
 
 _SLOTS = 1_024
-"""How many processes of slots find room in the head."""
+"""The number of isolated processes that fit into the header."""
 
 _SLOTS_AT = 64
 _HEAD = 8 * (_SLOTS_AT + _SLOTS)
@@ -49,45 +50,45 @@ _BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF, _TOLD = 10, 11, 12, 13
 _KEPT_FENCE, _KEPT = 0, 1
 _WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _RIGHT, _SIZE = range(2, 14)
 _WRITTEN = 8 * _WRITES
-"""Where that begins within a line which the worker writes; what stands before it is the watcher's."""
+"""The offset in a row of the part that the worker writes. The part before it belongs to the supervisor."""
 
 _TEXT = 8 * (_SIZE + 1)
-"""Where the names stand within a line; three of a kilobyte each, the longest there are, find room behind it."""
+"""The offset of the names in a row. Three names of a kilobyte each, the longest allowed, fit behind it."""
 
 _NEVER = float("inf")
 
 
 class WatchedRun(Struct, frozen=True):
-    """A run as the slate has it. Lengths in seconds, infinite where there is no such limit; moments are uptimes."""
+    """A run as the scoreboard has it. Durations are in seconds, infinite if there is no limit. Times are uptimes."""
 
     line: int
     ref: Ref
     task: str
     fence: int
     claimed_at: float
-    """Infinite for one that waits for a process, or only for its outcome to be settled, as `signed_at` is then, too."""
+    """Infinite for a run that waits for a process, or of which only the outcome is left. So is `signed_at` then."""
     signed_at: float
     renewed_at: float
-    """When the latest renewal was asked for that was answered, whoever of the two had asked."""
+    """When the latest answered renewal was sent, by the worker or by the supervisor."""
     lease: float
-    """Infinite for one that its handler alone renews, or nobody, for its slot was stopped."""
+    """Infinite for a run that only its handler renews, or that is not renewed because its process was suspended."""
     timeout: float
     heartbeat_timeout: float
     way: Way
     pid: int = 0
-    """The process of its own that it was given to; 0 if it was given to none yet."""
+    """The isolated process that got the run; 0 if it was sent to none yet."""
     exclusive: bool = False
-    """Whether it holds an exclusive right, so that its limits do not bound its lease."""
+    """True if the run holds an exclusive right. Then its limits do not bound its lease."""
     stopped: StopCode | None = None
-    """Why it was stopped, of an exclusive one whose handler goes on."""
+    """Why an exclusive run was stopped whose handler goes on."""
 
 
 class KnownRuns(Struct, frozen=True):
-    """What a slate says of the runs of a process that died, by their jobs.
+    """The facts that a scoreboard has of a dead process's runs, by job.
 
-    `suspects`: had begun in the process; None if others may have, too, because not every run had a line. `apart`: had
-    been given to processes of their own. `waiting`: had not begun. `stopped`: exclusive ones that the process had
-    stopped, and why; their handlers went on, so they had kept their rights.
+    `suspects`: the runs that had begun in the process. None if there may be others, because not every run had a row.
+    `apart`: the runs that were sent to isolated processes. `waiting`: the runs that had not begun. `stopped`: exclusive
+    runs that the process had stopped, and why. Their handlers went on, so they had kept their rights.
     """
 
     suspects: frozenset[Ref] | None = None
@@ -98,12 +99,12 @@ class KnownRuns(Struct, frozen=True):
 
 @cache
 def _packing(size: int) -> Callable[..., None]:
-    """Return what writes all that the worker writes on a line, in its order, with names of so many bytes."""
+    """Return the function that writes the worker's part of a row, in order, with `size` bytes of names."""
     return Packing(f"{(_TEXT - _WRITTEN) // 8}d{size}s").pack_into
 
 
 class Scoreboard:
-    """The memory, as one of its two sides has it open."""
+    """The shared memory, opened by the worker or the supervisor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -118,7 +119,7 @@ class Scoreboard:
 
     @classmethod
     def new(cls, lines: int) -> Self:
-        """Return an empty one with room for so many runs; pages that nothing was written on take no memory."""
+        """Return an empty scoreboard with room for `lines` runs. Pages that were never written take no memory."""
         if sys.platform == "linux":
             descriptor = os.memfd_create("tenure-slate")
         else:
@@ -131,7 +132,7 @@ class Scoreboard:
         self.close()
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close the memory. Idempotent."""
         if self._memory.closed:
             return
         for line in self._lines:
@@ -144,7 +145,7 @@ class Scoreboard:
     # ---------------------------------------------------------------------------------------------- the worker's side
 
     def turned(self, at: float, lag: float) -> None:
-        """Note that the event loop turned, and how long it had kept others waiting, in seconds."""
+        """Note that the event loop turned, and the seconds that it was late."""
         self._head[_TURNED] = at
         self._head[_LAG] = lag
 
@@ -153,35 +154,35 @@ class Scoreboard:
         self._head[_CLAIMED] = at
 
     def beaten(self, at: float, memory: int) -> None:
-        """Note that the keeper's thread within the process turned, and how many bytes the process occupies."""
+        """Note that the keeper's thread turned, and how many bytes the process occupies."""
         self._head[_BEATEN] = at
         self._head[_MEMORY] = memory
 
     def told(self, at: float) -> None:
-        """Note that a beat was answered which was sent then, with all that there was to tell of the runs."""
+        """Note that a beat sent at this time was answered. It carried all news of the runs."""
         self._head[_TOLD] = at
 
     def write(
         self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float, exclusive: bool = False
     ) -> int | None:
-        """Note a run, and return its line; None where there is none left, and nobody watches over it.
+        """Write a run, and return its row. Return None if no row is free; then the supervisor does not see the run.
 
-        `claimed_at`: infinite for a run that has yet to begin, which `began` tells.
+        `claimed_at` is infinite for a run that has yet to begin; `began` sets it.
         """
         if not self._free:
             return None
         place = self._free.pop()
         if place >= self._used:
-            # The line that was left last is written on next; so those behind this one have never been.
+            # The last freed row is used first. So the rows after this one were never used.
             self._used = place + 1
             self._head[_USED] = self._used
         job = lease.job
         stall, waits = job.stall, claimed_at == _NEVER
-        # No name has a zero in it.
+        # No name contains a zero byte.
         text = f"{job.queue}\0{job.id}\0{job.task}".encode()
-        # Of all lines together, so that it rises on each.
+        # One counter for all rows, so that it rises on each of them.
         self._writes = writes = self._writes + 2.0
-        # Its count is the first that changes, and says that the line is being written until the text is there, too.
+        # The counter is written first. It stays odd until the text is written, too.
         _packing(len(text))(
             self._memory,
             _HEAD + place * _LINE + _WRITTEN,
@@ -203,41 +204,41 @@ class Scoreboard:
         return place
 
     def slot_began(self, pid: int) -> None:
-        """Note the process of a slot, which leads a session of its own."""
+        """Note an isolated process, which leads its own session."""
         slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
         if 0 in slots:
             self._head[_SLOTS_AT + slots.index(0)] = pid
 
     def slot_ended(self, pid: int) -> None:
-        """Note that nothing is left of a slot."""
+        """Note that an isolated process and its children have ended."""
         slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
         if pid in slots:
             self._head[_SLOTS_AT + slots.index(pid)] = 0.0
 
     def goes(self, place: int, way: Way) -> None:
-        """Note that the handler of a run is called in another way than was meant."""
+        """Note that the handler of a run is called in another way than planned."""
         self._lines[place][_WAY] = _NUMBERS[way]
 
     def runs_in(self, place: int, pid: int) -> None:
-        """Note to which process of its own a run is given: from now on its handler may be called there."""
+        """Note the isolated process that gets a run. From now on its handler may be called there."""
         self._lines[place][_PID] = pid
 
     def wipe(self, place: int) -> None:
-        """Forget a run."""
+        """Delete a run."""
         self._lines[place][_FENCE] = 0.0
         self._free.append(place)
 
     def began(self, place: int, at: float, *, renewed: bool) -> None:
-        """Note that a run begins which had to wait; `renewed`: whether others than its handler still renew it."""
+        """Note that a run begins that had to wait. `renewed`: not only its handler renews its lease."""
         line = self._lines[place]
-        # In this order: whoever reads in between takes it for a run that has no limits yet.
+        # The order matters: a reader in between sees a run that has no limits yet.
         if not renewed:
             line[_LEASE] = _NEVER
         line[_SIGNED] = at
         line[_SINCE] = at
 
     def renewable(self, place: int, terms: StallTerms | None, *, exclusive: bool = False) -> None:
-        """Note that a run goes on that others than its handler may renew by these terms, or that nobody shall."""
+        """Note the terms by which a run is renewed by others than its handler, or None if it must not be renewed."""
         renewed = terms is not None and (terms.renewed or exclusive)
         self._lines[place][_LEASE] = terms.lease if terms is not None and renewed else _NEVER
 
@@ -246,13 +247,13 @@ class Scoreboard:
         self._lines[place][_RIGHT] = _STOPPED + _CODES.index(why)
 
     def over(self, place: int, terms: StallTerms) -> None:
-        """Note that nothing is left of a run but what it has come to: no limit counts, and it is renewed as others."""
+        """Note that only the outcome of a run is left: no limit counts, and it is renewed like others."""
         line = self._lines[place]
         line[_SINCE] = line[_SIGNED] = _NEVER
         line[_LEASE] = terms.lease
 
     def renewed(self, place: int, at: float) -> None:
-        """Note that the worker itself has had a lease renewed, by what it had asked for then."""
+        """Note that the worker itself renewed a lease, with a request sent at this time."""
         self._lines[place][_RENEWED] = at
 
     def signed(self, place: int, at: float) -> None:
@@ -261,20 +262,20 @@ class Scoreboard:
 
     def blocked_by(self, place: int, fence: int, of: float) -> None:
         """Note which run blocks the loop, which last turned at `of`."""
-        # In this order: nobody must take one for another.
+        # The order matters: a reader must not combine the row of one run with the fence of another.
         self._head[_BLOCKED_OF] = 0.0
         self._head[_BLOCKER] = place
         self._head[_BLOCKER_FENCE] = fence
         self._head[_BLOCKED_OF] = of
 
     def kept(self, place: int, fence: int) -> float:
-        """Return when the watcher asked for the latest renewal of this very run that it got; 0 if it had none."""
+        """Return when the supervisor's latest successful renewal of this run was sent; 0 if there was none."""
         line = self._lines[place]
         at = line[_KEPT]
         return at if line[_KEPT_FENCE] == fence and line[_KEPT] == at else 0.0
 
     def warns(self, of: float) -> bool:
-        """Say whether it is for the worker to warn of its loop, which last turned at `of`: the watcher has not."""
+        """Return True if the worker must warn of its loop, which last turned at `of`: the supervisor has not."""
         if self._head[_WARNED_BY_WATCHER] == of:
             return False
         self._head[_WARNED] = of
@@ -282,31 +283,31 @@ class Scoreboard:
 
     @property
     def next_look(self) -> float:
-        """When the watcher looks here again by itself."""
+        """The time of the supervisor's next regular check."""
         return self._head[_NEXT]
 
     @property
     def watched_at(self) -> float:
-        """When the watcher last looked; 0 if it never did."""
+        """The time of the supervisor's last check; 0 before the first."""
         return self._head[_WATCHED]
 
-    # --------------------------------------------------------------------------------------------- the watcher's side
+    # ------------------------------------------------------------------------------------------ the supervisor's side
 
     def looked(self, at: float, next_look: float) -> None:
-        """Note that it is watched, and until when it may not be again."""
+        """Note a check by the supervisor, and the time of the next one."""
         self._head[_WATCHED] = at
         self._head[_NEXT] = next_look
 
     def keep(self, run: WatchedRun, at: float) -> None:
-        """Note that a lease was renewed for the worker, by what was asked for then."""
+        """Note that the supervisor renewed a lease for the worker, with a request sent at this time."""
         line = self._lines[run.line]
-        # In this order: a run that has come into this line meanwhile must not take it for its own.
+        # The order matters: a new run in this row must not take the renewal for its own.
         line[_KEPT_FENCE] = 0.0
         line[_KEPT] = at
         line[_KEPT_FENCE] = run.fence
 
     def watcher_warns(self, of: float) -> bool:
-        """Say whether it is for the watcher to warn of the loop, which last turned at `of`: the worker has not."""
+        """Return True if the supervisor must warn of the loop, which last turned at `of`: the worker has not."""
         if self._head[_WARNED] == of:
             return False
         self._head[_WARNED_BY_WATCHER] = of
@@ -314,57 +315,57 @@ class Scoreboard:
 
     @property
     def turned_at(self) -> float:
-        """When the event loop last turned; 0 before it first did."""
+        """When the event loop last turned; 0 before the first time."""
         return self._head[_TURNED]
 
     @property
     def blocker(self) -> tuple[int, int] | None:
-        """The line and the fence of the run that blocks the loop, if the worker has seen which one does."""
+        """The row and the fence of the run that blocks the loop, if the worker has found it."""
         of = self._head[_BLOCKED_OF]
         place, fence = int(self._head[_BLOCKER]), int(self._head[_BLOCKER_FENCE])
         return (place, fence) if of and of == self._head[_TURNED] and of == self._head[_BLOCKED_OF] else None
 
     @property
     def claimed_at(self) -> float:
-        """When the claim loop last turned; 0 before it first did."""
+        """When the claim loop last turned; 0 before the first time."""
         return self._head[_CLAIMED]
 
     @property
     def beaten_at(self) -> float:
-        """When the keeper's thread within the process last turned; 0 before it first did."""
+        """When the keeper's thread last turned; 0 before the first time."""
         return self._head[_BEATEN]
 
     @property
     def told_at(self) -> float:
-        """When the process last told the storage of its runs; 0 before it first did."""
+        """When the process last reported its runs to the storage; 0 before the first time."""
         return self._head[_TOLD]
 
     @property
     def lag(self) -> float:
-        """For how many seconds the event loop last kept others waiting."""
+        """The seconds that the event loop was last late."""
         return self._head[_LAG]
 
     @property
     def memory(self) -> int:
-        """How many bytes the process occupied at its last beat."""
+        """The bytes that the process occupied at its last beat."""
         return int(self._head[_MEMORY])
 
     @property
     def slots(self) -> list[int]:
-        """The processes of slots that the worker has started, and has not seen the end of."""
+        """The isolated processes that the worker started and whose end it has not noted yet."""
         return [int(pid) for pid in self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist() if pid]
 
     @property
     def was_full(self) -> bool:
-        """Whether there may have been a run without a line."""
+        """True if there may have been a run without a row."""
         return self._head[_USED] >= len(self._lines)
 
     def runs(self) -> list[WatchedRun]:
-        """Return the runs that are held; but for those that are being written at this moment."""
+        """Return the runs that are held, except those that are being written at this moment."""
         return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
 
     def known_runs(self) -> KnownRuns:
-        """Return which of the runs had begun here, which were elsewhere, and which had not begun."""
+        """Return which runs had begun here, which were in isolated processes, and which had not begun."""
         runs = self.runs()
         here = {run.ref for run in runs if run.way != "process" and run.claimed_at != _NEVER}
         apart = {run.ref for run in runs if run.way == "process" and run.pid} - here

@@ -1,4 +1,4 @@
-"""Tells when this process runs out of descriptors or threads: a worker that does claims no more jobs."""
+"""Detects that this process runs out of descriptors or threads. Such a worker claims no more jobs."""
 
 import errno
 import os
@@ -10,10 +10,10 @@ from tenure.clock import Clock
 from tenure.failures import is_a
 
 LEAST_FREE = 32
-"""With fewer free descriptors than this a worker claims no more: it needs some itself, to settle and to end well."""
+"""With fewer free descriptors than this, a worker claims no more. It needs some itself to settle and to end."""
 
 LOOK = 1.0
-"""Seconds between two looks at the descriptors: a look takes some microseconds for each that is open."""
+"""Seconds between two checks of the descriptors. A check takes some microseconds for each open one."""
 
 NO_THREAD = "can't start new thread"
 """The message of the RuntimeError that the interpreter raises if the system refuses a thread."""
@@ -23,12 +23,12 @@ _OPEN = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
 def free_descriptors() -> int | None:
-    """Return how many more descriptors this process may open; None if there is no limit, or it cannot be told."""
+    """Return how many more descriptors this process may open. None if there is no limit or the number is unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
     try:
-        # The list holds the descriptor that it is read by.
+        # The list includes the descriptor that reads it.
         return limit - len(os.listdir(_OPEN)) + 1
     except OSError as error:
         return 0 if error.errno in (errno.EMFILE, errno.ENFILE) else None
@@ -38,7 +38,7 @@ def is_shortage(error: BaseException) -> bool:
     """Return True if an exception says that descriptors, threads or memory have run out. Never raises."""
     said: Any = error
     try:
-        # A subclass may raise, whatever it is asked.
+        # Any attribute of a subclass may raise.
         if is_a(error, OSError):
             return said.errno in _SHORT
         if is_a(error, BaseExceptionGroup):
@@ -49,7 +49,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 class Descriptors:
-    """Looks now and then how many descriptors are free, and calls `found` with the reason when they become too few."""
+    """Checks at intervals how many descriptors are free. Calls `found` with the reason when there are too few."""
 
     def __init__(
         self, clock: Clock, found: Callable[[str], None], *, free: Callable[[], int | None] = free_descriptors
@@ -59,10 +59,10 @@ class Descriptors:
         self._free = free
         self._next_look = 0.0
         self.why: str | None = None
-        """Why nothing more may be claimed, by the latest look; None if it may."""
+        """Why nothing more may be claimed, by the latest check. None if claims are allowed."""
 
     def short(self) -> str | None:
-        """Look, if it is time to, and return why nothing more may be claimed; None if it may."""
+        """Check if it is time, and return why nothing more may be claimed. None if claims are allowed."""
         now = self._clock.uptime()
         if now >= self._next_look:
             self._next_look = now + LOOK
@@ -70,9 +70,9 @@ class Descriptors:
         return self.why
 
     def look(self) -> None:
-        """Look at once."""
+        """Check at once."""
         free = self._free()
-        # Twice as many to go on, so that it does not change its mind with each descriptor.
+        # Require twice as many to claim again, so that the result does not change with each descriptor.
         if free is None or free >= LEAST_FREE * (1 if self.why is None else 2):
             self.why = None
         elif self.why is None:

@@ -1,4 +1,4 @@
-"""What is known of a run whose handler gave no sign for too long, told by its own worker, which lives."""
+"""Builds the outcome of a run whose handler gave no sign for too long, from the facts that its live worker has."""
 
 from msgspec import structs
 
@@ -10,7 +10,7 @@ from tenure.worker.active_runs import ActiveRun
 
 
 def told_of_silence(held: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
-    """Return what a run has come to that its worker stopped because its handler was silent, with its post-mortem."""
+    """Return the outcome of a run that its worker stopped because its handler was silent, with a post-mortem."""
     now, wall, job, silent = clock.uptime(), clock.now(), held.lease.job, held.silent_for
     run = RunRecord(
         number=job.starts,

@@ -1,4 +1,4 @@
-"""How a run's task begins: at once, where the interpreter can, and else in the next turn of the loop."""
+"""Starts the task of a run: at once (eagerly) if the interpreter can, else in the next turn of the loop."""
 
 import asyncio
 import functools
@@ -12,11 +12,12 @@ Starter = Callable[[Attending], "asyncio.Task[None]"]
 
 
 def starter(loop: asyncio.AbstractEventLoop) -> Starter:
-    """Return what makes a task of a coroutine.
+    """Return a function that makes a task of a coroutine.
 
-    Where the interpreter can, that begins at once, and one that waits for nothing never meets the queue of the loop.
+    If the interpreter supports it, the task starts eagerly. A run that awaits nothing then never enters the loop's
+    queue.
     """
-    # Whoever has a factory has his own ideas of when a task begins.
+    # A custom task factory decides when tasks start; do not force an eager start.
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
         if _takes_more(loop.create_task):
             return functools.partial(loop.create_task, eager_start=True)
@@ -25,7 +26,7 @@ def starter(loop: asyncio.AbstractEventLoop) -> Starter:
 
 
 def _takes_more(function: Callable[..., object]) -> bool:
-    """Say whether what is not known to a function is handed on."""
+    """Return True if a function accepts arbitrary keyword arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -1,11 +1,11 @@
-"""What tells a worker of the command line to stop: the first word lets it drain, the second makes it leave at once.
+"""Stops a worker that was started by the command line: the first request drains it, the second ends it at once.
 
-    alone                  SIGTERM or SIGINT: asked          the same again: hurried
-    under a supervisor     SIGTERM or SIGINT: asked          a word on its line: hurried      (worker/supervised.py)
-    either                 SIGHUP or SIGQUIT: asked, however often; USR1, USR2, ALRM and the like: nothing
+    alone                  SIGTERM or SIGINT: drain          the same signal again: end at once
+    under a supervisor     SIGTERM or SIGINT: drain          a message of the supervisor: end at once (supervised.py)
+    either                 SIGHUP or SIGQUIT: drain, however often; USR1, USR2, ALRM and the like: nothing
 
-A supervised worker counts no signals: systemd, and whoever else tells all processes of a group to stop, tells it once
-by itself and once by its supervisor.
+A supervised worker does not count signals. If systemd, for example, signals all processes of a group, the worker gets
+the signal once directly and once from its supervisor.
 """
 
 import asyncio
@@ -16,28 +16,28 @@ from typing import Protocol
 from tenure.waiting import first
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""By which a process is told to stop."""
+"""The signals that stop a process."""
 
 DRAINING = (signal.SIGHUP, signal.SIGQUIT)
-"""By which it is told to drain, however often: a terminal that closes may send SIGHUP more than once."""
+"""The signals that drain, however often they come: a terminal that closes may send SIGHUP more than once."""
 
 UNUSED = tuple(
     getattr(signal, name)
     for name in ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
     if hasattr(signal, name)
 )
-"""Those that would end a process, and mean nothing to a worker."""
+"""Signals that would end a process by default, but mean nothing to a worker."""
 
 
 def draining() -> list[signal.Signals]:
-    """Return the signals that make this process drain, without those that it was started to ignore (`nohup`)."""
+    """Return the signals that drain this process, without those that it was started to ignore (`nohup`)."""
     return [number for number in DRAINING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def outlive() -> None:
-    """Let the signals that mean nothing end this process no more, unless something else is done at them already.
+    """Install a handler for the signals that mean nothing, unless they have one, so that they do not end this process.
 
-    They are not ignored by the system: that would pass on to all that handlers start.
+    They are not set to SIG_IGN, because processes that handlers start would inherit that.
     """
     for number in UNUSED:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -49,7 +49,7 @@ def _go_on(number: int, frame: object) -> None:
 
 
 class Stoppable(Protocol):
-    """A worker, as far as orders go."""
+    """The methods of a worker that stop signals need."""
 
     async def start(self) -> None:
         """Begin to claim."""
@@ -60,34 +60,34 @@ class Stoppable(Protocol):
         ...
 
     async def stop(self, *, force: bool = False) -> None:
-        """Stop, at once if `force`; also if it stops already."""
+        """Stop, at once if `force`, also if a stop is in progress."""
         ...
 
 
 class StopSignals:
-    """The two words, heard on the running loop."""
+    """The two requests, drain and end at once, on the running loop."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
 
     def stop(self) -> None:
-        """Let it drain. Idempotent."""
+        """Drain the worker. Idempotent."""
         self._asked.set()
 
     def hurry(self) -> None:
-        """Let it leave at once. Idempotent."""
+        """End the worker at once. Idempotent."""
         self._hurried.set()
         self._asked.set()
 
     def again(self) -> None:
-        """Let it drain; said once more, let it leave at once."""
+        """Drain the worker. On the second call, end it at once."""
         if self._asked.is_set():
             self._hurried.set()
         self._asked.set()
 
     async def obeyed_by(self, worker: Stoppable, *, started: Callable[[], object] = lambda: None) -> None:
-        """Let a worker work until it ends by itself or is told to; call `started` before its first claim.
+        """Run a worker until it ends by itself or must stop. Call `started` before its first claim.
 
         Raises:
             StorageError: the storage cannot be opened.
@@ -96,12 +96,12 @@ class StopSignals:
 
         async def start() -> None:
             await worker.start()
-            # Nothing else has had a turn since, so whoever hears of it knows before anything is claimed.
+            # No other task has run since, so the caller knows of the start before any job is claimed.
             started()
 
         haste = asyncio.create_task(self._hasten(worker))
         try:
-            # It can be told to stop also while the storage lets the start wait.
+            # A stop also works while the start waits for the storage.
             await first(start(), self._asked.wait())
             if not self._asked.is_set():
                 await first(worker.wait(), self._asked.wait())

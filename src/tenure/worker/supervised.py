@@ -1,7 +1,7 @@
-"""A worker process as its supervisor's child: told who it is, saying when it is ready, dying when it is orphaned.
+"""The connection of a worker process to its supervisor: it gets its config, reports its state, and ends if orphaned.
 
-It hears SIGTERM as often as others please, from its supervisor and from whoever tells the whole group, and takes it as
-one word: stop, when what runs is done. That it shall leave at once only its supervisor says, on their line.
+The process may get SIGTERM several times, from its supervisor and from a signal to the whole group. All of them mean
+the same: stop when the runs are over. Only the supervisor can order to end at once, over the socket.
 """
 
 import asyncio
@@ -35,41 +35,41 @@ from tenure.worker.supervisor_messages import (
 )
 
 COUNT_EVERY = 2.0
-"""Seconds between two words on what has been counted; so much of it a death may take along."""
+"""Seconds between two metrics messages. If the process dies, the counts since its last message are lost."""
 
 
 class Recyclable(Stoppable, Protocol):
-    """A worker that says when it is worn out."""
+    """A worker that reports when it must be recycled."""
 
     async def retired(self) -> str:
-        """Wait until it claims no more, for another to take its place; return why."""
+        """Wait until the worker claims no more because it is recycled. Return the reason."""
         ...
 
 
 class SupervisorLink:
-    """The child's end of the line. Its other end closes with the supervisor, and then this process goes at once."""
+    """The child's end of the socket. The other end closes with the supervisor, and then this process ends at once."""
 
     def __init__(
         self, line: socket.socket, incarnation: str, slate: Scoreboard, stacks: StackFile, *, siblings: bool
     ) -> None:
         self.incarnation = incarnation
         self.siblings = siblings
-        """Whether it is one of several."""
+        """True if the supervisor has several children."""
         self.slate = slate
-        """What this process writes down for its supervisor."""
+        """The memory that this process shares with its supervisor."""
         self._line = line
         self._stacks = stacks
         self._unsent = b""
-        """The rest of what did not go through at once."""
+        """The bytes that the socket did not take yet."""
         self._figures = MetricsRegistry()
         self._counted: dict[Key, tuple[float, ...]] = {}
-        """What the supervisor has been told of them."""
+        """The metrics that the supervisor has got."""
         self._hurried = False
         self._hurry: Callable[[], object] = lambda: None
 
     @classmethod
     def from_environment(cls) -> Self | None:
-        """Return this process as a child, or None if it has no supervisor.
+        """Return the link of this process, or None if it has no supervisor.
 
         Raises:
             UsageError: the variable is set, but not by a supervisor.
@@ -83,16 +83,16 @@ class SupervisorLink:
             slate, stacks = Scoreboard(told.slate), StackFile(told.stacks)
         except (ValueError, OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{VARIABLE} = {value!r} is set by hand; unset it, the supervisor sets its own") from error
-        # What a handler starts must not come by them.
+        # Processes that handlers start must not inherit them.
         for beside in (slate.descriptor, stacks.descriptor):
             os.set_inheritable(beside, False)
         return cls(line, told.incarnation, slate, stacks, siblings=told.siblings)
 
     def hello(self, url: str, timing: Timing, *, queues: Iterable[str] = (), serves: Iterable[str] = ()) -> None:
-        """Tell the supervisor where the jobs are remembered, and follow it into death from now on."""
+        """Send the storage's address and the timing to the supervisor. From now on, end when the supervisor ends."""
         end_with_parent()
         threading.Thread(target=self._follow, name="tenure-orphan", daemon=True).start()
-        # From the hello on it may be asked.
+        # After the message, the supervisor may ask for the stacks.
         self._stacks.answer_here()
         hello = ChildStarted(
             url,
@@ -108,11 +108,10 @@ class SupervisorLink:
         self._line.sendall(spoken(hello))
 
     async def work(self, worker: Recyclable, figures: MetricsRegistry) -> None:
-        """Let a worker work until SIGTERM or SIGINT, however often they come, or until its supervisor is in a hurry.
+        """Run a worker until SIGTERM or SIGINT, however often they come, or until its supervisor orders to end at once.
 
-        What is counted meanwhile is told.
-
-        The signals are heard ever after: one that comes late must not turn a clean end into a death.
+        Metrics are sent meanwhile. The signal handlers stay installed, because a late signal must not turn a clean end
+        into a crash.
 
         Raises:
             StorageError: the storage cannot be opened.
@@ -123,7 +122,7 @@ class SupervisorLink:
             loop.add_signal_handler(number, orders.stop)
         self._hurry = lambda: loop.call_soon_threadsafe(orders.hurry)
         if self._hurried:
-            # It was said before anybody could listen.
+            # The order came before `_hurry` was set.
             orders.hurry()
         self._figures = figures
         telling = [asyncio.create_task(self._tell()), asyncio.create_task(self._retire(worker))]
@@ -134,7 +133,7 @@ class SupervisorLink:
                 one.cancel()
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
-        """Tell the supervisor that nothing is left to be taken back; `Goodbye` says what else it wants to know."""
+        """Tell the supervisor that this process holds no more jobs. `ChildLeaving` explains the arguments."""
         self._count()
         self._say(ChildLeaving(dismissed, recycled))
 
@@ -150,12 +149,12 @@ class SupervisorLink:
         while True:
             await asyncio.sleep(COUNT_EVERY)
             self._count()
-            # A supervisor that stands still must not make us do the same; the rest goes with the next word.
+            # A suspended supervisor must not block this process. The rest goes with the next message.
             with contextlib.suppress(OSError):
                 self._unsent = self._unsent[self._line.send(self._unsent, socket.MSG_DONTWAIT) :]
 
     def _count(self) -> None:
-        """Put what has changed into what is to be sent; only once all before it has gone through."""
+        """Add the changed metrics to the bytes to send, but only if all earlier bytes are sent."""
         if self._unsent:
             return
         totals = self._figures.totals()

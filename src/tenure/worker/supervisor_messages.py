@@ -1,7 +1,7 @@
-"""What a supervisor and its children say to each other, one JSON object a line.
+"""The messages between a supervisor and its children: one JSON object per line.
 
-child ──► hello, where the jobs are remembered … working … counted … goodbye ──► supervisor
-      ◄── now: leave at once                             ◄──
+child ──► hello, with the storage's address … working … counted … goodbye ──► supervisor
+      ◄── now: end at once                                                ◄──
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,26 +14,26 @@ from tenure.metrics import Key, Totals
 from tenure.options import Timing
 
 VARIABLE = "TENURE_CHILD"
-"""Carries the descriptor of the child's end of the line, and what `Told` says."""
+"""The environment variable with the descriptor of the child's socket and a `ChildConfig`."""
 
 LONGEST = 65_536
-"""Bytes that one word may have; what is longer is no word of ours."""
+"""The maximum size of a message in bytes. Longer input is not a message."""
 
 
 class ChildConfig(Struct, frozen=True):
-    """What a child is told when it is started: its owner id, and the descriptors of its slate and its stack file."""
+    """The config of a child at its start: its owner id, and the descriptors of its scoreboard and its stack file."""
 
     incarnation: str
     slate: int
     stacks: int
     siblings: bool = False
-    """Whether it is one of several."""
+    """True if the supervisor has several children."""
 
 
 class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
-    """The child is ready, and the jobs are remembered there. Lengths of its timing, in seconds.
+    """The child has started. Carries the storage's address and the timing, in seconds.
 
-    `queues`: those that the app's tasks go to. `serves`: those that this worker claims from.
+    `queues`: the queues that the app's tasks go to. `serves`: the queues that this worker claims from.
     """
 
     url: str
@@ -48,7 +48,7 @@ class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
 
     @property
     def timing(self) -> Timing:
-        """Its timing, or the default one if it is none."""
+        """The child's timing, or the default if the values are invalid."""
         try:
             return Timing(self.lease, self.beat, self.sweep, self.grace, self.leader_ttl, self.max_block)
         except UsageError:
@@ -56,25 +56,25 @@ class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
 
 
 class MetricsUpdate(Struct, frozen=True, tag="counted", tag_field="say"):
-    """What the child's counts have come to; the last word on a series counts, one that is not named has not changed."""
+    """The child's metrics. The latest value of a series counts; a series that is missing has not changed."""
 
     series: tuple[tuple[Key, tuple[float, ...]], ...]
 
 
 class ChildReady(Struct, frozen=True, tag="working", tag_field="say"):
-    """The child has come through all that may keep a worker from starting, and begins to claim."""
+    """The child has started completely and begins to claim."""
 
 
 class ChildRetiring(Struct, frozen=True, tag="retiring", tag_field="say"):
-    """The child claims no more, and ends when its runs do: another may take its place. `why`: for what it does."""
+    """The child claims no more, and ends when its runs do. Another may take its place. `why`: the reason."""
 
     why: str
 
 
 class ChildLeaving(Struct, frozen=True, tag="goodbye", tag_field="say"):
-    """The child has handed back what it held, and ends for that.
+    """The child has handed back its jobs and ends.
 
-    `dismissed`: by an operator's order, so that no other shall follow it. `recycled`: why another shall, at once.
+    `dismissed`: an operator ordered it to stop, so no other replaces it. `recycled`: the reason to replace it at once.
     """
 
     dismissed: bool = False
@@ -82,21 +82,21 @@ class ChildLeaving(Struct, frozen=True, tag="goodbye", tag_field="say"):
 
 
 ChildMessage = ChildStarted | ChildReady | MetricsUpdate | ChildRetiring | ChildLeaving
-"""What a child says."""
+"""The messages of a child."""
 
 _WORDS: msgspec.json.Decoder[ChildMessage] = msgspec.json.Decoder(ChildMessage)
 
 NOW = b"now\n"
-"""What a supervisor says to a child that shall leave at once; it has nothing else to say."""
+"""The only message of a supervisor: the child must end at once."""
 
 
 def spoken(word: ChildMessage) -> bytes:
-    """Return a word as it goes over the line."""
+    """Encode a message."""
     return msgspec.json.encode(word) + b"\n"
 
 
 def counted(totals: Totals) -> Iterator[MetricsUpdate]:
-    """Return the words that say what counts have come to, none of them longer than one may be."""
+    """Return the messages that carry these metrics, each within the size limit."""
     part: list[tuple[Key, tuple[float, ...]]] = []
     room = LONGEST // 2
     for key, numbers in totals.items():
@@ -111,11 +111,11 @@ def counted(totals: Totals) -> Iterator[MetricsUpdate]:
 
 
 def fitting(names: Iterable[str]) -> tuple[str, ...]:
-    """Return as many of these names as there is room for in a word beside others."""
+    """Return the first names that fit into a message together with its other fields."""
     found: list[str] = []
     room = LONGEST // 4
     for name in names:
-        # As JSON writes it at worst.
+        # The longest form in JSON.
         room -= 6 * len(name) + 3
         if room < 0:
             break
@@ -124,13 +124,13 @@ def fitting(names: Iterable[str]) -> tuple[str, ...]:
 
 
 class MessageReader:
-    """Puts together what comes over the line. What is no word is not heard: a child may run any code."""
+    """Assembles messages from received bytes. Ignores invalid input, because a child may run any code."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def hear(self, part: bytes) -> list[ChildMessage]:
-        """Return the words that end with this part."""
+        """Return the messages that this part completes."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._rest = self._rest[:LONGEST]
         return [word for line in lines if (word := _understood(line)) is not None]

@@ -1,11 +1,11 @@
-"""Notices that a worker's event loop is blocked, from beside it, and says once by which handler and on which line.
+"""Finds out from another thread that a worker's event loop is blocked, and reports the handler and its line once.
 
-    loop      ──a timer each half a second──► turns noted, on the slate, too
-    keeper's  ──looks as often──► late by more than a second: one warning for each time that it blocks
-    thread                        late by more than max_block: given up, its leases are renewed no more
+    loop      ──a timer every half second──► notes its turns, also in the scoreboard
+    keeper's  ──checks as often──► late by more than a second: one warning for each blockage
+    thread                         late by more than max_block: given up, its leases are not renewed any more
 
-Where the interpreter itself is held (a C call that keeps the GIL), this thread is as late as the loop is. Then whoever
-watches from another process has warned; where nobody does, it is said afterwards.
+If the interpreter itself is held (a C call that keeps the GIL), this thread is as late as the loop. Then the supervisor
+has warned from its own process. Without a supervisor, this thread warns afterwards.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from tenure.worker.stacks.ours import current_frames
 from tenure.worker.stacks.places import HandlerPosition
 
 WARN = 1.0
-"""Seconds that a loop may be late before somebody is told."""
+"""Seconds that a loop may be late before a warning is logged."""
 
 ABSENT = 2.0
-"""Seconds by which a look may come late; after more, whoever looks stood still, and maybe the whole machine."""
+"""If a check is later than this, in seconds, this thread itself was suspended, perhaps with the whole machine."""
 
 WATCHED = 5.0
-"""Seconds since its last look after which a watcher does not count as one any more."""
+"""If the supervisor's last check is older than this, in seconds, the worker counts as unsupervised."""
 
 REMEDY = "await there, make the handler a plain function, or run it in a process of its own"
 
 
 class Watchdog:
-    """One loop's: it ticks there, and watches from another thread."""
+    """The watchdog of one loop: it ticks on the loop and checks from another thread."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Watchdog:
         self._due = 0.0
         self._looked_at = 0.0
         self._excused_at = 0.0
-        """Until when nothing could be expected of the loop: nothing went on here either."""
+        """Until this uptime a late loop is excused, because this thread did not run either."""
         self._warned = self._hung = 0.0
-        """The last turns before the blockages that were told of."""
+        """The last turns before the blockages that were reported."""
 
     def start(self) -> None:
         """Tick on the running loop from now on."""
@@ -81,19 +81,19 @@ class Watchdog:
         self._tick()
 
     def stop(self) -> None:
-        """Tick no more; nobody is to wait for this loop."""
+        """Stop ticking. From now on no turn of this loop is expected."""
         if self._timer is not None:
             self._timer.cancel()
         self._turns.ended()
 
     async def watch(self) -> None:
-        """Look again and again, until cancelled; in another thread."""
+        """Check repeatedly, until cancelled. Runs in another thread."""
         while True:
             self.look(self._clock.uptime())
             await asyncio.sleep(TICK)
 
     def look(self, now: float) -> None:
-        """Look once whether the loop turns."""
+        """Check once whether the loop turns."""
         late = self._looked_at > 0 and now - self._looked_at > TICK + WARN / 2
         if self._absent(now):
             self._excused_at = now
@@ -111,7 +111,7 @@ class Watchdog:
             self._give_up(blocked)
 
     def given_up(self) -> bool:
-        """Say whether the loop has been blocked for so long that nobody is to renew what its worker holds."""
+        """Return True if the loop was blocked for so long that its worker's leases must not be renewed."""
         now = self._clock.uptime()
         return self._hangs(now) and not self._absent(now)
 
@@ -127,13 +127,13 @@ class Watchdog:
         if self._slate is not None:
             self._slate.claimed(self._claimed_at())
         self._due = now + TICK
-        # In no run's context, whoever starts the worker.
+        # Use an empty context, not the context of a run or of the code that starts the worker.
         if self._loop is not None:
             self._timer = self._loop.call_later(TICK, self._tick, context=contextvars.Context())
 
     def _warn(self, last: float, blocked: float, *, late: bool) -> None:
         if late and self._supervised and self._watched():
-            # Nothing went on here, or it was stopped; whoever watched knows which of them.
+            # The process was suspended, or the interpreter was held. The supervisor knows which, and has warned.
             return
         if self._slate is not None and not self._slate.warns(last):
             return
@@ -164,7 +164,7 @@ class Watchdog:
         return self._slate is not None and self._clock.uptime() - self._slate.watched_at < WATCHED
 
     def _blocking(self) -> ActiveRun | None:
-        """Return the run whose handler the loop is at."""
+        """Return the run whose handler the loop is executing."""
         if self._loop is None or (task := asyncio.current_task(self._loop)) is None:
             return None
         job: JobContext | None = None

@@ -1,17 +1,17 @@
-"""A worker: starts its crew, drains, stops.
+"""The worker: it starts its tasks, claims and runs jobs, drains and stops.
 
-    new ──start──► starting ──► running ──stop, a burst that is dry, a failure of its own──► ending ──► ended
+    new ──start──► starting ──► running ──stop, a burst with no jobs left, an internal failure──► ending ──► ended
 
-How it ends, each step bounded:
+The steps of an end. Each step has a time limit:
 
-    claim no more ──► let runs end and outcomes be recorded (drain) ──► cancel what still runs (2 s)
-        ──► hand back what would not end ──► let outcomes be recorded ──► hear events to their end
-        ──► stop the keeper, last: it renews until nothing is held any more, and say goodbye
-        └─► leave the lifespan meanwhile
+    claim no more ──► let runs end and record their outcomes (drain) ──► cancel the runs that are left (2 s)
+        ──► hand back the runs that do not end ──► record the outcomes ──► let event handlers finish
+        ──► stop the keeper last, because it renews until nothing is held; delete the worker's record
+        └─► leave the lifespan at the same time
 
-All that the storage is told after the cancelling shares one budget (1.5 s, and what the 2 s left over), so a storage
-that takes nothing costs no more than that: what it was not told is left to the reaper, and logged once. The lifespan
-has as long, and whatever the drain has left over.
+All storage calls after the cancellation share one time budget: 1.5 s, plus the part of the 2 s that is left. So a
+storage that does not answer delays the end by no more than that. The reaper recovers the jobs whose outcomes could not
+be recorded, and one log line names them. The lifespan has the same time, plus the rest of the drain.
 """
 
 import asyncio
@@ -63,22 +63,22 @@ from tenure.worker.worker_metrics import WorkerMetrics
 
 DRAIN = timedelta(seconds=25)
 LINGER = 2.0
-"""Seconds that cancelled handlers get to end; a run that cannot be ended comes back no sooner than after as many."""
+"""Seconds that cancelled handlers get to end. A run that does not end is due again after this time at the earliest."""
 
 FORCED_LINGER = 0.1
 
 TELLING = 1.5
-"""Seconds after these in which the storage is told all that is left; a process is then gone 5 s after its drain."""
+"""Seconds after `LINGER` for the last storage calls. The process is then gone 5 s after its drain at the latest."""
 
 LEAVING = 0.5
-"""So many of these are kept for the farewell: the reaper resigns, the worker's record goes, the lifespan is left."""
+"""The part of `TELLING` that the last steps get: the reaper resigns, the worker's record goes, the lifespan is left."""
 
 
 class Worker:
     """Claims jobs and runs them; start and stop it, use it as a context manager, or `run()` it.
 
-    Leases are renewed from a thread of its own, so a handler may block the event loop. One that holds the interpreter
-    itself (a C call that keeps the GIL) for a whole lease loses it, unless a supervisor renews it.
+    Leases are renewed from a separate thread, so a handler may block the event loop. A handler that holds the
+    interpreter itself (a C call that keeps the GIL) for a whole lease loses the lease, unless a supervisor renews it.
     Only `run()` installs signal handlers.
     """
 
@@ -110,11 +110,11 @@ class Worker:
         self._burst = burst
         self._supervised = supervised
         self.recycled: str | None = None
-        """Why it ends to be replaced by another, None where it does not."""
+        """Why this worker is recycled. None if it is not."""
         self._short: str | None = None
-        """Why a burst ends although jobs may be left, None if it does not."""
+        """Why a burst ends although jobs may be left. None if it does not."""
         self._complaints: set[str] = set()
-        """The reasons to be replaced that were given."""
+        """The reasons to recycle that were reported already."""
         self._retired = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context | None = None
@@ -122,16 +122,16 @@ class Worker:
         self._main: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.dismissed = False
-        """Whether an operator has ordered it to stop, so that nobody shall take its place."""
+        """True if an operator ordered this worker to stop. The supervisor then starts no other in its place."""
         self._unput: tuple[Schedule, ...] = ()
-        """Schedules of the code that wait for a part of the storage that is out of reach."""
+        """Declared schedules that are not stored yet, because a part of the storage is unreachable."""
         self._forced = asyncio.Event()
         self._unwanted, self._gone = asyncio.Event(), asyncio.Event()
-        """Set when it is stopped while it starts, and when it has then let go."""
+        """Set when the worker is stopped while it starts, and when that start has then released everything."""
         self._until = 0.0
-        """When the loop's time comes to this, the storage is told no more."""
+        """Loop time after which no more storage calls are made."""
         self._drained = 0.0
-        """When it comes to this, the drain is over at the latest."""
+        """Loop time at which the drain is over at the latest."""
 
         self._side = equipment.side("tenure-keeper")
         self._threads = ThreadPool("tenure-handler")
@@ -173,10 +173,10 @@ class Worker:
             logger=equipment.logger,
         )
         wear = wear or RecyclePolicy()
-        # Without a supervisor nobody could tell after its death which of its jobs had not begun.
+        # Without a supervisor, it is unknown which jobs of a dead worker had not begun. So the default is no prefetch.
         most = max(0, MOST - concurrency) if supervised else 0
         self.ahead = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
-        """What it may claim beyond what it runs."""
+        """How many jobs this worker may claim in addition to those that it runs."""
         outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
         self._guard = LoopGuard()
         runs = Executor(
@@ -258,21 +258,21 @@ class Worker:
         )
 
     async def start(self) -> None:
-        """Begin to claim. Idempotent; a worker that has been stopped does not start again.
+        """Begin to claim. Idempotent. A worker that was stopped cannot start again.
 
         Raises:
-            StorageError: the storage cannot be opened, or not told of the schedules that code declares.
+            StorageError: the storage cannot be opened, or cannot store the schedules that code declares.
             UsageError: the worker has been stopped; a task lacks a migration from an older version, or has
-                run="process" in an app that other processes do not find.
-            RuntimeError, OSError: the machine has no thread to renew its leases in; it has been stopped.
-            BaseException: whatever entering the lifespan raised.
+                run="process" in an app that other processes cannot import.
+            RuntimeError, OSError: the system refuses the thread that renews leases. The worker is then stopped.
+            BaseException: the exception that entering the lifespan raised.
         """
         if self._state == "ended":
             raise UsageError("this worker has been stopped; make another with app.worker()")
         if self._state != "new":
             return
         not_while_loading()
-        # Also those defined since the worker was made.
+        # Includes tasks that were defined after the worker was created.
         self._equipment.complete()
         self._slots.find()
         self._state = "starting"
@@ -288,7 +288,7 @@ class Worker:
                 self._state = "new"
             raise
         if self.ended:
-            # Somebody stopped it before it had begun.
+            # `stop` was called before the start was complete.
             await self._leave_lifespan()
             self._gone.set()
             return
@@ -303,7 +303,7 @@ class Worker:
                 concurrency=self._concurrency,
             )
         )
-        # The one task without a group around it: a worker outlives the call that starts it. `stop` awaits it.
+        # The only task outside a task group, because a worker outlives the call that starts it. `stop` awaits it.
         self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
         self._main.add_done_callback(self._noticed)
         self._guard.start(self._loop_cancelled)
@@ -315,20 +315,20 @@ class Worker:
             if self._reaper is not None:
                 self._side.run(self._reaper)
         except BaseException:
-            # Whoever is told that it has not started shall not have one that claims, and renews nothing.
+            # The caller learns that the start failed, so no worker that claims without renewing may be left.
             await self.stop(force=True)
             raise
 
     async def stop(self, *, timeout: Duration | None = None, force: bool = False) -> None:
-        """Claim no more, let runs end, hand back what is left, let go. Idempotent; waits until it is done.
+        """Claim no more, let runs end, hand back the rest, release everything. Idempotent; waits until it is done.
 
-        `timeout` is how long runs may go on (25 s unless the worker was made with another `drain`); then they are
-        cancelled, get 2 s to end, and what still runs is handed back, charged to no budget, due again 2 s later: a
-        thread cannot be ended, and if the process lives on, so may the handler. `force` skips the waiting, also for a
-        stop that is under way.
+        `timeout` is how long runs may go on (25 s unless the worker was created with another `drain`). Then they are
+        cancelled and get 2 s to end. Runs that go on after that are handed back. This is charged to no budget, and
+        their jobs are due again 2 s later. A thread cannot be ended, so if the process lives on, the handler may go on
+        in it. `force` skips the waiting, and also shortens a stop that is in progress.
 
         Raises:
-            UsageError: the timeout is no duration.
+            UsageError: `timeout` is not a duration.
         """
         drain = self._drain if timeout is None else duration(timeout, field="timeout", zero=True)
         if force:
@@ -339,37 +339,38 @@ class Worker:
                 self._drained = asyncio.get_running_loop().time() + drain.total_seconds()
                 self._unwanted.set()
             if self.ended:
-                # What starts gives up by itself, unless the storage keeps it; nobody waits for that.
+                # The start gives up by itself, unless a storage call hangs. So this wait has a limit.
                 await first(self._gone.wait(), within=drain.total_seconds() + LINGER + TELLING)
             return
-        # Whoever gives up waiting must not leave the worker half stopped.
+        # A caller that is cancelled must not leave the worker half stopped.
         ending = self._begin_to_end(drain.total_seconds(), "forced" if force else "asked")
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
             if self._guard.known and not ending.done():
-                # By a handler, with all other tasks of the loop. The caller may end the loop, or close the storage.
+                # A handler cancelled all tasks of the loop, this one too. The caller may now close the loop or the
+                # storage.
                 await asyncio.wait({ending})
             raise
 
     def recycle(self, why: str) -> None:
-        """Claim no more, drain, and end, for a supervisor to start another in the place of this process. Idempotent."""
+        """Claim no more, drain and end, so that a supervisor starts another process instead. Idempotent."""
         if self._main is not None and self._ending is None:
             self._retire_for(why)
             self._begin_to_end(self._drain.total_seconds(), "recycled")
 
     async def retired(self) -> str:
-        """Wait until it claims no more, for another to take its place; return why."""
+        """Wait until this worker claims no more because it is recycled. Return the reason."""
         await self._retired.wait()
         return self.recycled or ""
 
     @property
     def stopping(self) -> bool:
-        """Whether it has begun to stop, or has stopped, or is worn out: it claims no more."""
+        """True if the worker is stopping, has stopped or is being recycled: it claims no more."""
         return self._ending is not None or self.recycled is not None or self.ended
 
     def vitals(self) -> ProcessHealth:
-        """Return how it is doing; from any thread."""
+        """Return the health of this process. Safe from any thread."""
         now = self._equipment.clock.uptime()
         return ProcessHealth(
             owners=(self.owner.id,),
@@ -381,16 +382,16 @@ class Worker:
 
     @property
     def answered_at(self) -> float:
-        """The uptime at which its claim loop last had an answer, or nothing to ask for."""
+        """The uptime at which the claim loop last had an answer, or nothing to ask for."""
         return self._exchange.answered_at
 
     @property
     def ended(self) -> bool:
-        """Whether it has stopped."""
+        """True if the worker has stopped."""
         return self._state == "ended"
 
     async def wait(self) -> None:
-        """Wait until the worker has ended: stopped, out of work in a burst, or failed.
+        """Wait until the worker has ended: it was stopped, its burst found no more jobs, or it failed.
 
         Raises:
             TenureError: a burst ended although jobs may be left, because it could not claim them.
@@ -410,12 +411,12 @@ class Worker:
             )
 
     async def run(self) -> None:
-        """Work until SIGTERM or SIGINT: the first drains, the second hands back and leaves at once.
+        """Work until SIGTERM or SIGINT. The first signal drains, the second hands back all runs and ends at once.
 
-        SIGHUP and SIGQUIT drain, too.
+        SIGHUP and SIGQUIT also drain.
 
         Raises:
-            UsageError: called outside of the main thread, where signals cannot be heard.
+            UsageError: called outside the main thread, where no signal handler can be installed.
             TenureError: a burst ended although jobs may be left, because it could not claim them.
             StorageError: the storage cannot be opened.
         """
@@ -463,7 +464,7 @@ class Worker:
         self._keeper.announce(event)
 
     def _storage_replaced(self, place: int) -> None:
-        """Begin again with a storage that lost everything, from the keeper's thread. `place`: of the partition."""
+        """Begin again with a storage partition that lost its data. Called from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._begin_again, place, context=self._context)
 
@@ -472,7 +473,7 @@ class Worker:
         self._replaced.set()
 
     async def _put_back_schedules(self) -> None:
-        """Put the schedules that code declares into the storage each time it has lost them, as at a start."""
+        """Store the declared schedules again each time the storage has lost them, as at a start."""
         equipment = self._equipment
         while True:
             await self._replaced.wait()
@@ -485,7 +486,7 @@ class Worker:
             await put_later(equipment.storage, left, rng=equipment.rng, logger=equipment.logger)
 
     async def _retire(self) -> None:
-        """End once this process is worn out, and its runs are over: they are healthy, so they get all their time."""
+        """End once this process must be recycled and its runs are over. The runs get all the time that they need."""
         why = await self._exchange.worn_out()
         self._equipment.logger.info("worker %s claims no more, and leaves after its runs: %s", self.owner.name, why)
         self._retire_for(why)
@@ -500,7 +501,7 @@ class Worker:
         try:
             await self._keeper.run()
         finally:
-            # What is not renewed here any more, is to be renewed by no watcher either.
+            # The supervisor must not renew leases that this process does not renew any more.
             self._turns.ended()
 
     def _begin_to_end(self, drain: float, reason: str) -> "asyncio.Task[None]":
@@ -509,7 +510,7 @@ class Worker:
         return self._ending
 
     def _noticed(self, main: "asyncio.Task[None]") -> None:
-        """Let a worker that failed by itself hand back what it holds, instead of renewing it for ever."""
+        """Make a worker that failed by itself hand back its runs, instead of renewing them for ever."""
         if main.cancelled() or (failure := main.exception()) is None:
             return
         self._equipment.logger.critical("the worker %s failed and stops", self.owner.name, exc_info=failure)
@@ -517,7 +518,7 @@ class Worker:
         self._begin_to_end(0.0, "failed")
 
     def _loop_cancelled(self) -> None:
-        """Stop, for every task of this worker on its loop was cancelled."""
+        """Stop, because every task of this worker on its loop was cancelled."""
         how = "a handler" if self._guard.known else "code of no known handler"
         self._equipment.logger.critical(
             "the worker %s fails and stops: every task of its event loop was cancelled, by %s", self.owner.name, how
@@ -527,7 +528,7 @@ class Worker:
             self._main.cancel()
         if self._guard.known:
             self._begin_to_end(0.0, "failed")
-        # Else it may be the end of the loop itself. Its leases are renewed no more, as in a crash, and `run` stops it.
+        # Otherwise the loop itself may be ending. Then no lease is renewed any more, as in a crash, and `run` stops it.
 
     async def _end(self, drain: float, reason: str) -> None:
         self._drained = asyncio.get_running_loop().time() + drain
@@ -540,7 +541,7 @@ class Worker:
             self._exchange.stop_all()
             await self._step(self._bounded(self._exchange.runs_over(), within=LINGER))
             if self._forced.is_set():
-                # Also a forced stop hands back what it can; a moment would be less than a slow storage's round trip.
+                # A forced stop also hands back runs. A shorter time would be less than a slow storage's round trip.
                 self._tell_for(TELLING)
             self._exchange.release_rest(round(LINGER * SECOND))
             await self._step(first(self._settled(), within=self._left(LEAVING)))
@@ -549,7 +550,7 @@ class Worker:
             await self._leave()
 
     async def _step(self, step: Coroutine[Any, Any, None]) -> None:
-        """Take a step to the end. A handler that cancels every task of the loop cuts it short, and not what follows."""
+        """Complete a step. A handler that cancels every task of the loop ends this step, but not the steps after it."""
         try:
             await step
         except asyncio.CancelledError:
@@ -560,19 +561,19 @@ class Worker:
         self._until = asyncio.get_running_loop().time() + seconds
 
     def _left(self, kept: float = 0.0) -> float:
-        """Return the seconds in which the storage may still be told something, but for those kept; never none."""
+        """Return the seconds that are left for storage calls, minus `kept`. At least `FORCED_LINGER`."""
         return max(FORCED_LINGER, self._until - kept - asyncio.get_running_loop().time())
 
     async def _settled(self) -> None:
         if self._guard.cancelled or (self._main is not None and self._main.done()):
-            # The loop that would send them is gone.
+            # The exchange loop, which would send them, is gone.
             await self._exchange.flush()
         await self._exchange.settled()
 
     async def _leave(self) -> None:
         leaving = asyncio.create_task(self._leave_lifespan())
         closing = asyncio.create_task(self._close_slots())
-        # What runs beside may hang in the storage, too; it is cancelled, and its thread keeps nobody.
+        # The background tasks may also hang in a storage call. They are cancelled; their thread blocks no exit.
         await first(self._side.stop(), within=self._left())
         self._watchdog.stop()
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
@@ -580,7 +581,7 @@ class Worker:
             async with asyncio.timeout(self._left()):
                 await self._keeper.last_beat()
         except Exception as error:
-            # Whatever it is, the worker must end.
+            # The worker must end, no matter which error this is.
             self._left_untold(error)
         else:
             self._left_untold(None)
@@ -595,12 +596,12 @@ class Worker:
         self._state = "ended"
 
     async def _given_up(self) -> None:
-        """Wait until it is stopped while it starts, and has had as long as its runs would have."""
+        """Wait until the worker is stopped while it starts, and its drain time is over."""
         await self._unwanted.wait()
         await first(self._forced.wait(), within=self._drained - asyncio.get_running_loop().time())
 
     async def _leave_lifespan(self) -> None:
-        # What waits for a thread that was left to itself may use what the lifespan is about to close.
+        # Cleanup that waits for an abandoned thread may use resources that the lifespan is about to close.
         await first(self._runner.tidied(), within=FORCED_LINGER)
         self._lifespan.end()
         if not self._forced.is_set():
@@ -610,21 +611,21 @@ class Worker:
         await self._lifespan.cut_off()
 
     async def _close_slots(self) -> None:
-        # Their lifespans have as long as ours.
+        # The lifespans of these processes have the same time as the one of this worker.
         await first(self._slots.leave(), self._forced.wait(), within=self._patience())
         await self._slots.close()
 
     def _patience(self) -> float:
-        """Return the seconds that lifespans get to be left in."""
+        """Return the seconds that lifespans get to end."""
         left = self._left()
         return left if self._forced.is_set() else max(left, self._drained - asyncio.get_running_loop().time())
 
     def _crowded(self) -> None:
-        """Too many runs go on here that nobody waits for."""
+        """Recycle this process: too many abandoned runs go on in it."""
         self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end", drain=True)
 
     def _will_not_end(self, held: ActiveRun, reason: StopCode) -> None:
-        """An exclusive run was told to stop, and its handler goes on. Only the end of this process ends that."""
+        """Recycle this process: only its end can end the handler of this exclusive run, which ignored its stop."""
         job = held.lease.job
         self._keeper.announce(
             JobStopIgnored(
@@ -637,25 +638,25 @@ class Worker:
         )
 
     def _out_of_threads(self) -> None:
-        """Plain handlers have nothing to run in here, and what is claimed for them only comes and goes."""
+        """Recycle this process: it has no threads for plain handlers, so it can only hand their jobs back."""
         self._worn_out("the machine has no thread for its plain handlers")
 
     def _run_short(self, error: RecordedError) -> None:
-        """A run raised that descriptors, threads or memory have run out."""
+        """Handle a run's exception which says that descriptors, threads or memory have run out."""
         if NO_THREAD in error.message:
             self._worn_out("its handlers cannot start threads any more")
         else:
             self._descriptors.look()
 
     def _no_process(self, why: str) -> None:
-        """The machine refuses a process; called from any thread."""
+        """Recycle this process: the system refuses another process. Safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._worn_out, why, context=self._context)
 
     def _worn_out(self, told: str, *, drain: bool = False) -> None:
-        """Have this process replaced, for what it is told; where nobody does that, say so once for each reason.
+        """Recycle this process for the given reason. Without a supervisor, log each reason once.
 
-        Its runs get all their time, or a drain if some of them would never end.
+        Its runs get all the time that they need, or only a drain if some of them would never end.
         """
         if self._ending is not None or told in self._complaints:
             return
@@ -674,7 +675,7 @@ class Worker:
             self._exchange.wear_out(told)
 
     def _left_untold(self, error: Exception | None) -> None:
-        """Log what the storage was not told; the reaper finds out by itself."""
+        """Log which outcomes and events the storage did not record. The reaper recovers these jobs."""
         unsettled = self._exchange.unsettled
         if not unsettled and error is None:
             return
@@ -689,14 +690,14 @@ class Worker:
         )
 
     async def _bounded(self, awaited: Coroutine[Any, Any, object], *, within: float) -> None:
-        """Wait until this is done or the time is over; once the stop is forced, only for a moment more."""
+        """Wait until this is done or the time is over. Once the stop is forced, wait only a moment longer."""
         if not self._forced.is_set():
             await first(awaited, self._forced.wait(), within=within)
             return
         await first(awaited, within=min(within, FORCED_LINGER))
 
     def _lives(self) -> bool:
-        """Say whether anybody is left who runs what is held, or hands it back; from the keeper's thread."""
+        """Return True if a task is left that runs the held jobs or hands them back. Called from the keeper's thread."""
         if self._loop is None or self._main is None or self._loop.is_closed():
             return False
         return not self._main.done() or self._ending is not None
@@ -706,11 +707,12 @@ class Worker:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)
         if (make_end := held.make_end) is not None:
-            # Its slot hears of it although the loop may be blocked; not before the loop, which hears of its end next.
+            # This reaches the isolated process even if the loop is blocked. The loop must know first, because it next
+            # learns that the process ended.
             make_end(reason, detail)
 
     def _obey(self, orders: tuple[str, ...]) -> None:
-        """Do as an operator has ordered, from the keeper's thread: these are all the orders that are in force."""
+        """Apply an operator's orders: `orders` holds all that are in force. Called from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ordered, orders, context=self._context)
 
@@ -719,7 +721,7 @@ class Worker:
             done = "claims no more" if quiet else "claims again"
             self._equipment.logger.info("worker %s %s: an operator has ordered it", self.owner.name, done)
             self._exchange.be_quiet(quiet)
-        # One that is worn out lets its runs take their time, and shall not any more.
+        # A worker that is being recycled gives its runs all the time that they need. `stop` ends that.
         if "stop" in orders and self._ending is None and not self.ended:
             self._equipment.logger.info("worker %s stops: an operator has ordered it", self.owner.name)
             self.dismissed = True

@@ -1,4 +1,4 @@
-"""What a worker counts of its work, in the words of the metrics."""
+"""Counts the work of a worker as metrics."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from tenure.storage.protocol import SettleVerdict
 
 
 class WorkerMetrics:
-    """The counts of one process's workers; from any thread."""
+    """The metrics of the workers of one process. Safe from any thread."""
 
     def __init__(self, figures: MetricsRegistry) -> None:
         self._figures = figures
         self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        """The seconds of runs that are not counted yet; its loop's only."""
+        """The seconds of runs that are not counted yet. Only the worker's loop uses it."""
 
     def claimed(self, leases: Iterable[Lease]) -> None:
         """Count how long jobs had been due when they were claimed, by the storage's clock."""
@@ -32,12 +32,12 @@ class WorkerMetrics:
             self._figures.observe(WAIT, some, queue)
 
     def ran(self, job: JobRecord, took: float) -> None:
-        """Note how long a run took, to be counted with the next call; one that never began took nothing."""
+        """Note the duration of a run, to be counted with the next call. 0 means that the run did not begin."""
         if took:
             self._took[job.queue, job.task].append(took)
 
     def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict]]) -> None:
-        """Count what the storage said to settlements. A duplicate is one whose first answer never came."""
+        """Count the storage's verdicts on settlements. A duplicate is a settlement whose first answer was lost."""
         settled: Counter[tuple[str, str, str]] = Counter()
         for job, asked, verdict in answered:
             if verdict == "lost":
@@ -50,7 +50,7 @@ class WorkerMetrics:
             self._figures.count(JOBS, *labels, by=many)
 
     def renewed(self, *, renewed: int, lost: int, failed: int) -> None:
-        """Count the leases that were to be renewed with one call: those that were, were gone, or got no answer."""
+        """Count the leases of one renewal call: renewed, lost, or without an answer."""
         for result, many in (("renewed", renewed), ("lost", lost), ("failed", failed)):
             if many:
                 self._figures.count(RENEWALS, result, by=many)
@@ -58,7 +58,7 @@ class WorkerMetrics:
             self._figures.count(FENCED, "renew", by=lost)
 
     def called(self, op: str, took: float) -> None:
-        """Count how long a call of the storage took, whatever came of it, and the runs that were over before."""
+        """Count the duration of a storage call, successful or not, and the noted durations of runs."""
         for labels, some in self._took.items():
             self._figures.observe(DURATION, some, *labels)
         self._took.clear()
@@ -68,7 +68,7 @@ class WorkerMetrics:
 def _outcome(asked: Settlement) -> str:
     match asked.decision:
         case Finish():
-            # A third of what its `value` takes.
+            # A third of the time that `value` takes.
             return str(asked.decision.state)
         case PutBack(charge="failures"):
             return "retried"

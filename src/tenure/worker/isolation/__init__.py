@@ -1,1 +1,1 @@
-"""Handlers in processes of their own (`run="process"`)."""
+"""Runs handlers in isolated processes (`run="process"`)."""

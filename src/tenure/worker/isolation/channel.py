@@ -1,4 +1,4 @@
-"""A slot's end of its line: what its worker says, what the handler there says, and what is logged there."""
+"""The isolated process's end of its socket: carries the worker's orders, and the handler's signs and log records."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ _PART = 262_144
 
 
 class Channel:
-    """The slot's end of the line: heard and spoken in threads, so that it works beside a loop that is blocked."""
+    """The isolated process's end of the socket. Threads read and write, so that it works while the loop is blocked."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -28,7 +28,7 @@ class Channel:
         self._hear: Callable[[Order], None] = self._early.append
 
     def told(self) -> Order:
-        """Return the first word, and hear from then on; without a worker that says one this is the end."""
+        """Return the first order and start reading in a thread. Exit if the worker closes the socket first."""
         while not self._early:
             part = self._line.recv(_PART)
             if not part:
@@ -39,7 +39,7 @@ class Channel:
         return word
 
     def heard_by(self, hear: Callable[[Order], None]) -> None:
-        """Hand over what is heard, and what has been; from the listening thread."""
+        """Set the function that gets the orders, including those received so far. Called in the reading thread."""
         with self._lock:
             self._hear = hear
             for word in self._early:
@@ -47,7 +47,7 @@ class Channel:
             self._early.clear()
 
     def say(self, word: Answer) -> None:
-        """Say something, if anybody still listens; from any thread."""
+        """Send a message, if the worker still reads. Safe from any thread."""
         told = framed(word)
         with self._speaking, contextlib.suppress(OSError):
             self._line.sendall(told)
@@ -58,24 +58,24 @@ class Channel:
                 for word in self._ear.hear(part):
                     with self._lock:
                         self._hear(word)
-        # Whoever holds the lease is gone.
+        # The worker, which holds the lease, is gone.
         end_with_all()
 
 
 class ForwardedSigns(Signs):
-    """Signs that wake whoever passes them on."""
+    """Signs that wake the thread that sends them to the worker."""
 
     def __init__(self, news: threading.Event) -> None:
         super().__init__()
         self._news = news
 
     def sign(self, at: float, progress: Progress | None = None) -> None:
-        """Note a sign, and have it passed on."""
+        """Note a sign, and have it sent."""
         super().sign(at, progress)
         self._news.set()
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
-        """Note a line, and have it passed on."""
+        """Note a log line, and have it sent."""
         super().log(at, level, message, fields)
         self._news.set()
 
@@ -88,7 +88,7 @@ class ForwardingLogHandler(logging.Handler):
         self._line = line
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send it."""
+        """Send a record."""
         trace = None
         if record.exc_info and record.exc_info[1] is not None:
             trace = trace_of(record.exc_info[1])

@@ -1,4 +1,4 @@
-"""What is known of a run whose slot's process died: all of it came over the line, so no storage is asked."""
+"""Builds the crash report of an isolated run from the messages of its process, without asking the storage."""
 
 from collections import deque
 
@@ -13,12 +13,12 @@ from tenure.worker.active_runs import ActiveRun
 
 
 class LastSigns:
-    """The last that was heard of a run."""
+    """The last signs that were received of a run."""
 
     def __init__(self) -> None:
         self.began = False
         self.looked_at = 0.0
-        """When somebody last looked where its handler was."""
+        """The uptime of the last check of the handler's stack."""
         self.progress: Progress | None = None
         self.lines: deque[Line] = deque(maxlen=LINES)
 
@@ -26,9 +26,9 @@ class LastSigns:
 def inquest(
     held: ActiveRun, heard: LastSigns, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
 ) -> Stalled:
-    """Return what a run has come to whose process ended so, with its post-mortem.
+    """Return the outcome of a run whose process ended like this, with its post-mortem.
 
-    `max_block`: that it was killed for, its event loop having been blocked for longer; in microseconds.
+    `max_block`: in microseconds, if the process was killed because its event loop was blocked for longer than this.
     """
     reason: StallReason = "process_died" if max_block is None else "loop_blocked"
     now, wall, job = clock.uptime(), clock.now(), held.lease.job
@@ -43,7 +43,7 @@ def inquest(
         start=wall - round((now - held.claimed_at) * SECOND),
         trace=held.elsewhere,
     )
-    # The last look may have been at another run.
+    # The last check may have been of another run.
     looked_ago = max(0, round((now - heard.looked_at) * SECOND)) if heard.looked_at > held.claimed_at else None
     told = heard.progress or (job.progress, job.progress_note)
     text = post_mortem(

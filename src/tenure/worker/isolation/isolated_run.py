@@ -1,4 +1,4 @@
-"""One run that is carried out in a slot: from the word to the process to what it has come to."""
+"""One run in an isolated process, from sending the job to its outcome."""
 
 import asyncio
 import contextlib
@@ -33,41 +33,41 @@ from tenure.worker.loop_lag import TICK
 from tenure.worker.run import stopped, timed_out
 
 BEGINNING = 30.0
-"""Seconds in which one that is ready begins a run; else it hangs."""
+"""Seconds in which a ready process must begin a run. After this time it counts as hung and is killed."""
 
 HOOK = 35.0
-"""Seconds that an on_cancel hook gets at least, which has limits of its own within the process."""
+"""Minimum seconds for an on_cancel hook. The process itself enforces the hook's own limits."""
 
 BLOCKED = "its event loop was blocked for longer than max_block"
 
 
 LOOK, SHORTEST = 0.5, 0.02
-"""Seconds between two looks whether a process goes on, at most and at least."""
+"""Maximum and minimum seconds between two checks of a process."""
 
 
 class LeaseHolder(Protocol):
-    """Whoever keeps the leases, as far as it must know of a run in a slot; told from the slots' thread."""
+    """The part of the lease holder that isolated runs notify. Called from the isolation thread."""
 
     def give(self, held: ActiveRun, pid: int, /) -> None:
-        """Hear that it is about to be given to that process."""
+        """Note that the run is about to be sent to that process."""
         ...
 
     def begin(self, held: ActiveRun, at: float, /) -> None:
-        """Hear that it begins."""
+        """Note that the run begins."""
         ...
 
     def stand_still(self, held: ActiveRun, still: bool, /) -> None:
-        """Hear that its process was stopped, or goes on."""
+        """Note that the run's process was suspended, or continues."""
         ...
 
     def finish(self, held: ActiveRun, /) -> None:
-        """Hear that nothing of it is left but its outcome."""
+        """Note that only the outcome of the run is left."""
         ...
 
 
 @dataclass(frozen=True)
 class IsolationSettings:
-    """What all errands of a worker have in common. `max_block`: in seconds."""
+    """The settings that all isolated runs of a worker share. `max_block`: in seconds."""
 
     worker: Owner
     clock: Clock
@@ -76,7 +76,7 @@ class IsolationSettings:
 
 
 class IsolatedRun:
-    """A run in a slot. It is carried out on one event loop; `end` and `drop` may be called from any thread."""
+    """A run in an isolated process. It is driven by one event loop; `end` and `drop` are safe from any thread."""
 
     def __init__(self, held: ActiveRun, terms: IsolationSettings) -> None:
         self.held = held
@@ -90,31 +90,31 @@ class IsolatedRun:
         self._heed: Callable[[], None] = lambda: None
 
     def end(self, reason: StopReason, detail: str | None) -> None:
-        """Make it end. Idempotent, but for a reason that outdoes the one it was told before."""
+        """Stop the run. Idempotent, except for a reason that outranks the earlier one (`outdoes`)."""
         self._words.append((reason, detail))
         self._knock()
 
     def drop(self) -> None:
-        """Let nobody carry it out any more: nobody waits for what it comes to."""
+        """Abandon the run, because its result is no longer needed."""
         self._dropped = True
         self._knock()
 
     def begin(self) -> None:
-        """Listen to what is said to it, on the running loop and in the task that carries it out."""
+        """Handle stop requests from now on, on the running loop and in the task that drives the run."""
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        # What was said before had nobody to wake.
+        # Handle the stop requests that came before.
         self._listen()
 
     def heeded_by(self, heed: Callable[[], None]) -> None:
-        """Have this called when it has been told to end; at once if that is so already."""
+        """Set the function that is called when the run is stopped. Called at once if it is stopped already."""
         self._heed = heed
         if self.stop is not None:
             heed()
 
     def _knock(self) -> None:
         if self._loop is not None:
-            # Without that loop nothing of it goes on.
+            # If the loop is closed, the run is over.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._listen)
 
@@ -128,13 +128,13 @@ class IsolatedRun:
             self._task.cancel()
 
     async def carried_out(self, slot: PoolProcess, kills: OomKills | None) -> Outcome:
-        """Have it carried out by a process that is ready, and return what it comes to."""
+        """Run the job in a ready process, and return the outcome."""
         if kills is not None:
-            # What was killed before was not this run's process.
+            # Count earlier kills now: they did not hit this run's process.
             kills.look(self._terms.clock.uptime())
-        # From before it is told: one that reads nothing any more keeps whoever has much to say to it.
+        # Set the limit before sending: a process that does not read any more blocks the sender of a long message.
         slot.after(BEGINNING, functools.partial(slot.kill, "it did not begin"))
-        # Before the process hears of it: its handler may be the end of this one before we hear that it has begun.
+        # Before the process gets the job: its handler may kill this process before the message that it began arrives.
         self._terms.keeping.give(self.held, slot.process.pid)
         await slot.say(RunJob(self.held.lease.job))
         self.heeded_by(functools.partial(self._tell, slot))
@@ -147,7 +147,7 @@ class IsolatedRun:
             self._heed = lambda: None
 
     async def _mind(self, slot: PoolProcess, kills: OomKills | None) -> None:
-        """Have a process killed whose loop does not turn for too long; keep no lease for one that somebody stopped."""
+        """Kill the process if its loop is blocked for too long. Renew no lease while the process is suspended."""
         max_block, clock = self._terms.max_block, self._terms.clock
         rest = max(SHORTEST, min(LOOK, max_block / 4, self.held.beat / 2))
         still = False
@@ -156,15 +156,15 @@ class IsolatedRun:
             await asyncio.sleep(rest)
             now = clock.uptime()
             if kills is not None:
-                # Whom the kernel has killed long before this process ended was another.
+                # Count kills at each check: the kernel may have killed another process long before this one ends.
                 kills.look(now)
             if slot.stopped != still:
                 still = not still
                 self._terms.keeping.stand_still(self.held, still)
             if still:
-                # Whoever has stopped it is to blame for that.
+                # The process was suspended from outside, so its loop is not to blame.
                 slot.turned_at = now
-            # Who is late himself has not heard yet what was said meanwhile.
+            # If this check itself is late, messages from the process may still be unread.
             elif now - asked_at < 2 * rest and now - slot.turned_at > max_block + TELLING + TICK:
                 slot.kill(BLOCKED)
 
@@ -176,7 +176,7 @@ class IsolatedRun:
                 case RunBegan(job.fence, at):
                     heard.began = True
                     held.pid = slot.process.pid
-                    # It may be heard late; but what a handler might write there is not taken for any time.
+                    # The message may arrive late. A handler can forge it, so limit its time to the possible range.
                     now = self._terms.clock.uptime()
                     began = min(max(at, said_at), now)
                     self._terms.keeping.begin(held, began)
@@ -199,16 +199,19 @@ class IsolatedRun:
                 case None:
                     return self._died(slot, heard, await slot.death(), kills)
                 case AppReady() | AppFailed() | RunBegan() | RunSigns() | RunEnded():
-                    # Of a run that is over.
+                    # A message of an earlier run.
                     continue
 
     def _haste(self) -> float:
-        """Return by what part it is killed sooner after its timeout: its lease lasts for a quarter of it then."""
+        """Return the factor that shortens the time to the kill.
+
+        After the timeout, the lease lasts for only a quarter of its length.
+        """
         return min(1.0, self.held.lease.job.stall.lease / SECOND / 4 / KILLED)
 
     def _tell(self, slot: PoolProcess) -> None:
         if self.held.hooking and self.stop == "cancelled":
-            # Its handler had cancelled it already.
+            # The handler cancelled the job itself, and its hook must go on.
             return
         slot.say_at_once(StopRun(self.held.lease.fence, self.stop or "shutdown", self.stop_detail))
         slot.expect(0.0, "stop")
@@ -232,10 +235,10 @@ class IsolatedRun:
         if slot.why == "stop" and self.stop is not None:
             return stopped(self)
         if slot.why == "timeout":
-            # One that was cancelled was too slow to stop.
+            # The run was cancelled earlier, and stopped too slowly.
             return stopped(self) if self.stop == "cancelled" else timed_out(self.held)
         if not heard.began:
-            # It died between two runs; this one has lost nothing but a moment.
+            # The process died between two runs, so this run has not begun.
             return Interrupted("prefetch")
         sentence = "" if slot.why is None else f"killed, for {slot.why}"
         how = told(death, for_memory=for_memory, sentence=sentence)

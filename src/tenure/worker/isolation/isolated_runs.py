@@ -1,11 +1,11 @@
-"""Runs in processes of their own, the slots: which ones go there, and what they come to there.
+"""Runs jobs in isolated processes: decides which runs need one, and returns their outcomes.
 
-    worker's loop ──run──► a thread of their own: a process, the line to it, its limits ──outcome──► worker's loop
+    worker's loop ──run──► isolation thread: a process, its socket, its limits ──outcome──► worker's loop
 
-Each run has a process of its own, so nothing that a handler does there can take another run along, or keep the worker
-from what it promises. The processes, their lines and the limits of their runs live on an event loop in a thread of
-their own: a handler that blocks the worker's loop delays none of them. They end with the worker: told to, or by the end
-of the line, or by the kernel.
+Each run has its own process. So a handler that crashes there cannot end other runs, and cannot stop the worker from
+keeping its leases. The processes, their sockets and the limits of their runs live on an event loop in a separate
+thread, so a handler that blocks the worker's loop delays none of them. The processes end with the worker: by its order,
+because the socket closes, or because the kernel kills them.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from tenure.worker.run import UNFIT_DELAY, stopped
 from tenure.worker.scoreboard import Scoreboard
 
 TRIES = 3
-"""The first so many times in a row, less one, a run that finds no process is handed back uncharged; then it fails."""
+"""A run fails when it finds no process for this many times in a row. Before that, it is handed back uncharged."""
 
 T = TypeVar("T")
 
 
 class IsolatedRuns:
-    """The slots of one worker. Its methods belong to the worker's loop, those with `there` to the slots' own."""
+    """The isolated runs of one worker. Methods run on the worker's loop; those with `there` on the isolation loop."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class IsolatedRuns:
         slate: Scoreboard | None = None,
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Take what the processes need; `keeping` is told how far their runs are.
+        """Create the isolated runs of a worker. `keeping` is notified of the progress of the runs.
 
-        `refused` is called, from any thread, when the machine refuses a process, with the reason.
+        `refused` is called with the reason when the system refuses a process. It is called from any thread.
         """
         self._whereabouts = equipment.whereabouts
         self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
@@ -56,19 +56,19 @@ class IsolatedRuns:
         self._keeping = keeping
         self._refused = refused
         self._isolates = isolates
-        """Whether a job in quarantine gets a process to itself, whatever its task says."""
+        """True if a job in quarantine gets its own process, even if its task does not ask for one."""
         self._terms = IsolationSettings(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
         self._side = equipment.side("tenure-slots")
         self._unfit_for: Counter[Ref] = Counter()
-        """How many times in a row no process was fit to run a job; forgotten once any is."""
+        """How many times in a row a job found no usable process. Cleared once a process is ready."""
         self._roster = ProcessPool(worker=worker.name, slate=slate, fit=self._unfit_for.clear)
         self._used = self._closed = False
 
     def find(self) -> None:
-        """Look where other processes find the app.
+        """Find the app's location, which isolated processes import.
 
         Raises:
-            UsageError: a task wants a process, and they do not find it.
+            UsageError: a task wants an isolated process, but the app cannot be imported there.
         """
         wanting = next((task for task in self._tasks.values() if task.settings.run == "process"), None)
         if wanting is not None or self._isolates:
@@ -81,7 +81,7 @@ class IsolatedRuns:
             )
 
     def wanted(self, held: ActiveRun) -> bool:
-        """Say whether a run is to be carried out in a process of its own."""
+        """Return True if a run must have an isolated process."""
         job = held.lease.job
         if job.quarantined and self._isolates and self._roster.app is not None and job.task in self._tasks:
             return True
@@ -89,9 +89,9 @@ class IsolatedRuns:
         return task is not None and task.settings.run == "process"
 
     async def run(self, held: ActiveRun) -> Outcome | None:
-        """Run one lease to its outcome in a process of its own. Being cancelled is an outcome, too.
+        """Run one lease to its outcome in an isolated process. A cancellation is an outcome, too.
 
-        None: no process can be had, and the job can do without.
+        Return None if no process is available and the job does not need one.
         """
         if self._closed:
             return Interrupted("shutdown")
@@ -102,39 +102,39 @@ class IsolatedRuns:
         try:
             return await self._apart(lambda: self._carried_out_there(errand))
         except NoProcessError as error:
-            # Not even the slots' own thread; whatever they came to there is an outcome.
+            # Even the isolation thread cannot be started. Other errors there became outcomes.
             return self._unfit(held, error)
         except asyncio.CancelledError:
             errand.drop()
-            # Its handler runs elsewhere. If we have not asked for this, all tasks of this loop were cancelled.
+            # The handler runs elsewhere. If the run was not stopped, all tasks of this loop were cancelled.
             return Interrupted("worker_failed") if held.stop is None else stopped(held)
         finally:
             held.make_end = None
 
     async def leave(self) -> None:
-        """Let the processes end that are idle, and wait for that. From now on none is kept."""
+        """End the idle processes, and wait for that. From now on no process is kept."""
         self._closed = True
         if self._used:
             await self._apart(self._roster.leave)
 
     async def close(self) -> None:
-        """Kill what is left of them."""
+        """Kill the processes that are left."""
         self._closed = True
         if self._used:
             await self._apart(self._roster.close)
             await self._side.stop()
 
     async def _apart(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Have something done on the slots' own loop, and return what it comes to; cancelled, it goes on there.
+        """Run `work` on the isolation loop, and return its result. If this call is cancelled, `work` still goes on.
 
         Raises:
-            NoProcessError: the machine has no thread for that loop; nothing has begun.
+            NoProcessError: the system refuses a thread for that loop; nothing has begun.
         """
         here = asyncio.get_running_loop()
         done: asyncio.Future[T] = here.create_future()
 
         def tell(call: Callable[..., object], *what: object) -> None:
-            # Without the worker's loop there is nobody who waits for it.
+            # If the worker's loop is closed, no task waits for the result.
             with contextlib.suppress(RuntimeError):
                 here.call_soon_threadsafe(lambda: done.done() or call(*what))
 
@@ -181,12 +181,12 @@ class IsolatedRuns:
             if slot is not None:
                 self._roster.put_away(slot)
         if outcome is not None:
-            # The worker's loop may be blocked, and take note of it much later.
+            # The worker's loop may be blocked, and note the outcome much later.
             self._keeping.finish(errand.held)
         return outcome
 
     def _unfit(self, held: ActiveRun, error: NoProcessError) -> Outcome | None:
-        """Return what a run has come to that has no process, None if it can do without."""
+        """Return the outcome of a run that got no process, or None if it does not need one."""
         job = held.lease.job
         self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)
         if error.ours:

@@ -1,11 +1,11 @@
-"""The process of a slot: it loads the app, enters its lifespan, and runs one job after another for its worker.
+"""An isolated process: it loads the app, enters its lifespan, and runs one job after another for its worker.
 
     enter ──► the modules are loaded ──► the lifespan is entered ──► ready
-    run ────► the same Runner as in a worker ──► ended             stop: a coroutine is cancelled, a thread is told
-    leave ──► the lifespan is left ──► the end                     the line is closed: killed, and all that it started
+    run ────► the same Runner as in a worker ──► ended         stop: a coroutine is cancelled, a thread is notified
+    leave ──► the lifespan is left ──► the end                 the socket closes: killed, with all that it started
 
-It never talks to the storage, of which it knows nothing but what the app's own code does with it. Its worker holds the
-lease, and hears the signs that the handler gives over the line; from a thread, for a handler may block the loop here.
+It never calls the storage; only the app's own code may. Its worker holds the lease and gets the handler's signs over
+the socket. A thread sends them, because a handler may block the loop here.
 """
 
 import asyncio
@@ -55,23 +55,23 @@ from tenure.worker.stacks.traces import where
 from tenure.worker.stop_signals import SIGNALS, draining, outlive
 
 TIDYING = 1.5
-"""Seconds that a plain handler which was told to stop gets to end by itself; then its process is killed."""
+"""Seconds that a stopped plain handler gets to end by itself. Then its process is killed."""
 
 BREATH = 0.05
-"""Seconds between two reports of what the handler says: it may say something ten thousand times a second."""
+"""Seconds between two reports of the handler's signs: it may give ten thousand per second."""
 
 
 @runtime_checkable
 class IsolatedApp(Protocol):
-    """An app, as far as a slot needs it."""
+    """The part of an app that an isolated process needs."""
 
     def equipment(self) -> Runtime:
-        """Return what it hands to its workers."""
+        """Return the runtime that the app gives to its workers."""
         ...
 
 
 class JobProcess:
-    """Runs jobs until it is told to leave."""
+    """Runs jobs until the worker orders it to exit."""
 
     def __init__(self, equipment: Runtime, line: Channel, *, worker: str) -> None:
         self._equipment = equipment
@@ -95,11 +95,11 @@ class JobProcess:
         self._turned_at = 0.0
         self._news = threading.Event()
         self._telling = threading.Lock()
-        """So that what was said before the end of a run is told before it."""
+        """Ensures that signs given before the end of a run are sent before its end."""
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
 
     async def work(self) -> None:
-        """Enter the lifespan, run what it is told to, leave the lifespan."""
+        """Enter the lifespan, run the jobs that the worker sends, leave the lifespan."""
         loop = asyncio.get_running_loop()
         self._guard.start(lambda: None)
 
@@ -119,13 +119,13 @@ class JobProcess:
             if isinstance(order, RunJob):
                 await self._run(order)
         self._lifespan.end()
-        # Whoever told us to leave sees to it that this does not take too long.
+        # The worker that ordered the exit limits the time of this.
         await self._lifespan.ended()
         await self._lifespan.cut_off()
         self._threads.close()
 
     def _turn(self) -> None:
-        """Note that the loop turns, again and again; in no run's context."""
+        """Note repeatedly that the loop turns, in an empty context."""
         self._turned_at = self._equipment.clock.uptime()
         asyncio.get_running_loop().call_later(TICK, self._turn, context=contextvars.Context())
 
@@ -141,11 +141,11 @@ class JobProcess:
             try:
                 await asyncio.wait({held.task})
             except asyncio.CancelledError:
-                # By the handler: nothing of ours cancels this. The worker still waits for the end of the run.
+                # The handler cancelled this task; no code of ours does. The worker still waits for the end of the run.
                 continue
         failure = asyncio.CancelledError() if held.task.cancelled() else held.task.exception()
         if failure is not None:
-            # It has not reported. Without an end the worker would renew its lease for ever.
+            # It has not reported its end. Without an end, the worker would renew the lease for ever.
             self._held = None
             self._report(held, Raised(recorded(failure)), spoiled=True)
 
@@ -164,7 +164,7 @@ class JobProcess:
                 error=error,
             )
             outcome = Raised(recorded(error))
-        # It was told to end, and what it has left half done it had better tidy up itself.
+        # The run may have been stopped; give its threads and providers time to clean up.
         await first(self._tidied(), within=TIDYING)
         self._held = None
         self._say_signs(held)
@@ -173,14 +173,14 @@ class JobProcess:
         self._report(held, outcome, spoiled=ended or short or self._abandoned.count > 0 or held.goes_on)
 
     async def _tidied(self) -> None:
-        """Wait until nothing of a run goes on."""
+        """Wait until all threads and tasks of a run have ended."""
         await self._abandoned.over()
         await self._runner.tidied()
 
     def _report(self, held: ActiveRun, outcome: Outcome, *, spoiled: bool) -> None:
         outcome = misuse(held) or outcome
         if self._guard.cancelled and isinstance(outcome, Raised):
-            # Whichever code did it belongs to this run: no other has ever been beside it.
+            # The code that did it belongs to this run: no other run was active in this process.
             outcome = structs.replace(outcome, alone=True)
         self._line.say(RunEnded(held.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
 
@@ -195,7 +195,7 @@ class JobProcess:
                 self._orders.put_nowait(word)
 
     def _pass_on(self) -> None:
-        """Tell the worker what the handler says, and where it is, in a thread of its own."""
+        """Send the handler's signs and its stack to the worker. Runs in its own thread."""
         rest, looked_at, told_at, held = threading.Event(), 0.0, 0.0, self._held
         while True:
             self._news.wait(None if held is None else min(TELLING, held.beat))
@@ -214,7 +214,7 @@ class JobProcess:
     def _say_signs(self, held: ActiveRun, *, looks: bool = False) -> None:
         trace = None
         if looks:
-            # Frames are of all sorts; none of them may keep what the handler says from being passed on.
+            # An unexpected kind of frame must not prevent the sending of signs.
             with contextlib.suppress(Exception):
                 trace = where(held)
         with self._telling:
@@ -226,7 +226,7 @@ class JobProcess:
 
 
 def main() -> None:
-    """Be the process of a slot, until the worker says that it is over."""
+    """Be an isolated process, until the worker orders the exit."""
     told = os.environ.pop(VARIABLE, "")
     try:
         line = inherited(int(told.partition(":")[0]))
@@ -239,15 +239,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    # Whatever threads still hang in it.
+    # End at once, even if threads still hang.
     os._exit(0)
 
 
 def _go_on() -> None:
-    """Do not end by the signals that tell processes to stop.
+    """Install handlers that do nothing for the signals that stop processes.
 
-    Whoever tells all processes of a service tells this one, too; but it is its worker who drains. Not ignored by the
-    system: that would pass on to all that handlers start.
+    A stop of a whole service may signal this process, too, but its worker drains. SIG_IGN is not used, because
+    processes that handlers start would inherit it.
     """
     for number in (*SIGNALS, *draining()):
         signal.signal(number, _minded)
@@ -255,7 +255,7 @@ def _go_on() -> None:
 
 
 def _minded(number: int, _: object) -> None:
-    """Go on."""
+    """Do nothing."""
 
 
 def _serve(line: Channel) -> None:
@@ -268,19 +268,19 @@ def _serve(line: Channel) -> None:
             raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
         _log_over(line, order.level)
         equipment = app.equipment()
-        # A module of the app may have had other ideas.
+        # A module of the app may have changed the signal handlers.
         _go_on()
     except BaseException as error:
         line.say(AppFailed(f"the app cannot be loaded: {_shown(error)}"))
         return
-    # Never closed: closing waits for threads, and one of them may never end.
+    # The runner is never closed: closing waits for threads, and one of them may never end.
     loops.runner(loops.told()).run(JobProcess(equipment, line, worker=order.worker).work())
 
 
 def _log_over(line: Channel, level: int) -> None:
     root = logging.getLogger()
     if not root.handlers:
-        # An app that sets up logging itself, when it is loaded, has the last word.
+        # If the app configured logging when it was loaded, that configuration stays.
         root.addHandler(ForwardingLogHandler(line))
         root.setLevel(level)
 

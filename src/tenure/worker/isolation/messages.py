@@ -1,10 +1,10 @@
-"""What a worker and the processes of its slots say to each other: MessagePack, each word behind its length.
+"""The messages between a worker and its isolated processes: MessagePack, each with a length prefix.
 
-    worker ──► enter, once; then run … stop … leave ──────────► slot
+    worker ──► enter, once; then run … stop … leave ──────────► process
            ◄── ready, or unfit; then began … said … ended ◄────
 
-A handler runs in the process of its slot, and may write there what it likes. So what comes from a slot is taken for no
-more than it claims to be: what is no word ends that slot, and nothing else.
+A handler runs in the isolated process and may write anything to the socket. So the worker does not trust the messages:
+an invalid message ends that process, and nothing else.
 """
 
 from typing import Generic, TypeVar
@@ -18,19 +18,19 @@ from tenure.core.outcome import Outcome
 from tenure.handlers.context import Line, Progress
 
 VARIABLE = "TENURE_SLOT"
-"""Carries the descriptor of the slot's end of the line."""
+"""The environment variable with the descriptor of the isolated process's socket."""
 
 LONGEST = 64 * 1024 * 1024
-"""Bytes that one word may have: a job that has gathered its 8 MiB, several times over."""
+"""The maximum size of a message in bytes: several times the 8 MiB that a job can gather (`GATHERED_LIMIT`)."""
 
 TELLING = 1.0
-"""Seconds between two words on when the loop of a slot last turned."""
+"""Seconds between two messages about the last turn of the process's loop."""
 
 _LENGTH = 4
 
 
 class LoadApp(Struct, frozen=True, tag="enter"):
-    """Load the app that is found there, and enter its lifespan. `level`: log from this one up."""
+    """Load the app from this location, and enter its lifespan. `level`: the lowest log level to forward."""
 
     app: Whereabouts
     worker: str
@@ -44,7 +44,7 @@ class RunJob(Struct, frozen=True, tag="run"):
 
 
 class StopRun(Struct, frozen=True, tag="stop"):
-    """Make the run under that fence end."""
+    """Stop the run with this fence."""
 
     fence: int
     reason: str
@@ -52,28 +52,28 @@ class StopRun(Struct, frozen=True, tag="stop"):
 
 
 class ExitProcess(Struct, frozen=True, tag="leave"):
-    """Leave the lifespan, and end."""
+    """Leave the lifespan, and exit."""
 
 
 class AppReady(Struct, frozen=True, tag="ready"):
-    """Jobs can be run."""
+    """The process is ready to run jobs."""
 
 
 class AppFailed(Struct, frozen=True, tag="unfit"):
-    """Jobs cannot be run here: the app cannot be loaded, or its lifespan not be entered."""
+    """The process cannot run jobs: the app cannot be loaded, or its lifespan cannot be entered."""
 
     why: str
 
 
 class RunBegan(Struct, frozen=True, tag="began"):
-    """The run under that fence begins now, which is an uptime; before this nothing of it has happened."""
+    """The run with this fence begins at this uptime; none of the job's code has run before."""
 
     fence: int
     at: float
 
 
 class RunSigns(Struct, frozen=True, tag="said"):
-    """What the handler has said since the last time, and where it is; `hooking`: its on_cancel hook is at work."""
+    """The handler's signs since the last message, and its stack. `hooking`: its on_cancel hook is at work."""
 
     fence: int
     at: float | None = None
@@ -84,9 +84,9 @@ class RunSigns(Struct, frozen=True, tag="said"):
 
 
 class LoopTurned(Struct, frozen=True, tag="turned"):
-    """When the event loop of the slot last turned, as an uptime; said each second while something runs.
+    """The uptime of the last turn of the process's event loop. Sent each second while a run goes on.
 
-    `looked_at`: when somebody there last looked where the handler is, which is said only where it is news.
+    `looked_at`: the uptime of the process's last check of the handler's stack. The stack itself is sent if it is new.
     """
 
     at: float
@@ -103,7 +103,7 @@ class ForwardedLog(Struct, frozen=True, tag="logged"):
 
 
 class RunEnded(Struct, frozen=True, tag="ended"):
-    """What the run under that fence came to. `spoiled`: something of it goes on, so nothing else can be run here."""
+    """The outcome of the run with this fence. `spoiled`: its code goes on, so the process can run no other job."""
 
     fence: int
     outcome: Outcome
@@ -111,36 +111,36 @@ class RunEnded(Struct, frozen=True, tag="ended"):
 
 
 Order = LoadApp | RunJob | StopRun | ExitProcess
-"""What a worker says."""
+"""The messages of a worker."""
 
 Answer = AppReady | AppFailed | RunBegan | RunSigns | LoopTurned | ForwardedLog | RunEnded
-"""What a slot says."""
+"""The messages of an isolated process."""
 
 W = TypeVar("W")
 
 
 class InvalidMessageError(Exception):
-    """What came over the line is no word."""
+    """The received bytes are not a valid message."""
 
 
 def framed(word: Order | Answer) -> bytes:
-    """Return a word as it goes over the line."""
+    """Encode a message with its length."""
     told = msgspec.msgpack.encode(word)
     return len(told).to_bytes(_LENGTH, "big") + told
 
 
 class FrameReader(Generic[W]):
-    """Puts together what comes over the line."""
+    """Assembles messages from received bytes."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[W]") -> None:
         self._decoder = decoder
         self._rest = bytearray()
 
     def hear(self, part: bytes) -> list[W]:
-        """Return the words that end with this part.
+        """Return the messages that this part completes.
 
         Raises:
-            GarbledError: there is one that is none, or too long.
+            InvalidMessageError: a message is invalid or too long.
         """
         self._rest += part
         words: list[W] = []
@@ -164,10 +164,10 @@ class FrameReader(Generic[W]):
 
 
 def ear_of_slot() -> FrameReader[Order]:
-    """Return what hears a worker."""
+    """Return the reader of an isolated process, for the worker's messages."""
     return FrameReader(msgspec.msgpack.Decoder(Order))
 
 
 def ear_of_worker() -> FrameReader[Answer]:
-    """Return what hears a slot."""
+    """Return the reader of a worker, for an isolated process's messages."""
     return FrameReader(msgspec.msgpack.Decoder(Answer))

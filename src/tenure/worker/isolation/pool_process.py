@@ -1,6 +1,6 @@
-"""A worker's end of a slot: what is said to its process and heard of it, what it is killed for, how it ends.
+"""The worker's end of an isolated process: sends and receives messages, kills it, and notes its end.
 
-cancelled, lost, timed out: told ──1 s──► SIGTERM to it and all that it started ──0.75 s──► SIGKILL
+cancelled, lost, timed out: notified ──1 s──► SIGTERM to it and all that it started ──0.75 s──► SIGKILL
 """
 
 import asyncio
@@ -28,40 +28,40 @@ from tenure.worker.isolation.messages import (
 COMMAND = (sys.executable, "-m", "tenure.worker.isolation.main")
 
 ASKED, KILLED = 1.0, 1.75
-"""Seconds after a run was told to end, or should have, until its process is sent SIGTERM, and until it is killed."""
+"""Seconds from a run's stop or timeout until its process gets SIGTERM, and until it is killed."""
 
 GONE = 0.5
-"""Seconds in which what was killed is surely dead, unless the kernel keeps it."""
+"""Seconds in which a killed process ends, unless the kernel delays it."""
 
 _PART = 262_144
 
 
 class PoolProcess:
-    """One process, and what is said to it and heard of it."""
+    """One process and its messages."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.why: str | None = None
-        """What we kill it for, once we do; or what we had told it to end for, if it ended by that."""
+        """The reason why it was killed, or why it was asked to end if it ended by that. None if neither."""
         self._asked: str | None = None
         self._ear = ear_of_worker()
         self._heard: list[Answer] = []
         self._timers: list[asyncio.TimerHandle] = []
         self.turned_at = 0.0
-        """The uptime at which its loop last turned, as far as it has said."""
+        """The uptime of the last turn of its loop, as last reported."""
         self.idle = False
-        """Whether it waits for a run."""
+        """True if it waits for a run."""
         self._in_use = False
-        """Whether somebody speaks or listens on the line; then it must not be closed."""
+        """True while a call sends or receives on the socket. Then it must not be closed."""
         self._death = asyncio.ensure_future(process.ended())
         self._death.add_done_callback(self._died)
 
     @classmethod
     def started(cls, gone: "Callable[[PoolProcess], None]") -> "PoolProcess":
-        """Start one; `gone` is called when it is dead.
+        """Start a process. `gone` is called when it has ended.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         slot = cls(Process.started(COMMAND, variable=VARIABLE, env=os.environ))
         slot._death.add_done_callback(lambda _: gone(slot))
@@ -69,25 +69,25 @@ class PoolProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP), so that nothing in it goes on."""
+        """True if the process was suspended (SIGSTOP)."""
         return self.process.stopped
 
     @property
     def lives(self) -> bool:
-        """Whether it can be told something."""
+        """True if the process can get messages: it has not ended, and was not killed."""
         return self.process.death is None and self.why is None
 
     async def say(self, word: Order) -> None:
-        """Say something; if it is dead, that is heard next."""
+        """Send a message. If the process is dead, the next `hear` reports it."""
         with self._using(), contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self.process.line, framed(word))
 
     def say_at_once(self, word: Order) -> None:
-        """Say something short, if there is room for it on the line."""
+        """Send a short message, if the socket's buffer has room for it."""
         self.process.say(framed(word))
 
     async def hear(self) -> Answer | None:
-        """Wait for a word and return it; None once it is dead, or has said what is none and is killed for that."""
+        """Wait for a message and return it. None if the process is dead, or was killed for an invalid message."""
         while not self._heard:
             part = b""
             try:
@@ -100,7 +100,7 @@ class PoolProcess:
             except OSError:
                 pass
             if not part:
-                # Its end is closed at its death, and then that is known in a moment; or it has closed it and lives on.
+                # The process died, which is noted in a moment; or it closed the socket and lives on.
                 await first(self.death(), within=GONE)
                 self.kill("it has closed its line")
                 await self.death()
@@ -108,43 +108,43 @@ class PoolProcess:
         return self._heard.pop(0)
 
     def rest(self) -> None:
-        """Let it be idle. What it logs meanwhile is heard all the same, or it would wait for somebody to hear it."""
+        """Make the process idle. Its log records are still read; otherwise it would block on a full socket."""
         self.idle = True
         asyncio.get_running_loop().add_reader(self.process.line, self._overhear)
 
     def rise(self) -> None:
-        """Let it be idle no more."""
+        """End the idle state."""
         if self.idle:
             self.idle = False
             asyncio.get_running_loop().remove_reader(self.process.line)
 
     def expect(self, within: float, why: str, *, haste: float = 1.0) -> None:
-        """Have it killed unless it is calmed before: asked after so many seconds, and a little more to leave.
+        """Send SIGTERM `ASKED` s after `within`, and SIGKILL `KILLED` s after it, unless `calm` is called before.
 
-        `haste`: the part of that little more which there is time for.
+        `haste`: a factor that shortens the two times.
         """
         self.after(within + ASKED * haste, functools.partial(self._ask, why))
         self.after(within + KILLED * haste, functools.partial(self.kill, why))
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something after so many seconds, unless it is calmed before, or dead."""
+        """Call `act` after this time, unless `calm` is called before or the process ends."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def calm(self) -> None:
-        """Let it live, whatever was expected of it."""
+        """Cancel all timers, also those that would kill the process."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
         self._asked = None
 
     def kill(self, why: str) -> None:
-        """Kill it, and all that it has started. Idempotent."""
+        """Kill the process and all that it has started. Idempotent."""
         if self.process.death is None:
             self.why = self.why or why
             self.process.send_all(signal.SIGKILL)
 
     async def death(self) -> ProcessExit:
-        """Wait until it is dead."""
+        """Wait until the process has ended."""
         return await asyncio.shield(self._death)
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ class PoolProcess:
             if isinstance(word, ForwardedLog):
                 log(word)
         if not part:
-            # It is dead, or as good as dead.
+            # The process is dead, or will be killed.
             self.rise()
             self.kill("it has closed its line")
 
@@ -179,11 +179,11 @@ class PoolProcess:
         self.process.send_all(signal.SIGTERM)
 
     def _died(self, _: object) -> None:
-        # The app may have a handler of its own for the signal, and end by it.
+        # The app may handle the signal itself, and end by it.
         self.why = self.why or self._asked
         self.calm()
         self.rise()
-        # What it had started must not go on, and may hold the other end of the line, which would then never end.
+        # Its children must not go on. They may also hold the other end of the socket, which would then never close.
         self.process.send_all(signal.SIGKILL)
         if not self._in_use:
             self.process.line.close()
@@ -193,7 +193,7 @@ class PoolProcess:
 
 
 def log(record: ForwardedLog) -> None:
-    """Log what a process has to say, as if it had been said here."""
+    """Log a record of an isolated process as if it came from this process."""
     logger = logging.getLogger(record.logger)
     if logger.isEnabledFor(record.level):
         fields = {

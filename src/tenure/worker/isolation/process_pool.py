@@ -1,9 +1,9 @@
-"""The processes of a worker's slots: who waits for one, who is idle, who is being started, who leaves.
+"""The pool of a worker's isolated processes: waiting runs, idle processes, processes that start or exit.
 
-    run ──► one that is idle, or a new one: enter ──► ready ──► run ──► put away: kept for the next for a while
-                                                                └─────► dead, or of no use: another when one is needed
+    run ──► an idle process, or a new one: enter ──► ready ──► run ──► put away: kept for another run for a while
+                                                                └─────► dead or unusable: replaced when needed
 
-There are never more of them than the worker runs jobs at once.
+There are never more processes than the worker runs jobs at once.
 """
 
 import asyncio
@@ -32,20 +32,21 @@ from tenure.worker.isolation.pool_process import GONE, PoolProcess, log
 from tenure.worker.scoreboard import Scoreboard
 
 STARTING = 60.0
-"""Seconds that a process gets until it is ready: to load the app, and to enter its lifespan."""
+"""Seconds that a process gets to load the app and to enter its lifespan."""
 
 STARTS = 4
-"""So many processes are started at a time: after a crash all runs want one at once, and loading takes a whole core."""
+"""The number of processes started at a time. After a crash all runs want one at once, and loading takes a whole
+core."""
 
 QUARANTINED = 4
-"""So many jobs in quarantine run at a time: after a crash there are as many as the worker runs at once."""
+"""The number of quarantined jobs run at a time. After a crash there are as many as the worker runs at once."""
 
 IDLE, LEAVING = 60.0, 10.0
-"""Seconds after which a process that nobody needs is told to leave, and that it gets for that."""
+"""Seconds until an idle process must exit, and seconds that it gets for that."""
 
 
 class NoProcessError(Exception):
-    """No process can be had that runs jobs of this app; `ours`: for what the machine refuses, not for its own fault."""
+    """No process is available that can run jobs of this app. `ours`: the system refuses it; the app is not at fault."""
 
     def __init__(self, why: str, *, ours: bool = False) -> None:
         super().__init__(why)
@@ -53,52 +54,52 @@ class NoProcessError(Exception):
 
 
 class PoolWaiter:
-    """One who waits for a process; `isolated`: only because of its quarantine."""
+    """A run that waits for a process. `isolated`: only because its job is in quarantine."""
 
     def __init__(self, *, isolated: bool) -> None:
         self.isolated = isolated
         self.slot: asyncio.Future[PoolProcess | None] = asyncio.get_running_loop().create_future()
 
     def leave(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if not self.slot.done():
             self.slot.set_result(None)
 
     @property
     def given(self) -> PoolProcess | None:
-        """What it was given."""
+        """The process that the waiter got, or None."""
         given = self.slot.done() and not self.slot.cancelled() and self.slot.exception() is None
         return self.slot.result() if given else None
 
 
 class ProcessPool:
-    """The processes of one worker; all of it on one event loop."""
+    """The isolated processes of one worker. All of it runs on one event loop."""
 
     def __init__(self, *, worker: str, slate: Scoreboard | None, fit: Callable[[], None]) -> None:
-        """`worker`: the name of the worker; `fit` is called when a process has come to be ready."""
+        """Create a pool. `worker`: the name of the worker. `fit` is called when a process becomes ready."""
         self._worker = worker
         self._slate = slate
         self._fit = fit
         self.app: Whereabouts | None = None
-        """Where they find the app, once it is known."""
+        """The app's location, once it is known."""
         self.kills: OomKills | None = None
-        """The kills for memory; counted from the first process on."""
+        """The out-of-memory kills, counted from the first process on."""
         self._idle: list[PoolProcess] = []
         self._waiting: list[PoolWaiter] = []
-        """Those who want one, in their order."""
+        """The waiting runs, in order."""
         self._starting: set[asyncio.Task[PoolProcess]] = set()
         self._isolating: set[PoolProcess] = set()
-        """Those with a job in quarantine, whose task does not want a process otherwise."""
+        """Processes with a quarantined job whose task does not otherwise want a process."""
         self._dismissed: set[PoolProcess] = set()
-        """Those that were told to leave."""
+        """Processes that were ordered to exit."""
         self._all: set[PoolProcess] = set()
         self._closed = False
 
     async def taken(self, waiting: PoolWaiter) -> PoolProcess | None:
-        """Return a process that is ready; None for one who has left before there was one.
+        """Return a ready process, or None if the waiter stopped waiting before.
 
         Raises:
-            NoProcessError: there is none, and none can be made.
+            NoProcessError: no process is available, and none can be started.
         """
         self._waiting.append(waiting)
         self._serve()
@@ -113,7 +114,7 @@ class ProcessPool:
                 self._waiting.remove(waiting)
 
     def put_away(self, slot: PoolProcess) -> None:
-        """Keep a process for the next one who needs it; one that is of no use, or that nobody will need, is killed."""
+        """Keep a process for the next run. Kill it if it is unusable or will not be needed."""
         slot.calm()
         isolated = slot in self._isolating
         self._isolating.discard(slot)
@@ -125,22 +126,22 @@ class ProcessPool:
             slot.kill("its worker ends")
         self._serve()
         if isolated:
-            # Most workers never need one again.
+            # Most workers never need a process for quarantine again.
             self._dismiss(slot)
 
     async def leave(self) -> None:
-        """Let the processes end that are idle, and wait for that. From now on none is kept."""
+        """End the idle processes, and wait for that. From now on no process is kept."""
         self._closed = True
         for starting in self._starting:
             starting.cancel()
         for slot in list(self._idle):
             self._dismiss(slot)
-            # From now on there is a limit for all of them together.
+            # From now on the caller has one limit for all of them.
             slot.calm()
         await _all([slot.death() for slot in self._dismissed])
 
     async def close(self) -> None:
-        """Kill what is left of them."""
+        """Kill the processes that are left."""
         self._closed = True
         self._idle.clear()
         for starting in self._starting:
@@ -150,7 +151,7 @@ class ProcessPool:
         await first(_all([slot.death() for slot in self._all]), within=GONE)
 
     def _serve(self) -> None:
-        """Hand over what is idle to those who wait, and start what is missing."""
+        """Give idle processes to waiting runs, and start the missing ones."""
         self._waiting = [one for one in self._waiting if not one.slot.done()]
         if self._closed:
             for one in self._waiting:
@@ -181,7 +182,7 @@ class ProcessPool:
         return None
 
     def _over(self, starting: "asyncio.Task[PoolProcess]") -> None:
-        """Note that a process is ready, or will never be; then the one who has waited longest hears of it."""
+        """Note that a process is ready or has failed. A failure goes to the run that has waited longest."""
         self._starting.discard(starting)
         if starting.cancelled():
             return
@@ -200,7 +201,7 @@ class ProcessPool:
         """Start a process and return it once it is ready.
 
         Raises:
-            NoProcessError: none can be had.
+            NoProcessError: no process is available.
         """
         if self.app is None:
             raise NoProcessError("the processes of this worker do not find the app")
@@ -239,7 +240,7 @@ class ProcessPool:
             raise NoProcessError(f"the process was not ready within {STARTING:g} s") from None
 
     def _dismiss(self, slot: PoolProcess) -> None:
-        """Let a process leave that is idle."""
+        """Order an idle process to exit."""
         if slot in self._idle:
             self._idle.remove(slot)
             self._dismissed.add(slot)

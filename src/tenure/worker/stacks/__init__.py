@@ -1,1 +1,1 @@
-"""Where handlers are: read off the frames of threads and coroutines, or off what a process writes down when asked."""
+"""Finds the position of handlers: from the frames of threads and coroutines, or from a dump that a process writes."""

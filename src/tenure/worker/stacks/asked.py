@@ -1,7 +1,7 @@
-"""Where the threads of a process are, also while it does nothing else: it writes that down at a signal.
+"""Dumps the stacks of a child process's threads at a signal, even if the process is blocked.
 
-faulthandler does so from within the signal handler, without the interpreter: a C call that holds the GIL for ever is
-shown with the line that made it.
+faulthandler writes the dump inside the signal handler, without the interpreter. So it shows the line of a C call that
+never releases the GIL.
 """
 
 import asyncio
@@ -16,39 +16,39 @@ import tempfile
 from tenure.processes.process import Process
 
 SIGNAL = getattr(signal, "SIGUSR2", None)
-"""By which a child is asked where it is; a handler that has another use for it loses this one."""
+"""The signal that asks a child for its stacks. A handler cannot use this signal for another purpose."""
 
 PATIENCE = 1.0
-"""Seconds that a child gets to answer; the kernel may keep it in a call that no signal ends."""
+"""Seconds that a child gets to answer. The kernel may hold it in a call that no signal interrupts."""
 
 _LOOK = 0.01
 
 
 class StackFile:
-    """A file in memory that both have open: the child appends, its supervisor reads."""
+    """A file in memory that both processes have open: the child appends, its supervisor reads."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
     def new(cls) -> "StackFile":
-        """Return an empty one."""
+        """Return an empty stack file."""
         if sys.platform == "linux":
             descriptor = os.memfd_create("tenure-stacks")
         else:
             descriptor, path = tempfile.mkstemp(prefix="tenure-stacks-")
             os.unlink(path)
-        # Or what is written after it was emptied would stand behind a hole.
+        # Append mode: otherwise a write after `ftruncate` would leave a hole before it.
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
         return cls(descriptor)
 
     def answer_here(self) -> None:
-        """Have this process write down where its threads are, whenever it is asked."""
+        """Make this process write the stacks of its threads whenever it is asked."""
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self.descriptor, all_threads=True, chain=False)
 
     async def ask(self, child: Process) -> str:
-        """Ask a child that has said hello where its threads are; empty if it does not answer."""
+        """Return the stacks of a child that has sent `ChildStarted`; empty if it does not answer."""
         if SIGNAL is None or child.stopped:
             return ""
         os.ftruncate(self.descriptor, 0)
@@ -59,11 +59,11 @@ class StackFile:
         return self._read()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self.descriptor)
 
     async def _written(self) -> str:
-        """Wait until something is there, and no more of it comes."""
+        """Wait until the file has text and does not grow any more."""
         before = ""
         while True:
             await asyncio.sleep(_LOOK)

@@ -1,4 +1,4 @@
-"""Which frames of a stack are ours, and the stacks of all threads."""
+"""Distinguishes frames of Tenure's own code from others, and returns the stacks of all threads."""
 
 import asyncio
 import sys
@@ -10,18 +10,18 @@ HOUSE = str(WORKER.parent)
 ASYNCIO = str(Path(asyncio.__file__).parent)
 
 THREADS = str(WORKER.parent / "threads.py")
-"""Where a plain function is called in a thread of ours."""
+"""The file that calls a plain function in a worker thread."""
 
 BUS = str(WORKER.parent / "events" / "bus.py")
-"""Where the plain functions are event handlers."""
+"""The file that calls plain event handlers."""
 
 MIDDLEWARE = str(WORKER.parent / "handlers" / "middleware.py")
-"""Which stands between the frames of handlers."""
+"""The file whose frames lie between the frames of handlers."""
 
 OURS = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))
-"""The files whose frames are no handler's."""
+"""The files whose frames do not belong to handlers."""
 
 
 def current_frames() -> dict[int, FrameType]:
-    """Return the frame that each thread is in, by the thread's number."""
+    """Return the current frame of each thread, by thread id."""
     return sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, in spite of its name

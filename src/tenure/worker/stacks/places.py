@@ -1,4 +1,4 @@
-"""Which line of a handler a thread is at: read off its frames, or off what it has written down at a signal."""
+"""Finds the line of a handler that a thread executes: from its frames, or from a dump that it wrote at a signal."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,10 +10,10 @@ from msgspec import Struct
 from tenure.worker.stacks.ours import ASYNCIO, BUS, HOUSE, MIDDLEWARE, THREADS, WORKER
 
 _STEP = str(Path(ASYNCIO) / "events.py")
-"""Where asyncio calls what is due; no handler is below it."""
+"""The file in which asyncio calls due callbacks. No handler is further out."""
 
 _CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "injected.py", "on_cancel.py", "lifespan.py"))
-"""Where code that is not ours is called on the loop."""
+"""The files that call user code on the loop."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
@@ -30,7 +30,7 @@ class CodeLine(Struct, frozen=True):
 
 
 class HandlerPosition(Struct, frozen=True):
-    """A handler at work: the line of its own that it is at, and where the call that it makes there has come to."""
+    """A handler at work: the handler's own current line, and the innermost line of the call that it makes there."""
 
     handler: CodeLine
     inmost: CodeLine
@@ -40,20 +40,20 @@ class HandlerPosition(Struct, frozen=True):
 
 
 def on_loop(stack: Iterable[CodeLine]) -> HandlerPosition | None:
-    """Return where a handler is in the stack of its loop's thread, the latest call first; None if none is at work."""
+    """Return a handler's position in the stack of its loop's thread, innermost frame first. None if none is at work."""
     own: list[CodeLine] = []
     for place in stack:
         if place.file in _CALLERS:
             return _at(own)
         if place.file == _STEP and place.function == "_run":
-            # A task that a handler has started, or something of our own.
+            # A task that a handler has started, or a task of our own.
             return None if not own or own[-1].file.startswith((ASYNCIO, HOUSE)) else _at(own)
         own.append(place)
     return None
 
 
 def in_thread(stack: Iterable[CodeLine]) -> HandlerPosition | None:
-    """Return where a job's handler is in the stack of a thread of ours; None if it is another's, or idle."""
+    """Return a job handler's position in the stack of a worker thread. None if the thread is idle or not a worker's."""
     own: list[CodeLine] = []
     for place in stack:
         if place.file == THREADS:
@@ -63,28 +63,28 @@ def in_thread(stack: Iterable[CodeLine]) -> HandlerPosition | None:
 
 
 def frames(frame: FrameType | None) -> Iterator[CodeLine]:
-    """Return the places of a thread's frames, the latest call first."""
+    """Return the lines of a thread's frames, the innermost first."""
     while frame is not None:
         yield CodeLine(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         frame = frame.f_back
 
 
 class Dump:
-    """What faulthandler has written of all threads of a process."""
+    """The output of faulthandler for all threads of a process."""
 
     def __init__(self, text: str) -> None:
         self._stacks = [_read(part) for part in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)]
 
     def on_loop(self) -> HandlerPosition | None:
-        """Return where a handler is that runs on the loop of the main thread."""
+        """Return the position of the handler that runs on the main thread's loop."""
         for stack in self._stacks:
-            # Every other thread has begun in the module that starts them.
+            # The outermost frame of every other thread is in the module `threading`.
             if stack and stack[-1].function != "_bootstrap" and (found := on_loop(stack)) is not None:
                 return found
         return None
 
     def in_threads(self) -> list[HandlerPosition]:
-        """Return where the handlers are that run in threads."""
+        """Return the positions of the handlers that run in threads."""
         return [found for stack in self._stacks if (found := in_thread(stack)) is not None]
 
 

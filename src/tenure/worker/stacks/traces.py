@@ -1,10 +1,10 @@
-"""Where handlers are: the stacks of runs, looked at from beside them, without the values of arguments.
+"""Reads the stacks of runs from another thread, without the values of arguments.
 
-    a coroutine that waits     down the chain of what each one awaits
-    a coroutine at work        the stack of its thread, as far down as its own frame
-    a plain function           the stack of the thread that it was handed to
+    a coroutine that waits     the chain of the awaited objects
+    a coroutine at work        the stack of its thread, up to its own frame
+    a plain function           the stack of the thread that it runs in
 
-Of what a handler has started in tasks of their own (`gather`, a TaskGroup) only the place is seen where it waits.
+For tasks that a handler has started (`gather`, a TaskGroup), only the place is shown where the handler awaits them.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from tenure.worker.active_runs import ActiveRun, Mark, Place, Waiting
 from tenure.worker.stacks.ours import ASYNCIO, OURS, THREADS, current_frames
 
 DEEPEST = 200
-"""So many of a stack's innermost frames are looked at."""
+"""The maximum number of innermost frames that are read of a stack."""
 
 REMEMBERED = 1_000
-"""So many texts are kept: thousands of runs wait in few places."""
+"""The maximum number of cached texts: thousands of runs wait in few places."""
 
 logger = logging.getLogger("tenure.worker")
 
 
 class Traces:
-    """Tells of each run where its handler is, if that is not where the storage knows it to be."""
+    """Returns the stack of each run's handler, if the storage does not have it yet."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[tuple[int, int], ...], tuple[Mark, str]] = {}
-        """By the ids of the codes, for those are slow to hash; the mark beside the text keeps them alive."""
+        """By the ids of the code objects, because these are slow to hash. The stored mark keeps them alive."""
 
     def news(self, runs: Sequence[ActiveRun], now: float) -> list[str | None]:
-        """Return for each of these runs what shall be sent; None where nothing is new, or it is younger than a beat."""
+        """Return the text to send for each run. None if nothing is new, or the run is younger than a beat."""
         stacks = _Stacks()
         try:
             return [self._news(one, stacks) if now - one.claimed_at >= one.beat else None for one in runs]
         except Exception:
-            # Frames are of all sorts; none of them may keep a lease from being renewed.
+            # An unexpected kind of frame must not prevent the renewal of a lease.
             logger.exception("cannot tell where handlers are")
             return [None] * len(runs)
 
@@ -56,7 +56,7 @@ class Traces:
             tip = held.tip
             thread = None if held.lane is None else held.lane.thread
             if thread is None and tip is not None and tip[1] is not None and tip[0].cr_await is tip[1]:
-                # It still waits for the very same thing; all that waits for it has not moved either.
+                # It still awaits the same object, so all outer coroutines are unchanged, too.
                 mark = held.mark
             else:
                 mark, held.tip = _look(held, thread, stacks)
@@ -75,7 +75,7 @@ class Traces:
 
 
 def where(held: ActiveRun) -> str | None:
-    """Return where a run's handler is at this moment, as Python writes a traceback; None if that cannot be told."""
+    """Return the current stack of a run's handler, formatted as a traceback. None if it is unknown."""
     if held.elsewhere is not None:
         return held.elsewhere
     try:
@@ -87,7 +87,7 @@ def where(held: ActiveRun) -> str | None:
 
 
 def written(mark: Mark) -> str:
-    """Return a place as Python writes a traceback; of one that is too long, the innermost frames."""
+    """Format a stack as a traceback. If it is too long, keep the innermost frames."""
     frames = [FrameSummary(code.co_filename, _line(code, place), code.co_name) for code, place in mark]
     entries = StackSummary.from_list(frames).format()
     head = "Traceback (most recent call last):\n"
@@ -109,9 +109,9 @@ def _line(code: CodeType, place: int) -> int:
 
 
 def _look(held: ActiveRun, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
-    """Return what tells the place where a run is from others, cheap to come by; empty if that cannot be told.
+    """Return a mark that identifies the stack of a run and is cheap to get; empty if the stack is unknown.
 
-    With it, the last coroutine that waits, and what it waits for.
+    Also return the innermost waiting coroutine, and the object that it awaits.
     """
     root = held.root
     frames: deque[Place] = deque(maxlen=DEEPEST)
@@ -127,9 +127,9 @@ def _look(held: ActiveRun, thread: int | None, stacks: "_Stacks") -> tuple[Mark,
 
 
 def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | None:
-    """Go down the chain of what waits for what; return the last coroutine and what that waits for, if no more is in it.
+    """Follow the chain of awaited objects. If it has only coroutines, return the last one and its awaited object.
 
-    What is awaited in a task of its own may move while those who wait for it do not, and the other way round.
+    A task that is awaited may move while the coroutines that await it do not, and the other way round.
     """
     tip: tuple[Waiting, object] | None = None
     one, alone = cast("object", root), True
@@ -151,7 +151,7 @@ def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | No
 
 
 def _counts(file: str, *, first: bool) -> bool:
-    """Say whether a frame is the handler's, or what that has called; what is called by ours is none of it."""
+    """Return True if a frame belongs to the handler or to code that it calls, not to our own code around it."""
     return file not in OURS and not (first and file.startswith(ASYNCIO))
 
 
@@ -160,11 +160,11 @@ _STEPS: dict[type, Callable[[object], tuple[FrameType | None, object]]] = {
     GeneratorType: attrgetter("gi_frame", "gi_yieldfrom"),
     AsyncGeneratorType: attrgetter("ag_frame", "ag_await"),
 }
-"""What each kind of thing that can wait is at, and waits for."""
+"""For each awaitable type: how to get its frame and the object that it awaits."""
 
 
 def _beyond(step: object) -> object:
-    """Return what is waited for by a step of an async generator, or of a task; only garbage collection knows it."""
+    """Return the object that an async generator's step or a task awaits. Only the garbage collector knows it."""
     for one in gc.get_referents(step):
         if isinstance(one, AsyncGeneratorType):
             return cast("object", one)
@@ -177,13 +177,13 @@ _coroutine_of: Callable[[object], object] = methodcaller("get_coro")
 
 
 class _Stacks:
-    """The stacks of all threads, for several runs at once; looked at anew where a thread has moved on meanwhile."""
+    """The stacks of all threads, shared by several runs. Read again if a thread has moved on since."""
 
     def __init__(self) -> None:
         self._seen: dict[int, FrameType] = {}
 
     def of(self, thread: int) -> deque[Place]:
-        """Return where a thread of ours is in what it was handed; empty if it has just come back from it."""
+        """Return the stack of the function that a worker thread runs; empty if the function has just returned."""
         for fresh in (False, True):
             found = _up(self._all(fresh=fresh).get(thread), lambda frame: frame.f_code.co_filename == THREADS)
             if found is not None:
@@ -191,7 +191,7 @@ class _Stacks:
         return deque()
 
     def below(self, root: Waiting) -> deque[Place]:
-        """Return where a coroutine is that is at work; empty if it waits by now."""
+        """Return the stack of a coroutine that is at work; empty if it waits by now."""
         for fresh in (False, True):
             for stack in self._all(fresh=fresh).values():
                 found = _up(stack, lambda frame: frame is root.cr_frame)
@@ -206,7 +206,7 @@ class _Stacks:
 
 
 def _up(stack: FrameType | None, is_end: Callable[[FrameType], bool]) -> deque[Place] | None:
-    """Return the frames of a stack down to one of ours, the outermost first; None if there is no such one."""
+    """Return the frames of a stack from one of our frames inwards, outermost first. None if there is no such frame."""
     frames: deque[Place] = deque()
     while stack is not None:
         if len(frames) < DEEPEST and stack.f_code.co_filename not in OURS:
