@@ -1,4 +1,4 @@
-"""Tenure: what the user holds. Tasks, storage, enqueueing, workers and reapers under one name."""
+"""The app: defines tasks, enqueues and finds jobs, and creates workers; users hold one `Tenure` object."""
 
 import asyncio
 import copy
@@ -63,23 +63,23 @@ M = TypeVar("M", bound=Middleware)
 DEFAULT_URL = "sqlite:///tenure.db"
 
 Lives = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
-"""Makes of an app what lives as long as one of its workers."""
+"""A function of the app that returns the lifespan context manager of one worker."""
 
 PAYLOAD_WARNED = 32 * 1024
-"""From this many bytes on, arguments are warned about once a task."""
+"""Size of encoded arguments, in bytes, from which on a warning is logged, once per task."""
 
 
 class Tenure(Decorators):
-    """An app: its tasks, and where their jobs are remembered.
+    """An app: its tasks, and the storage of their jobs.
 
-    `url`: the storage; `$TENURE_URL` if not given, else `sqlite:///tenure.db` in the working directory. `name`:
+    `url`: the storage; if not given, `$TENURE_URL`, else `sqlite:///tenure.db` in the working directory. `name`:
     names the app's event handlers in the storage; two apps on one storage need two names. `defaults`: options for all
-    tasks. `codec`: how arguments and results become bytes, JSON by default. `lifespan`: an async context manager
-    function of the app, such as contextlib makes, that each worker enters before its first claim and leaves after its
-    last run; what it yields is `current_job().state`.
+    tasks. `codec`: encodes arguments and results as bytes, JSON by default. `lifespan`: a function that takes the app
+    and returns an async context manager (see `contextlib.asynccontextmanager`). Each worker enters it before its first
+    claim and leaves it after its last run; the value that it yields is `current_job().state`.
 
     Raises:
-        UsageError: the URL names no storage, or an option has no valid value. Nothing is opened yet.
+        UsageError: the URL names no storage, or an option has an invalid value. The storage is not opened yet.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Tenure(Decorators):
         self.logger = logger or logging.getLogger("tenure")
         self.tasks: dict[str, Task[..., Any]] = {}
         self.declared: dict[str, DeclaredTask[..., Any]] = {}
-        """The tasks whose handlers may be elsewhere; those that are implemented here are among `tasks`, too."""
+        """Tasks that are declared without a handler; those that are implemented here are in `tasks`, too."""
         self._url = storage.url if storage is not None else _url(url)
         self._storage = storage
         self._clock = clock or SystemClock()
@@ -127,7 +127,7 @@ class Tenure(Decorators):
 
     @property
     def storage(self) -> Storage:
-        """Where the jobs are remembered; located by the first use, opened by whoever uses it."""
+        """The storage of the jobs; created on first use, and opened by its users."""
         if self._storage is None:
             self._storage = locate(self._url)
         return self._storage
@@ -144,16 +144,16 @@ class Tenure(Decorators):
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def include(self, router: Router) -> None:
-        """Take in a router: its tasks and event handlers, those it gets later, and all routers that it includes.
+        """Include a router: its tasks and event handlers, those added to it later, and all routers that it includes.
 
         Raises:
-            UsageError: it is none, or is included somewhere already; or one of its tasks has a name that is taken, or
-                options that do not fit it, or one of its schedules cannot be made. Then nothing of it is taken in.
+            UsageError: `router` is not a Router or is already included; or one of its tasks has a name in use or
+                options that do not fit it; or one of its schedules is invalid. Then nothing of it is included.
         """
         routing(router).join(self._place)
 
     def admit(self, arrivals: Sequence[Arrival], plans: Sequence[Planned] = ()) -> None:
-        """Make these tasks and schedules this app's, all of them or none; what all that declares them comes down to."""
+        """Add tasks and schedules to this app, all or none of them; all ways to declare them use this method."""
         admitted = standings(arrivals, tasks=self.tasks, declared=self.declared)
         schedules = timetable(plans, admitted, known=self._schedules)
         for task, standing in admitted.items():
@@ -169,33 +169,33 @@ class Tenure(Decorators):
         self.admit([] if one is None else [(one, place)], [] if plan is None else [(plan, place)])
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Register a handler for an event, whichever process causes it: once per app, in one of its workers.
+        """Register a handler for an event of any process; it is called once per app, in one of its workers.
 
-        With `scope="every"` it is called in each worker process. Handlers may be coroutine functions or plain ones;
-        what they raise is logged and touches no job. Events that are recorded on request (`JobStarted` is one) are
-        heard of the queues that record them: `await app.queue(name).record(JobStarted)`.
+        With `scope="every"` it is called in each worker process. Handlers may be coroutine functions or plain
+        functions; their exceptions are logged and do not affect jobs. Some events, such as `JobStarted`, are recorded
+        only on request, per queue: `await app.queue(name).record(JobStarted)`.
 
         Raises:
-            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+            UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
         return registering(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
 
     def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
-        """Register a handler; what `on` of the app, of its routers and of its tasks come down to."""
+        """Register a handler; `on` of the app, of its routers and of its tasks use this method."""
         self._hearers.add(kind, handler, scope=scope, task=task)
 
-    # ── around and beside a run ───────────────────────────────────────────────────────────────────────────────────
+    # ── middleware and injection ──────────────────────────────────────────────────────────────────────────────────
 
     def middleware(self, middleware: M) -> M:
         """Wrap a coroutine function around every run of this app's workers, the first registered outermost.
 
-        `async def layer(call, proceed)` looks at or changes `call.args` and `call.kwargs`, awaits `proceed()` once at
-        most, and returns the result. What it raises is judged as if the handler had raised it: `RetryLater`, `Reject`
-        and the like work, and exceptions and cancellation come by. It runs on the worker's loop, around plain handlers,
-        too, and within the run's timeout. Workers made before this do not have it.
+        `async def layer(call, proceed)` reads or changes `call.args` and `call.kwargs`, awaits `proceed()` at most
+        once, and returns the result. An exception that it raises counts as the handler's: `RetryLater`, `Reject` and
+        the like work. Exceptions and cancellation of the handler pass through it. It runs on the worker's loop, also
+        around plain handlers, and within the run's timeout. Workers created before this call do not use it.
 
         Raises:
-            UsageError: it is no coroutine function of two arguments.
+            UsageError: `middleware` is not a coroutine function of two arguments.
         """
         layer(middleware)
         self._middleware.append(middleware)
@@ -203,12 +203,12 @@ class Tenure(Decorators):
 
     @contextmanager
     def override(self, provider: Provider, replacement: Provider) -> Generator[None]:
-        """Let one provider stand in for another, wherever this app injects it, in runs that begin within; for tests.
+        """Replace a provider in all runs of this app that begin within the context; for tests.
 
-        The replacement may be of another sort and have providers of its own, but cannot ask for what it replaces.
+        The replacement may be of another kind and may use further providers, but not the one that it replaces.
 
         Raises:
-            UsageError: one of them is no provider.
+            UsageError: one of the two is not a provider.
         """
         given, instead = (provider_of(one, field="override") for one in (provider, replacement))
         needs(instead, {**self._replaced, given: instead})
@@ -225,19 +225,19 @@ class Tenure(Decorators):
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def enqueue_many(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
-        """Enqueue many calls in one trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
+        """Enqueue many calls in one round trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
 
-        All calls for one queue are remembered, or none of them.
+        Of the calls for one queue either all are stored or none.
 
         Raises:
-            UsageError: something in there is no call.
-            StorageError: they may have been remembered or not. The error's `job_ids` has the ids: enqueueing the same
-                calls again makes no second jobs.
+            UsageError: an element is not a call.
+            StorageError: the jobs may have been stored or not. The error's `job_ids` lists their ids; enqueueing the
+                same calls again creates no second jobs.
         """
         return await self.submit_many(_calls(calls))
 
     def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
-        """Do as `enqueue_many`, for callers without a running loop."""
+        """Call `enqueue_many` from code without a running event loop."""
         return PORTAL.call(self.enqueue_many(calls), verb="enqueue_many")
 
     @overload
@@ -245,10 +245,10 @@ class Tenure(Decorators):
     @overload
     def job(self, job_id: str, task: Task[P, R], *, queue: str | None = None) -> Job[R]: ...
     def job(self, job_id: str, task: Task[Any, Any] | None = None, *, queue: str | None = None) -> Job[Any]:
-        """Return the handle of a job by its id, with the type of its task; nothing is asked of the storage.
+        """Return the handle of a job by its id, typed by its task; this does not call the storage.
 
         Raises:
-            UsageError: the id or the queue is none that a job can have, or the task is none.
+            UsageError: the id or the queue name is invalid, or `task` is not a Task.
         """
         if task is not None:
             of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
@@ -257,8 +257,8 @@ class Tenure(Decorators):
         return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
 
     async def submit(self, call: EncodedCall[R]) -> Job[R]:
-        """Enqueue a call, in a trip that it may share with other callers; what every `enqueue` comes down to."""
-        # As `opened` does, without a coroutine more for each call.
+        """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
+        # The same as `opened`, without one more coroutine per call.
         storage = self.storage
         await storage.open()
         try:
@@ -268,7 +268,7 @@ class Tenure(Decorators):
         return self._handle(call, receipt)
 
     async def submit_many(self, calls: list[EncodedCall[R]]) -> list[Job[R]]:
-        """Enqueue calls in one trip. One alone may share it with other callers."""
+        """Enqueue calls in one round trip. A single call may share it with other callers."""
         if len(calls) < 2:
             return [await self.submit(call) for call in calls]
         storage = await self.opened()
@@ -286,7 +286,7 @@ class Tenure(Decorators):
         return Job(receipt.ref, access, made, refused)
 
     async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
-        """Enqueue a call and wait for its result; what every `enqueue_and_wait` comes down to."""
+        """Enqueue a call and wait for its result; every `enqueue_and_wait` uses this method."""
         limit = wait.total_seconds()
         job_id = call.job.id
         try:
@@ -303,19 +303,19 @@ class Tenure(Decorators):
             raise ResultTimeoutError(job_id, told) from None
 
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
-        """Pause or resume a task in every queue; what `Task.pause` and `Task.resume` come down to."""
+        """Pause or resume a task in every queue; for `Task.pause` and `Task.resume`."""
         storage = await self.opened()
         await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
 
     async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
-        """Set how often jobs of a task start, in each queue; what `Task.set_rate` comes down to."""
+        """Set how often jobs of a task may start, in each queue; for `Task.set_rate`."""
         storage = await self.opened()
         told = rate_key(rate, TASK_RATE + name)
         await storage.tune(Target("task", name), Settings(rate=told), by=remark(by, field="by"))
 
     @property
     def dead(self) -> DeadLetters:
-        """The failed jobs: to look through, to group by fault, to redrive and to purge."""
+        """The failed jobs: to list, to group by error, to redrive and to purge."""
         return DeadLetters(self.opened)
 
     @property
@@ -340,11 +340,11 @@ class Tenure(Decorators):
         return payload
 
     def digest(self, signature: Signature, payload: bytes) -> str:
-        """Return what says of a call's encoded arguments which they are: the same for equal ones."""
+        """Return a digest of a call's encoded arguments; equal arguments have equal digests."""
         return signature.digest(self.codec, payload)
 
     def access(self, signature: Signature | None) -> JobAccess:
-        """Return a job's way back to this app."""
+        """Return the object by which job handles of this signature reach this app."""
         access = self._accesses.get(signature)
         if access is None:
             codec = self.codec
@@ -360,7 +360,7 @@ class Tenure(Decorators):
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 
     def queue(self, name: str) -> Queue:
-        """Return a queue, to set what all its jobs share."""
+        """Return a queue, to change the settings that all its jobs share."""
         return Queue(self.opened, name)
 
     def worker(
@@ -379,23 +379,26 @@ class Tenure(Decorators):
         incarnation: str | None = None,
         slate: Scoreboard | None = None,
     ) -> Worker:
-        """Return a worker of this process; start it with `async with`, `start()` or `run()`.
+        """Return a worker that runs in this process; start it with `async with`, `start()` or `run()`.
 
-        `queues`: all that the app's tasks go to unless given. `concurrency`: how many jobs run at once. `reaper`:
-        whether it also recovers what others left behind. `drain`: how long a stop lets runs go on. `burst`: end when
-        nothing is left to do now; it waits for no delay, retry or rate. `max_jobs`, `max_memory` ("500MB"): claim no
-        more once so many jobs have begun or this process occupies so much, and end when the runs have; whoever runs it
-        starts another. `prefetch`: how many jobs it may claim at most beyond those that it runs: none unless this says
-        so, 100 in all for one with a supervisor. It does so only while runs take less than 50 ms, 10 ms of work at a
-        time; what has not begun after 0.2 s is handed back. `incarnation` and `slate`: the owner id, and
-        where to write down what runs, both from a supervisor, where there is one.
+        - `queues`: by default all queues of the app's tasks.
+        - `concurrency`: how many jobs run at once.
+        - `reaper`: whether the worker also recovers the jobs of dead workers.
+        - `drain`: how long runs may continue after a stop.
+        - `burst`: end as soon as no job can run now; delays, retries and rates are not waited for.
+        - `max_jobs`, `max_memory` ("500MB"): stop claiming once this many jobs have begun, or this process occupies
+          that much memory, and end when the runs have ended. The caller starts a new worker.
+        - `prefetch`: how many jobs the worker may claim beyond those that it runs. The default is 0, or 100 in all
+          under a supervisor. It prefetches only while runs take less than 50 ms, and 10 ms of work at a time; it hands
+          back jobs that have not begun after 0.2 s.
+        - `incarnation`, `slate`: the owner id and the scoreboard for the runs; both come from a supervisor.
 
-        A thread of this process renews the leases, also while a handler blocks the event loop. A handler that holds the
-        interpreter itself (a call into C that keeps the GIL) for as long as a lease loses the job to another worker;
-        use `tenure worker`, whose supervisor renews it.
+        A thread of this process renews the leases, even while a handler blocks the event loop. A handler that holds the
+        GIL (in a call into C) for as long as a lease loses the job to another worker. Under `tenure worker` the
+        supervisor renews such a lease.
 
         Raises:
-            UsageError: an option has no valid value, or a task lacks a migration from an older version.
+            UsageError: an option has an invalid value, or a task lacks a migration from an older version.
         """
         if queues is None:
             served = sorted({task.queue for task in self.tasks.values()} or {"default"})
@@ -407,7 +410,7 @@ class Tenure(Decorators):
             )
         equipment = self.equipment()
         equipment.complete()
-        # The reaper within a worker acts in its name: one incarnation of one process, one life.
+        # The reaper within a worker uses the worker's owner, because both live exactly as long.
         owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
         return Worker(
             equipment,
@@ -435,14 +438,14 @@ class Tenure(Decorators):
         for_: Duration = PATIENCE,
         degraded_is: DegradedIs = 200,
     ) -> HealthApp:
-        """Return health as a plain ASGI app, to be mounted or served: `/live`, `/ready`, `/health/queues`, `/metrics`.
+        """Return an ASGI app with health endpoints: `/live`, `/ready`, `/health/queues`, `/metrics`.
 
-        `token`: what the latter two ask for; `$TENURE_HTTP_TOKEN` if not given, none if `unprotected`. `backlog`:
-        how many jobs may wait, in each queue or by the names of queues; more of them for longer than `for_` are
-        unhealthy. `degraded_is`: the HTTP status where jobs wait and no live worker serves them.
+        `token`: the last two endpoints require it; `$TENURE_HTTP_TOKEN` if not given, no token if `unprotected`.
+        `backlog`: how many jobs may wait in each queue, or by queue name; a larger backlog for longer than `for_` is
+        unhealthy. `degraded_is`: the HTTP status if jobs wait and no live worker serves them.
 
         Raises:
-            UsageError: an option has no valid value, or there is no token.
+            UsageError: an option has an invalid value, or there is no token.
         """
         return health_app(
             self.opened,
@@ -458,7 +461,7 @@ class Tenure(Decorators):
         )
 
     def equipment(self) -> Runtime:
-        """Return what this app hands to its workers and reapers."""
+        """Return the runtime that this app gives to its workers and reapers."""
         return Runtime(
             app=self.name,
             storage=self.storage,
@@ -489,14 +492,14 @@ class Tenure(Decorators):
         """Return the storage, opened.
 
         Raises:
-            StorageError: it cannot be opened, or is none of ours, or of another version.
+            StorageError: it cannot be opened, is not a Tenure storage, or has another schema version.
         """
         storage = self.storage
         await storage.open()
         return storage
 
     async def close(self) -> None:
-        """Let go of the storage. Idempotent; the next use opens it again."""
+        """Close the storage. Idempotent; the next use opens it again."""
         if self._storage is not None:
             await self._storage.close()
 
@@ -508,14 +511,14 @@ class Tenure(Decorators):
         await self.close()
 
     def signatures(self) -> dict[str, Any]:
-        """Return what all tasks take, with their versions, as data for a JSON file: see `incompatible`."""
+        """Return the signatures and versions of all tasks, as data for a JSON file: see `incompatible`."""
         return snapshot({**self.declared, **self.tasks})
 
     def find_task(self, name: str) -> Task[..., Any]:
-        """Return a task by its name, be it that it is only declared here.
+        """Return a task by its name, even if it is only declared here.
 
         Raises:
-            UnknownTaskError: the app has none of that name.
+            UnknownTaskError: the app has no task of that name.
         """
         known: dict[str, Task[..., Any]] = {**self.declared, **self.tasks}
         if name not in known:
@@ -524,7 +527,7 @@ class Tenure(Decorators):
 
 
 def _url(given: object) -> str:
-    """Return the address that an app was given, or the one that it has without; a bad one is told of here."""
+    """Return the given storage URL, or the default one; raise UsageError if it is invalid."""
     url = (os.environ.get("TENURE_URL") or DEFAULT_URL) if given is None else given
     return read(url).url
 
@@ -562,7 +565,7 @@ def _calls(given: Iterable[EncodedCall[Any]]) -> list[EncodedCall[Any]]:
 
 
 def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
-    """Return the error of an enqueue with the ids of its jobs; a copy, for the storage may tell it to others, too."""
+    """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
     told = copy.copy(error).with_traceback(error.__traceback__)
     told.job_ids = tuple(call.job.id for call in calls)
     more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what must go on while the main loop is blocked or absent."""
+"""An event loop in its own thread, for work that must continue while the main loop is blocked or absent."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ T = TypeVar("T")
 logger = logging.getLogger("tenure")
 
 LONGEST_GOODBYE = 5.0
-"""Seconds that the agents of a thread get to end."""
+"""Seconds that the coroutines of a thread get to end when it is stopped."""
 
 
 class LoopRunner(Protocol):
-    """Where an agent runs beside the main loop: a thread in production, the same loop in a simulation.
+    """Runs a coroutine (an agent) next to the main loop: in a thread in production, on the same loop in a simulation.
 
-    `apart`: whether it is a thread of its own, which goes on while the main loop is blocked.
+    `apart`: whether it is a separate thread, which continues while the main loop is blocked.
     """
 
     apart: bool
@@ -31,12 +31,12 @@ class LoopRunner(Protocol):
         """Start an agent.
 
         Raises:
-            RuntimeError, OSError: there is no thread for it, or nothing to make its loop of.
+            RuntimeError, OSError: the thread or its event loop cannot be created.
         """
         ...
 
     async def stop(self) -> None:
-        """Cancel the agents and wait until they are gone. Idempotent."""
+        """Cancel the agents and wait until they have ended. Idempotent."""
         ...
 
 
@@ -53,15 +53,15 @@ class BackgroundLoop:
         self._farewell: Callable[[], object] = lambda: None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine on the thread's loop; its future may be awaited from anywhere.
+        """Start a coroutine on the thread's loop; any thread may wait for its future.
 
         Raises:
-            RuntimeError, OSError: there is no thread for it, or nothing to make its loop of.
+            RuntimeError, OSError: the thread or its event loop cannot be created.
         """
         try:
             loop = self._started()
         except (RuntimeError, OSError):
-            # Nobody will, and nobody shall be warned of that.
+            # The coroutine never runs; closing it avoids the warning that it was never awaited.
             coroutine.close()
             raise
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
@@ -71,7 +71,7 @@ class BackgroundLoop:
         self.submit(agent()).add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Cancel whatever runs there and end the thread; waits for that, but no longer than a few seconds."""
+        """Cancel all coroutines of the thread, end it, and wait for that, for at most a few seconds."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -79,7 +79,7 @@ class BackgroundLoop:
             return
         here = asyncio.get_running_loop()
         gone = here.create_future()
-        # Told by the thread itself: joining it would need another thread, and all of those may hang in handlers.
+        # The thread itself reports its end: a join would need another thread, and all of those may hang in handlers.
         self._farewell = lambda: here.call_soon_threadsafe(_resolve, gone)
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
         cancelled.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
@@ -99,7 +99,7 @@ class BackgroundLoop:
                 except RuntimeError:
                     loop.close()
                     raise
-                # Only now: what is sent to a loop that no thread runs waits for ever.
+                # Publish the loop only now: a coroutine sent to a loop that no thread runs would wait for ever.
                 self._loop, self._thread = loop, thread
             return self._loop
 
@@ -107,7 +107,7 @@ class BackgroundLoop:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-            # A storage has its connections closed by the end of a generator, as asyncio.run would end it.
+            # As asyncio.run does: a storage closes its connections when its async generators end.
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
@@ -132,7 +132,7 @@ def _resolve(gone: "asyncio.Future[None]") -> None:
 
 
 class Portal:
-    """The way into async code for callers without a loop: one side loop a process, made anew after a fork."""
+    """Runs async code for callers without an event loop, on one background loop per process, also after a fork."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -142,8 +142,8 @@ class Portal:
         """Run a coroutine to its end and return its result.
 
         Raises:
-            UsageError: called from within a running loop, which it would block.
-            StorageUnavailableError: there is no thread to run it; nothing was done.
+            UsageError: it is called from within a running loop, which it would block.
+            StorageUnavailableError: the thread cannot be started; nothing was done.
         """
         try:
             asyncio.get_running_loop()
@@ -169,4 +169,4 @@ class Portal:
 
 
 PORTAL = Portal()
-"""The process's own."""
+"""The portal of this process."""

@@ -1,7 +1,7 @@
-"""The only reader of the wall, of the machine's uptime and of its entropy.
+"""The only module that reads the wall clock, the machine's uptime and its entropy.
 
-Two readings, never mixed: `now` is an instant and belongs in a record, `uptime` measures a wait and belongs nowhere
-else. Everything that waits does so through the running event loop, so a loop with virtual time moves all of it.
+The two kinds of time are never mixed: `now` is an instant for records, `uptime` only measures waits. All waits go
+through the running event loop, so that a loop with virtual time controls all of them.
 """
 
 import os
@@ -15,14 +15,14 @@ SECOND = 1_000_000
 
 
 class Clock(Protocol):
-    """What tells the time."""
+    """A source of time."""
 
     def now(self) -> int:
         """Return the wall clock, in microseconds since 1970 (UTC). It may step."""
         ...
 
     def uptime(self) -> float:
-        """Return seconds from an arbitrary start. It never steps back, and goes on while the machine sleeps."""
+        """Return seconds from an arbitrary start. It never steps back, and continues while the machine is suspended."""
         ...
 
 
@@ -34,16 +34,16 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def uptime(self) -> float:
-        """Return seconds since boot, suspend included where the system tells (`CLOCK_BOOTTIME`)."""
+        """Return seconds since boot, including suspend where the system supports it (`CLOCK_BOOTTIME`)."""
         return time.clock_gettime(_UPTIME)
 
 
-# time.monotonic stands still during suspend on Linux; a lease does not.
+# time.monotonic stops during suspend on Linux, but a lease continues to run out.
 _UPTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class _Entropy(random.SystemRandom):
-    """The machine's entropy, of which the words that ids are made of are fetched by the block."""
+    """The machine's entropy; the 8-byte words from which ids are made are fetched in blocks."""
 
     def randbytes(self, n: int) -> bytes:
         """Return random bytes."""
@@ -62,12 +62,12 @@ _WORD = 8
 _BLOCK = "8s" * 64
 
 _words: dict[int, list[bytes]] = {}
-"""Those that nobody has taken yet, by the process that may. Any thread of it takes one; a child of it has none of them,
-though it was forked by a server in C, which calls no hooks."""
+"""The unused words, by process id. Any thread of the process takes one. A forked child never finds its parent's words,
+even if a server in C forked it and the fork hook below was not called."""
 
 os.register_at_fork(after_in_child=_words.clear)
 
 
 def entropy() -> random.Random:
-    """Return a source of chance that two processes never share, not even after a fork."""
+    """Return a source of randomness that two processes never share, not even after a fork."""
     return _Entropy()

@@ -9,10 +9,10 @@ TenureError
 │   └── ThrottledError
 ├── StorageError
 │   ├── StorageUnavailableError   wait: it may come back
-│   ├── StorageFullError          wait: somebody must make room
+│   ├── StorageFullError          wait: an operator must free space
 │   ├── NotDurableError           the write may be lost; repeat it with the same id
-│   └── SchemaMismatchError       stop: this storage is not ours, or not of our version
-├── JobError                      for whoever awaits a result
+│   └── SchemaMismatchError       stop: not a Tenure storage, or another version of it
+├── JobError                      raised where a caller awaits a result
 │   ├── JobFailedError
 │   │   └── JobStalledError
 │   ├── JobCancelledError
@@ -21,7 +21,8 @@ TenureError
 ├── ResultTimeoutError            also a TimeoutError
 └── LeaseLostError                only inside a job's own transaction
 
-What a handler raises to steer its job (`RetryLater`, `Snooze`, `Reject`, `Cancel`) is no error and lives in `control`.
+The exceptions by which a handler controls its job (`RetryLater`, `Snooze`, `Reject`, `Cancel`) are not errors. They are
+in `handlers.control`.
 """
 
 import functools
@@ -29,11 +30,11 @@ from collections.abc import Callable
 
 
 class TenureError(Exception):
-    """The root of everything Tenure raises on purpose."""
+    """The base class of all errors that Tenure raises on purpose."""
 
 
 class UsageError(TenureError):
-    """Something was asked for in a way that cannot work; the message names it and the remedy."""
+    """A call or an option is invalid; the message names the problem and the remedy."""
 
 
 class PayloadTooLargeError(UsageError):
@@ -61,9 +62,9 @@ class UnknownScheduleError(UsageError):
 
 
 class DuplicateJobError(UsageError):
-    """A job has the id or holds the unique key already, and the caller asked to be told by an error.
+    """A job with this id or unique key already exists, and the caller asked for an error (`throw_on_duplicate`).
 
-    `queue` and `job_id` name the one that is there.
+    `queue` and `job_id` name the existing job.
     """
 
     def __init__(self, task: str, queue: str, job_id: str) -> None:
@@ -80,9 +81,9 @@ class DuplicateJobError(UsageError):
 
 
 class ThrottledError(UsageError):
-    """A call made no job, for its key has had all that its window allows; after `retry_in` seconds there is room.
+    """A call created no job, because its throttle window is used up; the next call is allowed after `retry_in` seconds.
 
-    `key` is what the template or the function made of the arguments, None where all calls of the task share a window.
+    `key` is the throttle key built from the arguments, or None if all calls of the task share one window.
     """
 
     def __init__(self, task: str, key: str | None, retry_in: float, *, skipped: bool = False) -> None:
@@ -101,33 +102,33 @@ class ThrottledError(UsageError):
 
 
 class StorageError(TenureError):
-    """The storage could not do what was asked of it.
+    """The storage could not carry out a request.
 
-    `job_ids`: of an enqueue that failed on its way, the ids of its jobs. They may be remembered all the same;
-    enqueueing again with the same ids makes no second ones.
+    `job_ids`: if an enqueue failed, the ids of its jobs. The jobs may be stored nevertheless; enqueueing again with the
+    same ids creates no second jobs.
     """
 
     job_ids: tuple[str, ...] = ()
 
 
 class StorageUnavailableError(StorageError):
-    """The storage is out of reach or busy; nothing is known to have been written."""
+    """The storage is out of reach or busy; it is not known whether anything was written."""
 
 
 class StorageFullError(StorageError):
-    """The storage has no room left; nothing was written."""
+    """The storage has no space left; nothing was written."""
 
 
 class NotDurableError(StorageError):
-    """The write was made but not confirmed as durable; repeating it with the same id is safe."""
+    """The storage made the write but did not confirm it as durable; repeating it with the same id is safe."""
 
 
 class SchemaMismatchError(StorageError):
-    """What lies at this address is not a Tenure storage of a version that this library can use."""
+    """The storage at this URL is not a Tenure storage, or has a version that this library cannot use."""
 
 
 class JobError(TenureError):
-    """A job did not come to the result that somebody waits for."""
+    """A job ended without the result that the caller waits for."""
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)
@@ -135,7 +136,7 @@ class JobError(TenureError):
 
 
 class JobFailedError(JobError):
-    """The job failed and will not be tried again by itself.
+    """The job failed and will not be retried automatically.
 
     `error_type` and `traceback` are those of the last run, as text; `reason` is the dead-letter reason.
     """
@@ -156,7 +157,7 @@ class JobFailedError(JobError):
 
 
 class JobStalledError(JobFailedError):
-    """The job lost its worker more often than its stall budget allows; `count` says how often."""
+    """The job lost its worker more often than its stall budget allows; `count` is the number of stalls."""
 
     def __init__(
         self, job_id: str, message: str, *, count: int, reason: str | None = None, traceback: str | None = None
@@ -166,7 +167,7 @@ class JobStalledError(JobFailedError):
 
 
 class JobCancelledError(JobError):
-    """The job was cancelled; `reason` is what the canceller gave."""
+    """The job was cancelled; `reason` is the one given with the cancellation."""
 
     def __init__(self, job_id: str, message: str, *, reason: str | None = None) -> None:
         super().__init__(job_id, message)
@@ -178,11 +179,11 @@ class JobExpiredError(JobError):
 
 
 class JobNotFoundError(JobError):
-    """The storage knows no such job: never enqueued there, deleted, or past its retention."""
+    """The storage has no such job: it was never enqueued there, was deleted, or its retention is over."""
 
 
 class ResultTimeoutError(TenureError, TimeoutError):
-    """The job did not end within the caller's own time limit; the job itself goes on, and `job_id` names it."""
+    """The job did not end within the caller's time limit; the job itself continues, and `job_id` names it."""
 
     def __init__(self, job_id: str, message: str) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""Turns any raised object into text and into a recorded error. No function here raises, even if its methods do.
+"""Turns any raised object into text and into a recorded error; no function here raises, even if its methods do.
 
-A class decides what `str`, `repr`, `isinstance` and attribute access do with its instances, and each of these may raise
-a BaseException. So the class is found by `type`, attributes of exceptions are read by the descriptors of BaseException,
-and calls into user code are guarded against every exception.
+A class defines `str`, `repr`, `isinstance` and attribute access of its instances, and each of these may raise a
+BaseException. So we find the class by `type`, read attributes of exceptions by the descriptors of BaseException, and
+guard calls into user code against every exception.
 """
 
 import logging
@@ -17,26 +17,26 @@ from tenure.core.text import storable
 
 TRACEBACK_KEPT = 16_384
 MESSAGE_KEPT = 4_096
-"""Characters that are kept of a traceback (its end), and of a message (its beginning)."""
+"""How many characters are kept of a traceback (its end) and of a message (its beginning)."""
 
 CHAIN = 16
-"""Exceptions of a chain that are shown where the standard library cannot show it."""
+"""How many exceptions of a chain are shown if the standard library cannot format it."""
 
 REDACTED = "[redacted]"
 
 _NAME = r"(?: passw | passphrase | secret | token | api_?key | credential | authori[sz]ation | cookie )"
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
-# It begins with the word: a search for any characters before it takes time that grows with the square of the text.
+# The pattern begins with the name: with any characters before it, a search would take quadratic time.
 _SECRET = re.compile(
     rf"""( {_NAME} \w* ["']? \s* [:=] \s* )
     (?: b? ' (?: [^'\\] | \\. )* '? | b? " (?: [^"\\] | \\. )* "? | \( [^)]* | \[ [^\]]* | \{{ [^}}]* | [^,)}}\]]+ )""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""A name of something secret in a `repr`, and the value after it."""
+"""The name of a secret in a `repr`, and the value after it."""
 
 
 def recorded(error: BaseException) -> RecordedError:
-    """Return an exception as it is recorded with its job."""
+    """Return an exception in the form that is recorded with its job."""
     return RecordedError(class_name(error), text_of(error), trace_of(error))
 
 
@@ -59,18 +59,18 @@ def text_of(error: BaseException) -> str:
 
 
 def redacted_repr(value: object, most: int) -> str:
-    """Return the `repr` of a value, cut to so many characters, without what stands under a name such as `password`."""
+    """Return the `repr` of a value, cut to `most` characters, without the values of names such as `password`."""
     try:
-        # What is cut away need not be searched; a value that the cut falls into is redacted as well.
+        # Search only the part that is kept, with a margin; a value that the cut divides is redacted as well.
         return _SECRET.sub(rf"\1{REDACTED}", _kept(repr(_redacted(value, {})), 2 * most))[:most]
     except BaseException as failure:
         return f"<the repr of this {class_name(value)} cannot be made: {class_name(failure)}>"
 
 
 def _redacted(value: Any, made: dict[int, Any], depth: int = 8) -> Any:
-    """Return a value whose dicts show no secrets; what else has some is found in its text.
+    """Return a copy of a value without the secrets in its dicts; secrets of other objects are found in its text.
 
-    `made`: the copies so far, by the ids of what they are copies of. So a value that holds itself is copied once.
+    `made`: the copies so far, by the ids of the originals, so that a value that contains itself is copied once.
     """
     kind = cast(Any, type(value))
     if not depth or kind not in (dict, list, tuple):
@@ -87,13 +87,13 @@ def _redacted(value: Any, made: dict[int, Any], depth: int = 8) -> Any:
         copied = made[id(value)] = []
         copied.extend([_redacted(inner, made, depth - 1) for inner in value])
     else:
-        # One that holds itself holds a list or dict on the way.
+        # A tuple can contain itself only through a list or a dict.
         copied = made[id(value)] = tuple([_redacted(inner, made, depth - 1) for inner in value])
     return copied
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception, with those that it was raised from."""
+    """Return the traceback of an exception, with those of its causes, as text."""
     try:
         text = "".join(traceback.format_exception(type(error), error, traceback_of(error)))
     except BaseException:
@@ -102,12 +102,12 @@ def trace_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Return the traceback that the interpreter has kept with an exception."""
+    """Return the traceback object of an exception."""
     return cast("TracebackType | None", _own(error, "__traceback__"))
 
 
 def log_failure(logger: logging.Logger, level: int, message: str, *args: object, error: BaseException) -> None:
-    """Log an exception with its traceback. One that cannot be formatted, or encoded, is logged as text."""
+    """Log an exception with its traceback; as text, if the logging module could not format or encode it."""
     if _is_loggable(error):
         logger.log(level, message, *args, exc_info=(type(error), error, traceback_of(error)))
     else:
@@ -123,7 +123,7 @@ def _is_loggable(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, the last one first."""
+    """Yield an exception and its causes, the latest exception first."""
     one: BaseException | None = error
     for _ in range(CHAIN):
         if one is None:
@@ -142,7 +142,7 @@ def _plain_trace(error: BaseException) -> str:
 
 
 def _own(error: BaseException, name: str) -> Any:
-    """Return what the interpreter has stored under that name, past any attribute of the exception's class."""
+    """Return the interpreter's own attribute of that name, even if the exception's class overrides it."""
     return BaseException.__dict__[name].__get__(error)
 
 
@@ -151,6 +151,6 @@ def _class_attribute(kind: type, name: str) -> object:
 
 
 def _kept(text: str, most: int, *, end: bool = False) -> str:
-    """Return a part of a text, as a plain `str` that every storage can hold; a subclass may have methods of its own."""
+    """Return a part of a text, as a plain `str` that every storage can hold; a `str` subclass may override methods."""
     part = slice(-most, None) if end else slice(most)
     return storable(str.__getitem__(text, part))

@@ -1,18 +1,18 @@
-"""Names that nobody else makes: time-ordered job ids and owner ids."""
+"""Makes unique ids: time-ordered job ids, and owner ids."""
 
 from random import Random
 
 from tenure.clock import Clock
 
 _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
-"""What the first digit after the version's group is made of a random one: its upper two bits tell the variant."""
+"""Maps a random digit to the first digit of the fourth group, whose upper two bits name the variant."""
 
 _FIFTEEN_DIGITS = 1 << 60
-"""Put before an instant, it is written with all its zeros."""
+"""Set above an instant's bits, so that `hex` writes the instant with its leading zeros."""
 
 
 class JobIds:
-    """Makes UUIDs of version 7 (RFC 9562) that sort in the order they were made, also within one millisecond.
+    """Makes UUIDs of version 7 (RFC 9562) that sort in the order of creation, also within one millisecond.
 
     The twelve bits after the version hold the fraction of the millisecond, so ids of several processes of one host
     sort by time as well.
@@ -26,7 +26,7 @@ class JobIds:
     def make(self) -> str:
         """Return the next id."""
         ticks = (self._clock.now() << 12) // 1000
-        # Two threads that come here at once may get the same instant; chance tells their ids apart.
+        # Two threads at once may get the same instant; the random part makes their ids differ.
         if ticks <= self._last:
             ticks = self._last + 1
         self._last = ticks

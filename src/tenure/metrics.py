@@ -1,9 +1,9 @@
-"""What a process counts of its own work: totals that only go up, in few series, as plain numbers.
+"""The metrics that a process counts of its own work: totals that only go up, in few series, as plain numbers.
 
-A series is a metric with one value for each of its labels, and never tells of a single job. Its numbers:
+A series is a metric with one value for each of its labels; it never describes a single job. Its numbers:
 
-    a counter                      how often
-    times                          their sum in seconds, then how many fell into each bucket, the last without an end
+    a counter                      the count
+    a histogram                    the sum in seconds, then the count of each bucket, the last one without upper bound
 """
 
 import threading
@@ -18,13 +18,13 @@ Key = tuple[str, ...]
 Totals = Mapping[Key, tuple[float, ...]]
 
 MOST = 2_000
-"""So many series a process has at most; what further labels bring is counted under `OTHER`."""
+"""The greatest number of series in a process; further label values are counted under `OTHER`."""
 
 OTHER = "(other)"
 
 
 class Metric(Struct, frozen=True):
-    """What is counted. `buckets`: the upper ends, in seconds, of those that times fall into; none for a counter."""
+    """A metric. `buckets`: the upper bounds of a histogram's buckets, in seconds; empty for a counter."""
 
     name: str
     meaning: str
@@ -44,11 +44,11 @@ FENCED = Metric("tenure_fenced_total", "Writes that were refused, as their run w
 STORAGE_OP = Metric("tenure_storage_op_seconds", "How long calls of the storage took.", ("op",), QUICK)
 
 METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP)
-"""Those that processes count."""
+"""All metrics that processes count."""
 
 
 class MetricsRegistry:
-    """The counts of one process, or of one part of it. Any thread may count, and any may read."""
+    """The metrics of one process, or of a part of it. Any thread may count and read."""
 
     def __init__(self) -> None:
         self._series: dict[Key, list[float]] = {}
@@ -62,7 +62,7 @@ class MetricsRegistry:
             numbers[0] += by
 
     def observe(self, metric: Metric, times: Iterable[float], *labels: str) -> None:
-        """Add times, in seconds."""
+        """Add durations, in seconds, to a histogram."""
         key, buckets = (metric.name, *labels), metric.buckets
         with self._lock:
             numbers = self._series.get(key) or self._new(key, len(buckets) + 2)
@@ -71,7 +71,7 @@ class MetricsRegistry:
                 numbers[1 + bisect_left(buckets, seconds)] += 1
 
     def totals(self) -> dict[Key, tuple[float, ...]]:
-        """Return what it has come to so far."""
+        """Return the totals so far."""
         with self._lock:
             return {key: tuple(numbers) for key, numbers in self._series.items()}
 
@@ -82,7 +82,7 @@ class MetricsRegistry:
 
 
 def added_up(some: Iterable[Totals]) -> dict[Key, tuple[float, ...]]:
-    """Return the sum of what several processes have counted; series of the same name and another form are left out."""
+    """Return the sums of several processes' totals; a series that differs in length from the first one is left out."""
     sums: dict[Key, tuple[float, ...]] = {}
     for totals in some:
         for key, numbers in totals.items():

@@ -1,4 +1,4 @@
-"""What an app hands to its workers and reapers: everything they need, and nothing that leads back to the app."""
+"""The runtime that an app gives to its workers and reapers: all that they need, without a reference to the app."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ from tenure.storage.urls import locate
 
 @dataclass(frozen=True)
 class Runtime:
-    """A storage, the tasks, and the handed-in sources of time, chance and threads."""
+    """The storage, the tasks, and the sources of time, randomness and threads."""
 
     app: str
     storage: Storage
@@ -39,29 +39,29 @@ class Runtime:
     logger: logging.Logger
     clock: Clock = field(default_factory=SystemClock)
     figures: MetricsRegistry = field(default_factory=MetricsRegistry)
-    """What is counted of the work that it is handed out for, for all who work in this process."""
+    """The metrics of all workers and reapers of this app in this process."""
     rng: Random = field(default_factory=entropy)
     side: Callable[[str], LoopRunner] = BackgroundLoop
     schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])
-    """What code declares, for whoever starts to put into the storage."""
+    """Schedules declared in code; workers and reapers store them when they start."""
     middleware: tuple[Middleware, ...] = ()
     replaced: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
-    """Which providers others stand in for, at this moment."""
+    """The replaced providers and their replacements, at this moment (`app.override`)."""
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     whereabouts: Callable[[], Whereabouts | None] = lambda: None
-    """Tells where another process finds the app, at this moment; None where it does not."""
+    """Returns where another process can import the app, or None if it cannot."""
 
     def complete(self) -> None:
-        """Make sure that every task understands all the versions of its payload that it says it does.
+        """Check that every task has migrations for all payload versions that it accepts.
 
         Raises:
-            UsageError: one lacks a migration.
+            UsageError: a task lacks a migration.
         """
         for task in self.tasks.values():
             task.migrations.complete(task=task.name)
 
     def owner(self, name: str | None = None, *, incarnation: str | None = None) -> Owner:
-        """Return a new owner of this process, with a name to show."""
+        """Return a new owner for this process; `name` is its display name."""
         host, pid = socket.gethostname(), os.getpid()
         return Owner(incarnation or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
 
@@ -73,7 +73,7 @@ def bare(
     logger: logging.Logger | None = None,
     codec: Codec | None = None,
 ) -> Runtime:
-    """Return equipment without an app's code: enough for a reaper and for whoever looks on.
+    """Return a runtime without an app's code: enough for a reaper and for commands that only read.
 
     Raises:
         UsageError: the URL names no storage.

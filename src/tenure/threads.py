@@ -1,4 +1,4 @@
-"""Daemon threads for plain functions, kept for the next one; a handler that hangs keeps its thread, not its worker."""
+"""A pool of daemon threads for plain functions; a handler that hangs blocks its thread, not the exit of its worker."""
 
 import asyncio
 import contextvars
@@ -19,14 +19,14 @@ _UNSET = object()
 
 
 class NoThreadError(Exception):
-    """The machine refuses a thread: nothing of what was to be done in it has begun."""
+    """No thread can be started; the function was not called."""
 
 
 class ThreadPool:
-    """Runs plain functions in threads of its own.
+    """Runs plain functions in daemon threads.
 
-    Not a ThreadPoolExecutor: that waits for its threads when the interpreter ends, and one hung handler would keep the
-    process from ever leaving.
+    It does not use ThreadPoolExecutor, which waits for its threads when the interpreter exits. One handler that hangs
+    would then keep the process running for ever.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,14 +37,14 @@ class ThreadPool:
         self._closed = False
 
     def lane(self) -> "WorkerThread":
-        """Return a thread for several functions of one run; it is taken when the first of them is there."""
+        """Return a thread for the functions of one run; it is taken from the pool at the first call."""
         return WorkerThread(self)
 
     def take(self) -> Inbox:
-        """Return the inbox of a thread that is idle, a new one if there is none.
+        """Return the inbox of an idle thread, or of a new one.
 
         Raises:
-            NoThreadError: there is none, and none can be made.
+            NoThreadError: no thread is idle, and none can be started.
         """
         with self._lock:
             if self._idle:
@@ -59,7 +59,7 @@ class ThreadPool:
         return inbox
 
     def give_back(self, inbox: Inbox) -> None:
-        """Keep a thread that has nothing left to do for the next one who needs it."""
+        """Return an idle thread to the pool."""
         with self._lock:
             if not self._closed:
                 self._idle.append(inbox)
@@ -76,16 +76,16 @@ class ThreadPool:
 
 
 class DaemonExecutor(Executor):
-    """An executor for a loop whose threads do not keep the process from ending."""
+    """An executor for an event loop, with daemon threads, which do not keep the process from exiting."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPool(name)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
-        """Call the function in a thread that is idle, or in a new one.
+        """Call the function in an idle thread, or in a new one.
 
         Raises:
-            NoThreadError: there is none, and none can be made.
+            NoThreadError: no thread is idle, and none can be started.
         """
         future: Future[T] = Future()
         inbox = self._threads.take()
@@ -102,37 +102,37 @@ class DaemonExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end, and others once they are idle. It never waits: a function may never return."""
+        """Let idle threads end, and others once they are idle. This never waits, as a function may never return."""
         self._threads.close()
 
 
 class WorkerThread:
-    """One thread for one run: what is plain in it happens there, one after the other, in one context.
+    """One thread for one run: all plain functions of the run are called there, one by one, in one context.
 
-    So a connection that must stay in its thread can be opened, used and closed; and what is closed after a handler was
-    left to itself is closed when that has ended, not under its feet.
+    So a connection that must stay in its thread can be opened, used and closed there. If a handler was abandoned, its
+    resources are closed only after it has returned.
     """
 
     def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
         self._inbox: Inbox | None = None
         self._context = self._seen = contextvars.Context()
-        """The context that it all happens in, and that of the last caller."""
+        """The context in which all functions are called, and a copy of the last caller's context."""
         self._at_work = 0
         self.thread: int | None = None
-        """The ident of the thread while a function is at work in it."""
+        """The thread's ident while a function runs in it, else None."""
         self._idle: asyncio.Event | None = None
         self._once_idle: list[Callable[[], None]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a function is at work, or waits for one that is: the wait for it may have been cancelled."""
+        """Return True if a function runs or is queued, even if the caller no longer waits for it."""
         return self._at_work > 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function. Cancelling the wait leaves the thread to itself.
+        """Call the function in the thread. Cancelling the wait does not stop the function.
 
-        Its context is that of the first caller, with what has been set since, by those called here or by the callers.
+        Its context is that of the first caller, plus later changes made by the functions called here or by callers.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -174,13 +174,13 @@ class WorkerThread:
         return await done
 
     async def idle(self) -> None:
-        """Wait until nothing is at work."""
+        """Wait until no function runs or is queued."""
         if self.busy:
             self._idle = asyncio.Event()
             await self._idle.wait()
 
     def once_idle(self, call: Callable[[], None]) -> None:
-        """Have that called, once, when nothing is at work any more."""
+        """Call `call` once, as soon as no function runs or is queued."""
         self._once_idle.append(call)
         if not self.busy:
             self._rest()
@@ -193,7 +193,7 @@ class WorkerThread:
             call()
 
     def close(self) -> None:
-        """Give the thread back, at once or as soon as it is idle."""
+        """Return the thread to the pool, at once or as soon as it is idle."""
         inbox, self._inbox = self._inbox, None
         if inbox is None:
             return
@@ -209,11 +209,11 @@ def _work(inbox: Inbox) -> None:
 
 
 class HandlerExit(Exception):
-    """A plain handler raised something that is no ordinary exception (SystemExit, StopIteration)."""
+    """A plain handler raised SystemExit, StopIteration, or another exception that a future cannot carry."""
 
 
 def wrapped(error: BaseException) -> HandlerExit:
-    """Return as an ordinary exception what is none."""
+    """Wrap a BaseException in an Exception."""
     ordinary = HandlerExit(f"{class_name(error)}: {text_of(error)}")
     ordinary.__cause__ = error
     return ordinary

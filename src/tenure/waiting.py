@@ -1,4 +1,4 @@
-"""Waiting for whatever comes first."""
+"""Waits for the first of several coroutines."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def first(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-    """Wait until the first of these is done, or the time is over; raise what it raised. The others are cancelled."""
+    """Wait until the first of these is done or the time is over; raise its exception. The others are cancelled."""
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         done, _ = await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)

@@ -1,1 +1,1 @@
-"""The command line, a file for each command."""
+"""The command line, with one file per command group."""

@@ -1,4 +1,4 @@
-"""From what a call was told to an open storage, for commands that look on or lend a hand and run no jobs."""
+"""Opens the storage named by --url or --app, for commands that run no jobs."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ _SQLITE = "sqlite:///"
 
 @dataclass(frozen=True)
 class StorageAccess:
-    """A storage, and how to read what it keeps."""
+    """A storage, with the decoder and the timing of its app."""
 
     storage: Storage
     decode: Callable[[bytes], Any]
@@ -30,7 +30,7 @@ class StorageAccess:
 
 @asynccontextmanager
 async def accessed(session: CommandSession) -> AsyncGenerator[StorageAccess]:
-    """Open the storage that was asked for, and close it in the end. Never makes or migrates a database.
+    """Open the requested storage, and close it at the end. This never creates or migrates a database.
 
     Raises:
         UsageError: it does not exist, or other processes cannot see it.
@@ -46,10 +46,10 @@ async def accessed(session: CommandSession) -> AsyncGenerator[StorageAccess]:
 
 
 def must_exist(storage: Storage) -> None:
-    """Refuse a storage whose file nobody has made yet.
+    """Refuse a storage whose database file does not exist yet.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the file does not exist.
     """
     if (path := file_of(storage.url)) is not None and not path.exists():
         raise UsageError(
@@ -59,7 +59,7 @@ def must_exist(storage: Storage) -> None:
 
 
 def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAccess:
-    """Return the storage that was asked for, not yet opened: by --url, else by the app, else by the environment.
+    """Return the requested storage, not yet opened: named by --url, else by the app, else by the environment.
 
     Raises:
         UsageError: there is no such app or storage, or other processes cannot see it.
@@ -67,7 +67,7 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
     warn(quiet=session.quiet)
     if session.url is None and session.app is not None:
         app = load(session.app)
-        # Whoever only looks on must not migrate under the feet of those who work.
+        # A command that only reads must not migrate the database while workers use it.
         storage = app.storage if file_of(app.url) is None else locate(app.url, auto_migrate=auto_migrate)
         return StorageAccess(shared(storage), app.codec.decode, app.timing)
     url = session.url or session.fallback or DEFAULT_URL

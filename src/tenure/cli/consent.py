@@ -1,4 +1,4 @@
-"""Asking before something is done that cannot be undone."""
+"""Asks for consent before an operation that cannot be undone."""
 
 import sys
 from collections.abc import Callable
@@ -12,15 +12,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def consenting(command: F) -> F:
-    """Give a command the option that answers its question."""
+    """Add the option that answers the question to a command."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
 def consent(question: str, *, yes: bool) -> None:
-    """Return if it may be done.
+    """Ask the question; return if the answer is yes.
 
     Raises:
-        UsageError: nobody is there to be asked.
+        UsageError: there is no terminal to ask on.
         ClickException: the answer was no.
     """
     if yes:

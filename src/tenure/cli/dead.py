@@ -1,4 +1,4 @@
-"""`tenure dead`: failed jobs, listed, grouped by fault, redriven and purged."""
+"""`tenure dead`: lists failed jobs, groups them by fault, redrives and purges them."""
 
 import asyncio
 import functools
@@ -34,7 +34,7 @@ from tenure.storage.protocol import Storage
 T = TypeVar("T")
 
 SHOWN = 60
-"""How much of an error's message fits into a line of a table."""
+"""How many characters of an error message are shown in a table."""
 
 
 @click.group(invoke_without_command=True)
@@ -47,13 +47,13 @@ def dead(ctx: click.Context) -> None:
 
 
 def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose among dead letters; it gets them as `where`."""
+    """Add the options that filter dead letters to a command; it gets them as one argument `where`."""
 
     @functools.wraps(command)
     def with_filter(*args: Any, **options: Any) -> Any:
         fields = {name: options.pop(name) for name in _FIELDS}
         in_order(fields["since"], fields["until"], fields=("--since", "--until"))
-        # Only these two are what click makes of an option that nobody gave; an empty text is one that somebody did.
+        # For an option that is not given, click passes None or an empty tuple; an empty text is a given value.
         where = DeadFilter(**{name: value for name, value in fields.items() if value is not None and value != ()})
         return command(*args, where=where, **options)
 
@@ -64,7 +64,7 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
-    """Return what reads when something was, or how long ago."""
+    """Return a parser for an instant, or for a duration before now."""
     ago = length(flag)
 
     def read(value: Any) -> datetime | timedelta:
@@ -119,7 +119,7 @@ _FIELDS = ("queues", "tasks", "reasons", "error", "fingerprint", "tags", "since"
 
 
 class DeadPageView(Struct, frozen=True):
-    """One page of dead letters, and the cursor of the next (None: this was the last)."""
+    """One page of dead letters, and the cursor of the next page (None: this is the last one)."""
 
     letters: list[DeadView]
     next: str | None
@@ -159,7 +159,7 @@ async def _page(
         try:
             page = await letters.page(where, limit=limit, after=after)
         except UsageError as error:
-            # The rest was looked at before.
+            # The other options were validated before.
             raise no_cursor("--after", after) from error
     decode = access.decode if arguments else None
     return DeadPageView([dead_view(one, decode) for one in page.letters], page.next)
@@ -272,7 +272,7 @@ def _done(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Count, ask, do and tell."""
+    """Count the matching letters, ask for consent, act, and print the result."""
     verb, done = words
     report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
     if dry_run or not yes:

@@ -1,4 +1,4 @@
-"""`tenure demo`: real work, workers killed in the middle, and an audit that does not trust the queue."""
+"""`tenure demo`: runs real work, kills workers meanwhile, and audits the results independently of the queue."""
 
 import asyncio
 import contextlib
@@ -49,17 +49,17 @@ def _shown(session: CommandSession, *, plain: bool) -> Show:
 
 def _line(text: str) -> None:
     click.echo(text)
-    # Whoever follows through a pipe wants to see it as it happens.
+    # Flush, so that a reader of a pipe sees each line at once.
     sys.stdout.flush()
 
 
 async def _interruptible(plan: DemoPlan, show: Show) -> Report:
-    """Conduct; a request to end, from wherever it comes, still cleans up."""
+    """Run the demo; if a signal ends it, it still cleans up."""
     conducting = asyncio.create_task(conduct(plan, show))
     loop = asyncio.get_running_loop()
 
     def asked() -> None:
-        # Once: a second request must not interrupt the cleaning up that the first one began.
+        # Cancel only once: a second signal must not interrupt the clean-up that the first one began.
         if not conducting.cancelling():
             conducting.cancel()
 

@@ -1,4 +1,4 @@
-"""`tenure doctor`: looks for whatever endangers the promise, and names the remedy."""
+"""`tenure doctor`: looks for problems that endanger jobs, and names the remedy of each."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,16 +24,16 @@ from tenure.ops.views import DoctorView
 from tenure.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
-"""Seconds that the storage gets for each part of the examination but a deep one."""
+"""Seconds that the storage gets for each part of the examination, except for deep parts."""
 
 SEEN = 2_000
-"""So many jobs are looked at, of those that run and of those that are to run yet: the newest."""
+"""How many jobs are read, of the active ones and of those that have not run yet: the newest."""
 
 ASKED = 50
-"""So many of those that were handed back are asked why."""
+"""How many of the jobs that were handed back are read for the reason."""
 
 SECOND_LOOK = 1.0
-"""Seconds after which an error is looked at again: what was only in motion has come to rest by then."""
+"""Seconds until errors are checked a second time: a state in transition has settled by then."""
 
 _PAGE = 500
 
@@ -56,7 +56,7 @@ def doctor(session: CommandSession, target: str | None, deep: bool, strict: bool
     Exits with 0 if there is no error, 3 if there is one, 1 if the storage is out of reach or refuses. With --quiet it
     leaves out what is well.
     """
-    # What is wrong is said on stdout, once.
+    # Problems are printed on stdout, so the log does not repeat them.
     set_up("critical", "text", quiet=True)
     if target is not None:
         if session.url is not None:
@@ -68,13 +68,13 @@ def doctor(session: CommandSession, target: str | None, deep: bool, strict: bool
     if code == OK and strict and view.status == "warning":
         code = UNHEALTHY
     if hangs:
-        # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
+        # A storage that does not answer blocks a thread, and the interpreter would wait for that thread at exit.
         leave(code)
     return code
 
 
 class _Visit:
-    """One examination: each part that fails is a finding of its own, and the others are made all the same."""
+    """One examination of a storage: a part that fails becomes a finding, and the other parts still run."""
 
     def __init__(self, session: CommandSession) -> None:
         self._access: StorageAccess = reach(session)
@@ -85,16 +85,16 @@ class _Visit:
         self._hangs = False
 
     async def made(self, *, deep: bool) -> tuple[DoctorView, int, bool]:
-        """Return what was found, how to exit, and whether the storage hangs."""
+        """Return the findings, the exit code, and whether the storage hangs."""
         at = self._clock.uptime()
         if await self._part(self._opened) is not None:
             took = (self._clock.uptime() - at) * 1000
             self._findings.append(Finding("ok", "reachability", f"opened within {took:.0f} ms"))
         refused = self._failed
-        # A storage that refuses to be used may still be able to say what is wrong with it.
+        # A storage that cannot be used may still be able to describe what is wrong with it.
         own = await self._part(lambda: self._storage.examine(deep=deep), limit=None if deep else LIMIT) or []
         if refused and any(finding.level == "error" for finding in own):
-            # It says so better than the refusal does.
+            # Its own finding is more precise than the error of `open`.
             self._findings.clear()
         self._findings += own
         if not refused:
@@ -113,7 +113,7 @@ class _Visit:
         return self._access.storage
 
     async def _part(self, part: Callable[[], Awaitable[T]], *, limit: float | None = LIMIT) -> T | None:
-        """Return what a part comes to, None if it failed: then that is the finding, unless there is one already."""
+        """Return the result of a part; None if it failed. The first failure becomes a finding."""
         if self._hangs:
             return None
         try:
@@ -147,7 +147,7 @@ class _Visit:
         return found
 
     async def _repairs(self) -> list[Finding]:
-        """Read the event log, as far as it goes by now: the sweeps of some storages audit it and record repairs."""
+        """Read the event log up to now for repairs; the sweeps of some storages audit their records and repair them."""
         now = (await self._storage.survey()).now
         found: list[JobRepaired] = []
         looked = 0
@@ -157,7 +157,7 @@ class _Visit:
             told = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
             found += (event for event in told if isinstance(event, JobRepaired))
             looked += len(told)
-            # A page may be empty before the end; and where events come faster than they are read, there is no end.
+            # A page may be empty before the end. If events come faster than they are read, stop at the start time.
             if page.next == place or (page.events and not told):
                 return [repairs(found, looked)]
             place = page.next
@@ -168,7 +168,7 @@ class _Visit:
         survey = await storage.survey()
         answered = self._clock.now()
         pending, all_pending = await _listed(storage, *PENDING)
-        # After those that wait for them: who was let in meanwhile is seen with its slot.
+        # Read active jobs after waiting ones, so that a job released meanwhile is seen holding its key.
         active, all_active = await _listed(storage, State.ACTIVE)
         return DiagnosisInput(
             survey=survey,
@@ -194,7 +194,7 @@ def _facts(session: CommandSession) -> Mapping[str, TaskFacts] | None:
 
 
 async def _listed(storage: Storage, *states: State) -> tuple[tuple[JobRecord, ...], bool]:
-    """Return the newest jobs in these states, and whether those are all."""
+    """Return the newest jobs in these states, and whether they are all."""
     jobs: list[JobRecord] = []
     after: str | None = None
     while len(jobs) < SEEN:

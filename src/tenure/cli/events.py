@@ -1,4 +1,4 @@
-"""`tenure events`: what has happened, and what happens, line by line."""
+"""`tenure events`: shows past and new events of the log, line by line."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def events(
 def _wanted(kinds: frozenset[str], queues: frozenset[str]) -> Callable[[AnyEvent], bool]:
     def wanted(event: AnyEvent) -> bool:
         if isinstance(event, EventsTrimmed):
-            # Whoever reads on must learn that something is missing.
+            # The reader must learn that events are missing.
             return True
         return (not kinds or name_of(event) in kinds) and (not queues or getattr(event, "queue", None) in queues)
 
@@ -94,7 +94,7 @@ async def _ref(access: StorageAccess, queues: tuple[str, ...], job: str | None) 
     if job is None:
         return None
     if len(queues) == 1:
-        # So also what is deleted by now can be asked for.
+        # Without a look-up, so that events of a deleted job can be shown, too.
         return Ref(queues[0], job)
     return (await find_job(access.storage, job, None)).ref
 
@@ -164,17 +164,17 @@ async def _live(
         try:
             await telling
         except asyncio.CancelledError:
-            # Interrupted: that is how it ends.
+            # A signal is the usual end.
             return
         except ValueError as error:
             raise no_cursor(_CURSOR, cursor, _TAKE) from error
 
 
 def _place(cursor: str | None) -> str | None:
-    """Return the cursor as a storage takes it, for which None is the oldest event.
+    """Return the cursor in the form that the storage takes; there None means the oldest event.
 
     Raises:
-        UsageError: it is empty, which must not mean the oldest one, too.
+        UsageError: the cursor is empty; an empty text must not mean the oldest event, too.
     """
     if cursor == "":
         raise no_cursor(_CURSOR, cursor, _TAKE)
@@ -186,7 +186,7 @@ _TAKE = "take one from an event, or 0 for the oldest"
 
 
 def _shown(found: Iterable[AnyEvent], decode: Decode | None) -> list[AnyEvent]:
-    """Return events as they are shown: with what jobs returned only where that was asked for."""
+    """Return events in the form to show: with the results of jobs only if that was requested."""
     return [
         structs.replace(event, result=None if decode is None else readable(event.result, decode))
         if isinstance(event, JobCompleted)
@@ -199,7 +199,7 @@ _SAID = frozenset({"event", "cursor", "at", "queue", "id", "task", "run"})
 
 
 def _line(event: AnyEvent) -> str:
-    """Return an event as one line: when, where in the log, what, whose, and the rest by name."""
+    """Return an event as one line: time, cursor, name, job, and the other fields by name."""
     told = [moment_text(event.at), event.cursor or "-", name_of(event)]
     if isinstance(event, JobEvent):
         told += [f"{event.queue}/{event.id}", f"task={event.task}", f"run={event.run}"]
@@ -215,7 +215,7 @@ def _tells(name: str, value: Any) -> bool:
 
 def _value(name: str, value: Any) -> str:
     if name in ("post_mortem", "stack"):
-        # For people; the JSON has all of it.
+        # People see the first line; the JSON has the whole text.
         value = first_line(value)
     if isinstance(value, RecordedError):
         return _value(name, f"{value.type}: {value.message}")

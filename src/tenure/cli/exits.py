@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the one line it says about what went wrong."""
+"""The exit codes of commands, and the one-line error messages."""
 
 import logging
 import os
@@ -17,17 +17,17 @@ USAGE = 2
 UNHEALTHY = 3
 NOT_FOUND = 4
 INTERRUPTED = 130
-"""What a shell makes of a death by Ctrl-C."""
+"""The exit code that shells report for an end by Ctrl-C."""
 
 
 class NotFound(click.ClickException):
-    """What was asked for by its name is not there."""
+    """An object that was requested by its name does not exist."""
 
     exit_code = NOT_FOUND
 
 
 def told(error: BaseException) -> int:
-    """Say what went wrong, in one line where it is an error that Tenure knows; return the exit code."""
+    """Print an error, in one line if it is one of Tenure's errors; return the exit code."""
     leaves = list(_leaves(error))
     known = [leaf for leaf in leaves if isinstance(leaf, TenureError)]
     match error:
@@ -45,13 +45,13 @@ def told(error: BaseException) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now, whatever threads still hang in it."""
+    """Exit the process now, even if threads still hang."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            # Whoever read it is gone.
+            # The reader of the stream is gone.
             continue
     os._exit(code)
 

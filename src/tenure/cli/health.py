@@ -1,4 +1,4 @@
-"""`tenure health`: whether jobs are being run, in words and as an exit code."""
+"""`tenure health`: shows whether jobs are being run, as text and as an exit code."""
 
 import asyncio
 from datetime import timedelta
@@ -22,7 +22,7 @@ from tenure.health.build import thresholds
 from tenure.health.monitor import StorageMonitor
 
 PACE = 0.5
-"""Seconds between two looks while a backlog is above its threshold."""
+"""Seconds between two surveys while a backlog is above its threshold."""
 
 
 @click.command()
@@ -45,7 +45,7 @@ def health(
     backlog has lasted: with --backlog it looks until that has gone below its threshold, or has lasted for
     --backlog-for.
     """
-    # What is wrong is said on stdout, once.
+    # Problems are printed on stdout, so the log does not repeat them.
     set_up("critical", "text", quiet=True)
     if target is not None:
         if session.url is not None:
@@ -57,7 +57,7 @@ def health(
         _shown(session, found)
     code = _code(found)
     if hangs:
-        # A storage that does not answer holds a thread, for which the end of the interpreter would wait.
+        # A storage that does not answer blocks a thread, and the interpreter would wait for that thread at exit.
         leave(code)
     return code
 

@@ -1,4 +1,4 @@
-"""The options by which `serve`, `worker` and `reaper` serve health over HTTP, and what they come to."""
+"""The options by which `serve`, `worker` and `reaper` serve health over HTTP, and their validation."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 CLOSING = 2.0
-"""Seconds that a storage which was only looked at gets to close."""
+"""Seconds that a storage gets to close after a command that only reads."""
 
 
 @dataclass(frozen=True)
 class Http:
-    """What a command was told of serving health; it may be served as it is said here."""
+    """The validated options for serving health."""
 
     address: ListenAddress
     token: str | None
@@ -66,17 +66,17 @@ class Http:
 
 
 def backlogged(command: F) -> F:
-    """Give a command the options of the backlog's thresholds."""
+    """Add the options of the backlog's thresholds to a command."""
     return _with(_BACKLOG, command)
 
 
 def served(command: F) -> F:
-    """Give a command the options of serving health; they come to it as one, `http`, None if none is served."""
+    """Add the options of serving health to a command; it gets them as one argument `http`, or None without --http."""
     return served_at(None)(command)
 
 
 def served_at(default: str | None) -> Callable[[F], F]:
-    """Return what gives a command these options; it serves at the default address if nobody says where."""
+    """Return a decorator that adds these options; `default` is the address to serve on if none is given."""
 
     def give(command: F) -> F:
         @functools.wraps(command)
@@ -110,7 +110,7 @@ def served_at(default: str | None) -> Callable[[F], F]:
 
 
 def opener(storage: Storage) -> Callable[[], Awaitable[Storage]]:
-    """Return what returns the storage, opened: one that is out of reach at first may be there later."""
+    """Return a function that opens and returns the storage; it retries a storage that was out of reach before."""
 
     async def opened() -> Storage:
         await storage.open()
@@ -120,17 +120,17 @@ def opener(storage: Storage) -> Callable[[], Awaitable[Storage]]:
 
 
 async def closed(storage: Storage) -> None:
-    """Let go of a storage, unless it takes too long."""
+    """Close a storage, unless that takes too long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSING):
             await storage.close()
 
 
 def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, int], timedelta]:
-    """Return what --backlog and --backlog-for say.
+    """Return the values of --backlog and --backlog-for.
 
     Raises:
-        UsageError: they say nothing that could be meant.
+        UsageError: one of them is invalid.
     """
     backlog: dict[str, int] = {}
     for one in given:
@@ -143,7 +143,7 @@ def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, i
 
 
 def _refuse_idle_options() -> None:
-    """Refuse what says how to serve where nothing is served. The environment may say it for other commands, too."""
+    """Refuse options of serving without --http; only on the command line: variables may be for other commands."""
     ctx = click.get_current_context()
     idle = ("http_token", "http_token_file", "backlog", "backlog_for", "degraded_is")
     for param in ctx.command.params:
@@ -153,7 +153,7 @@ def _refuse_idle_options() -> None:
 
 def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
     address = ListenAddress.read(http, field="--http")
-    # What no header can carry is refused here, before any process is started with it.
+    # Refuse a token that a header cannot carry now, before any process is started with it.
     TokenAuth(token)
     permitted(
         address,
@@ -165,7 +165,7 @@ def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta
 
 def _token(given: str | None, file: Path | None) -> str | None:
     if file is None:
-        # An empty variable is one that somebody meant to fill: it must not open the door.
+        # An empty variable was probably meant to hold a token, so it must not disable authentication.
         own = f"{click.get_current_context().auto_envvar_prefix}_HTTP_TOKEN"
         empty = [variable for variable in (own, TOKEN_VARIABLE) if os.environ.get(variable) == ""]
         if given == "" or (given is None and empty):

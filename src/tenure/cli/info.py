@@ -1,4 +1,4 @@
-"""`tenure info`: queues, workers and who leads, once or live."""
+"""`tenure info`: shows queues, workers and the leader, once or live."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHOWN = 10
-"""So many of the runs are named that go on far beyond what is usual."""
+"""How many slow runs are listed."""
 
 
 @click.command()
@@ -106,7 +106,7 @@ def _shown(session: CommandSession, seen: InfoView) -> None:
 
 def _line(session: CommandSession, seen: InfoView) -> None:
     """Print a survey as one line, so that a log of them can be read."""
-    # One object a line: indented ones could not be told apart.
+    # Print one object per line: indented objects could not be separated.
     if session.form != "table" and as_json(replace(session, form="jsonl"), seen):
         return
     queues = "; ".join(
@@ -178,7 +178,7 @@ def _slow(seen: InfoView) -> list[str]:
 
 def _leading(seen: InfoView) -> str:
     names = {worker.owner: worker.name for worker in seen.workers}
-    # On a Cluster each cell has one, as a rule the same.
+    # On a Redis Cluster each partition has a leader, usually the same one.
     cells = Counter(names.get(leader.owner, leader.owner) for leader in seen.leaders)
     leaders = ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in cells.items())
     swept = "never swept" if seen.swept_ago is None else f"last swept {span_text(seen.swept_ago)} ago"

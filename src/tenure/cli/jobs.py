@@ -1,4 +1,4 @@
-"""`tenure jobs`: list them, redrive, cancel and delete them."""
+"""`tenure jobs`: lists, redrives, cancels and deletes jobs."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ jobs.add_command(show)
 
 
 class PageView(Struct, frozen=True):
-    """One page of jobs, and the cursor of the next (None: this was the last)."""
+    """One page of jobs, and the cursor of the next page (None: this is the last one)."""
 
     jobs: list[JobView]
     next: str | None

@@ -1,4 +1,4 @@
-"""From `module:attr` to an app; every way to get it wrong is told in one line, with the remedy."""
+"""Loads an app named as `module:attr`; each mistake gives a one-line error with the remedy."""
 
 import importlib
 import os
@@ -18,7 +18,7 @@ def load(target: str) -> Tenure:
     """Return the app named `module:attr`; without an attribute, the first app of the module.
 
     Raises:
-        UsageError: there is no such module, no such attribute, it is no app, or the module fails to load.
+        UsageError: the module or the attribute does not exist, is not an app, or the module fails to load.
     """
     name, colon, attribute = target.partition(":")
     if not name or name != name.strip() or "/" in name or name.endswith(".py") or (colon and not attribute):
@@ -42,7 +42,7 @@ def _imported(name: str, target: str) -> ModuleType:
     except FileNotFoundError:
         raise UsageError(f"{target!r}: the working directory is gone; run this in one that is there") from None
     if here not in sys.path:
-        # `python -m` has the working directory on the path, an installed script has not.
+        # `python -m` adds the working directory to the path, an installed script does not.
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
@@ -63,7 +63,7 @@ def _failed(name: str, error: BaseException) -> UsageError:
 
 
 def _where(error: BaseException) -> str:
-    """Return the place in the user's own code, if there is one, that the error comes from."""
+    """Return the place in the user's own code that the error comes from; empty if there is none."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _foreign(frame.filename)]

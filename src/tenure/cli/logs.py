@@ -1,4 +1,4 @@
-"""Logging as the long-running commands set it up, to stderr, as lines or as JSON; and as the others do without it."""
+"""Sets up logging to stderr: as lines or JSON for long-running commands, and only warnings for the others."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with whatever was given as `extra`."""
+    """Formats a record as one JSON object per line, with the fields given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
         try:
             line = msgspec.json.encode(told, enc_hook=repr)
         except Exception:
-            # The name of a file may be no text, and what somebody gave as `extra` may be anything.
+            # A file name may not be valid text, and `extra` may contain any objects.
             line = msgspec.json.encode({name: _writable(value) for name, value in told.items()})
         return line.decode()
 
@@ -52,7 +52,7 @@ def _writable(value: object) -> object:
 
 
 def logged(command: F) -> F:
-    """Give a command the options of logging."""
+    """Add the options of logging to a command."""
     level = click.option(
         "--log-level",
         type=click.Choice(LEVELS, case_sensitive=False),
@@ -67,7 +67,7 @@ def logged(command: F) -> F:
 
 
 def set_up(level: str, form: str, *, quiet: bool) -> None:
-    """Log to stderr from here on. An app that sets up logging itself, when it is loaded, has the last word."""
+    """Log to stderr from here on. An app that sets up logging when it is loaded overrides this."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else _lines())
     least = logging.WARNING if quiet else logging.NOTSET
@@ -75,15 +75,15 @@ def set_up(level: str, form: str, *, quiet: bool) -> None:
 
 
 class PlainFormatter(logging.Handler):
-    """One line on stderr that begins as that of an error does."""
+    """Prints a record as one line on stderr, in the form of the command line's error messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Print the record."""
         click.echo(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", err=True)
 
 
 def warn(*, quiet: bool) -> None:
-    """Say warnings plainly where nobody has set up logging, and with `quiet` none."""
+    """Print warnings in one line if logging is not set up; with `quiet`, only errors."""
     logging.lastResort = PlainFormatter(logging.ERROR if quiet else logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""From the id of a job to the job, and from what people call a worker to the worker."""
+"""Finds a job by its id, and a worker by its owner id, name or process id."""
 
 import getpass
 import socket
@@ -11,15 +11,15 @@ from tenure.errors import JobNotFoundError, UsageError
 from tenure.storage.protocol import Query, Storage, Survey, WorkerSurvey
 
 SHOWN = 10
-"""So many queues are named when an id is in several."""
+"""How many matches an error message lists if a name is ambiguous."""
 
 
 async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecord:
-    """Return the one job of this id; by that alone all queues are asked.
+    """Return the only job with this id; without a queue, all queues are searched.
 
     Raises:
-        JobNotFoundError: there is none.
-        UsageError: there are several, and no queue was named.
+        JobNotFoundError: there is no such job.
+        UsageError: several queues have a job with this id, and no queue was named.
     """
     queues = () if queue is None else (queue,)
     found = (await storage.find(Query(id=job_id, queues=queues, limit=SHOWN))).jobs
@@ -36,21 +36,21 @@ async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecor
 
 
 async def find_jobs(storage: Storage, ids: Sequence[str], queue: str | None) -> list[JobRecord]:
-    """Return the jobs of these ids, or refuse all of them.
+    """Return the jobs with these ids; one unknown id refuses all of them.
 
     Raises:
-        JobNotFoundError: one of them is unknown.
-        UsageError: one of them is in several queues, and none was named.
+        JobNotFoundError: one of the jobs does not exist.
+        UsageError: several queues have a job with one of the ids, and no queue was named.
     """
     return [await find_job(storage, job_id, queue) for job_id in dict.fromkeys(ids)]
 
 
 def find_worker(survey: Survey, told: str) -> WorkerSurvey:
-    """Return the one worker of this owner id, or of the beginning of it, of this name, or of this process id.
+    """Return the only worker with this owner id (or its beginning), name, host:pid, or process id.
 
     Raises:
-        Unknown: there is none.
-        UsageError: there are several.
+        NotFound: there is no such worker.
+        UsageError: several workers match.
     """
     ways: list[Callable[[WorkerSurvey], bool]] = [
         lambda worker: worker.owner.id == told,
@@ -61,7 +61,7 @@ def find_worker(survey: Survey, told: str) -> WorkerSurvey:
     ]
     for is_meant in ways:
         found = [worker for worker in survey.workers if is_meant(worker)]
-        # A process that is started again may have the name and the number of the one before it.
+        # A restarted process may have the name and the process id of the one before it.
         living = [worker for worker in found if not worker.died]
         if len(found) > 1 and len(living) != 1:
             names = ", ".join(sorted(f"{one.owner.id} ({one.owner.name})" for one in found[:SHOWN]))
@@ -72,7 +72,7 @@ def find_worker(survey: Survey, told: str) -> WorkerSurvey:
 
 
 def who() -> str:
-    """Return who gives this order, for the record."""
+    """Return the user and host of this command, as recorded with an order."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

@@ -1,4 +1,4 @@
-"""The command `tenure`: what all commands share, and where each of them is found."""
+"""The command `tenure`: its command groups, imported on demand, and the behaviour that all commands share."""
 
 import errno
 import importlib
@@ -30,7 +30,7 @@ COMMANDS = {
     "demo": ("tenure.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),
     "version": ("tenure.cli.version:version", "Show the version."),
 }
-"""Where each command lives and what it does. The help stands here, so that showing it imports no command."""
+"""The location and the short help of each command. The help is here, so that showing it imports no command."""
 
 
 _UNTAKEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -44,7 +44,7 @@ class Lazy(click.Group):
         self._rooms = rooms
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of their importance."""
+        """Return the names of the commands, the most important first."""
         return list(self._rooms)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -69,10 +69,10 @@ class Lazy(click.Group):
         except OSError as error:
             if error.errno not in _UNTAKEN:
                 raise
-            # Of a storage all of these are told by errors of ours, so it is our output that nobody takes; of which the
-            # interpreter must not complain at its end.
+            # A storage reports these as errors of ours, so here stdout itself has failed. Point it at /dev/null, so
+            # that the interpreter does not report the failure again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            # Whoever reads no further has seen enough.
+            # A closed pipe, as after `| head`, needs no message.
             code = FAILURE if error.errno == errno.EPIPE else told(click.ClickException(f"stdout: {error.strerror}"))
         except (Exception, KeyboardInterrupt) as error:
             code = told(error)
@@ -80,22 +80,22 @@ class Lazy(click.Group):
 
 
 def _see_to_output() -> None:
-    """Make sure that there is an output, and that no letter of what jobs are called and say is too much for it."""
+    """Make sure that stdout and stderr exist, and that stdout can print every character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            # It was closed before we began.
+            # The stream was closed before the start.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
         reconfigure(errors="backslashreplace")
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:
-    """Let the environment say `TENURE_<COMMAND>_<FLAG>` for each option, whatever we call that in the code."""
+    """Name the environment variable of each option `TENURE_<COMMAND>_<FLAG>`, after its flag, not its parameter."""
     for param in command.params:
         if isinstance(param, click.Option):
             own = [f"{prefix}_{_shouted(flag[2:])}" for flag in param.opts if flag.startswith("--")]
             more = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
-            # The nearer name goes before one that holds for several commands.
+            # The command's own variable has precedence over one that several commands share.
             param.envvar = list(dict.fromkeys([*own, *more]))
             param.allow_from_autoenv = False
     if isinstance(command, click.Group):

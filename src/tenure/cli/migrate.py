@@ -13,7 +13,7 @@ from tenure.errors import SchemaMismatchError
 
 
 class MigratedView(Struct, frozen=True, kw_only=True):
-    """What was done; `before` is 0 where there was nothing, equal to `after` where nothing was to be done."""
+    """The result of a migration; `before` is 0 if there was no schema, and equals `after` if nothing had to be done."""
 
     url: str
     before: int | None
@@ -48,12 +48,12 @@ async def _migrated(session: CommandSession) -> MigratedView:
 
 
 async def _looked(session: CommandSession) -> tuple[str, int | None]:
-    """Return the storage's address and the schema it has; None if that is ours already."""
+    """Return the storage's URL and its schema version, or None if that is the current version already."""
     looked_at = reach(session).storage
     try:
         await looked_at.open()
     except SchemaMismatchError as error:
-        # A foreign or newer one is refused again, by the opening that may migrate.
+        # A foreign or newer schema is refused later, by the `open` that may migrate.
         return looked_at.url, _schema(str(error)) or 0
     finally:
         await looked_at.close()

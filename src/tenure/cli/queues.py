@@ -1,4 +1,4 @@
-"""`tenure queues`: what waits in them, what is set for them, pausing them, and how often their jobs start."""
+"""`tenure queues`: lists queues and their settings, pauses and resumes them, sets rates, and shows statistics."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, S
 F = TypeVar("F", bound=Callable[..., Any])
 
 PAGE = 200
-"""How many records one look at what has ended holds at a time."""
+"""How many ended jobs one call reads."""
 
 
 @click.group(invoke_without_command=True)
@@ -100,13 +100,13 @@ QUEUE_COLUMNS = (
     *("queue", "wait", "delay", "active", "done", "fail", "cancel", "expire"),
     *("oldest", "park", "drop", "state"),
 )
-"""Short, so that a line has room on a terminal of 80 columns; the JSON has the states' full names."""
+"""Short column names, so that a row fits on a terminal of 80 columns; the JSON has the full names of the states."""
 
 _SETTING_COLUMNS = ("queue", "kept", "stall", "rate", "recorded")
 
 
 def queue_row(queue: QueueView) -> list[str]:
-    """Return what stands in these columns."""
+    """Return the cells of a queue in these columns."""
     return [
         queue.queue,
         *(str(queue.counts[state]) for state in _STATES),
@@ -148,9 +148,9 @@ def _rate(rate: RateView) -> str:
 
 
 def _pace(interval: int) -> str:
-    """Return so many microseconds between two starts as people write it: so many in a second, a minute, and so on."""
+    """Return an interval between two starts, in microseconds, as a rate: 10/s, 100/m, and so on."""
     for unit, span in _UNITS.items():
-        # An interval that leaves a fraction was rounded up.
+        # An interval that was not a whole number was rounded up.
         count = -(-span // interval)
         if -(-span // count) == interval:
             return f"{count}/{unit}"
@@ -165,7 +165,7 @@ def _length(seconds: float) -> str:
 
 
 def targeted(command: F) -> F:
-    """Give a command the queues and the tasks that it is for; it gets them as `names` and `tasks`."""
+    """Add the arguments for queues and tasks to a command; it gets them as `names` and `tasks`."""
     queues_meant = click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
     tasks_meant = click.option(
         "--task",
@@ -326,7 +326,7 @@ async def _stats(session: CommandSession, names: tuple[str, ...], window: timede
 
 
 async def _ended(access: StorageAccess, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
-    """Return the newest jobs that ended since then, without what they carry, and whether there are more."""
+    """Return the newest jobs that ended since then, without payloads, and whether there are more."""
     ended: list[JobRecord] = []
     after: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""`tenure reaper`: recovers what was left behind, and runs no jobs."""
+"""`tenure reaper`: recovers the jobs of dead and silent workers, and runs no jobs."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ def reaper(
     given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
     equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
     shared(equipment.storage)
-    # Never closed: closing waits for threads and tasks of event handlers, and one of them may never end.
+    # The Runner is never closed: closing waits for threads and tasks of event handlers, and one may never end.
     asyncio.Runner().run(_reap(equipment, None if no_election else LeaderElection(), http))
     leave(OK)
 
@@ -97,7 +97,7 @@ async def _reap(equipment: Runtime, election: LeaderElection | None, http: Http 
 
     @reaper.on(JobStalled, scope="every")
     def stalled(event: JobStalled) -> None:
-        # The followers leave it to the leader to report.
+        # Followers do not report: the leader does.
         if election is None or reaper.leads:
             _recovered(event)
 

@@ -1,4 +1,4 @@
-"""Results on stdout: tables on a terminal, aligned lines elsewhere, JSON for programs."""
+"""Prints results to stdout: tables on a terminal, aligned lines elsewhere, JSON for programs."""
 
 import sys
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
 def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool:
-    """Print a result as JSON if that was asked for; say whether it was."""
+    """Print a result as JSON if JSON was requested; return whether it was."""
     encode = msgspec.json.encode
     match session.form:
         case "table":
@@ -50,7 +50,7 @@ def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool
 def table(
     session: CommandSession, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
 ) -> None:
-    """Print rows under their columns; those in `whole` are never broken into lines."""
+    """Print rows under their columns; cells of the columns in `whole` are never broken into lines."""
     if on_terminal():
         console(session).print(drawn(columns, rows, title=title, whole=whole))
         return
@@ -63,7 +63,7 @@ def table(
 
 
 def pairs(session: CommandSession, told: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one a line."""
+    """Print names and values, one pair per line."""
     width = max((len(name) for name, _ in told), default=0)
     for name, value in told:
         click.echo(f"{click.style(name.ljust(width), bold=True)}  {printable(value)}", color=_colors(session))
@@ -90,19 +90,19 @@ def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole:
 
 
 def console(session: CommandSession) -> "Console":
-    """Return the terminal."""
+    """Return a console for the terminal."""
     from rich.console import Console
 
     return Console(no_color=not session.color, highlight=False, markup=False)
 
 
 def on_terminal() -> bool:
-    """Say whether a person looks at stdout."""
+    """Return True if stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def printable(text: str) -> str:
-    """Return a text that cannot steer a terminal, nor break a line."""
+    """Return a text with control characters escaped, so that it cannot control the terminal or break a line."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
@@ -122,7 +122,7 @@ def span_text(seconds: float | None) -> str:
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes for people, or a dash where nobody knows it."""
+    """Return a number of bytes for people, or a dash if it is unknown (0)."""
     return f"{count / 1_048_576:,.0f} MiB" if count else "-"
 
 

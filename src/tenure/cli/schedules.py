@@ -1,4 +1,4 @@
-"""`tenure schedules`: what is enqueued by itself and when; pausing, triggering and removing it."""
+"""`tenure schedules`: lists schedules, shows their next ticks, pauses, resumes, triggers and removes them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""`tenure serve`: health over HTTP, beside the workers."""
+"""`tenure serve`: serves health over HTTP, in a process that runs no jobs."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ async def _serve(session: CommandSession, http: Http) -> None:
         loop.add_signal_handler(number, over.set)
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
-    # One that is out of reach may be there later; one that can never be there is refused now.
+    # A storage that is out of reach may come back; a URL that can never work raises UsageError now.
     with contextlib.suppress(StorageError, TimeoutError):
         async with asyncio.timeout(LIMIT):
             await access.storage.open()

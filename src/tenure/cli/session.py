@@ -1,4 +1,4 @@
-"""What a call of the command line was told for all its commands, before or after the command's name."""
+"""The options that all commands share; they may stand before or after the command's name."""
 
 import os
 import re
@@ -22,9 +22,9 @@ Form = Literal["table", "json", "jsonl"]
 
 @dataclass
 class CommandSession:
-    """The app, the storage and the manner of output that were asked for.
+    """The requested app, storage and output format.
 
-    `url` was given to this call; `fallback` is `$TENURE_URL`, which an app with a URL of its own overrides.
+    `url` is given on the command line; `fallback` is `$TENURE_URL`, which an app with its own URL overrides.
     """
 
     app: str | None = None
@@ -36,9 +36,9 @@ class CommandSession:
 
 
 def length(flag: str, *, zero: bool = False) -> Callable[[Any], timedelta]:
-    """Return what reads the duration of a flag: "30s", "1.5h", or a bare number of seconds.
+    """Return a parser for the duration of a flag: "30s", "1.5h", or a bare number of seconds.
 
-    What it returns raises UsageError if it is none, or out of range.
+    The parser raises UsageError if the value is not a duration, or out of range.
     """
 
     def read(value: Any) -> timedelta:
@@ -49,9 +49,9 @@ def length(flag: str, *, zero: bool = False) -> Callable[[Any], timedelta]:
 
 
 def bytes_of(flag: str) -> Callable[[Any], int]:
-    """Return what reads the size of a flag: "500MB", "2GiB", or a bare number of bytes.
+    """Return a parser for the size of a flag: "500MB", "2GiB", or a bare number of bytes.
 
-    What it returns raises UsageError if it is none.
+    The parser raises UsageError if the value is not a size.
     """
 
     def read(value: Any) -> int:
@@ -61,9 +61,9 @@ def bytes_of(flag: str) -> Callable[[Any], int]:
 
 
 def naming(flag: str) -> Callable[[Any], str]:
-    """Return what reads the name of something given by a flag; an empty one is a mistake, not one that is left out.
+    """Return a parser for the name given by a flag; an empty name is an error, not an omitted flag.
 
-    What it returns raises UsageError if it is none.
+    The parser raises UsageError if the value is not a name.
     """
 
     def read(value: Any) -> str:
@@ -73,18 +73,18 @@ def naming(flag: str) -> Callable[[Any], str]:
 
 
 def no_cursor(flag: str, given: str | None, remedy: str = "take the one that the page before named") -> UsageError:
-    """Return what to say of a cursor that the storage has never given out."""
+    """Return the error for a cursor that the storage has never returned."""
     shown = repr(given) if len(given or "") <= 40 else f"{(given or '')[:40]!r}..."
     return UsageError(f"{flag} {shown} is no cursor; {remedy}")
 
 
 def output(command: F) -> F:
-    """Give a command the options of output, which every command has."""
+    """Add the options of output to a command; every command has them."""
     return _with(_OUTPUT, command)
 
 
 def storage(command: F) -> F:
-    """Give a command the options of output, and those that name a storage."""
+    """Add the options of output and those that name a storage to a command."""
     return _with([*_STORAGE, *_OUTPUT], command)
 
 
@@ -96,7 +96,7 @@ def _with(options: list[Callable[[Any], Any]], command: F) -> F:
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     session = ctx.ensure_object(CommandSession)
-    # An option after the command's name is read later, and so wins over the same one before it.
+    # An option after the command's name is read later, so it overrides the same option before the name.
     match param.name:
         case "app" if value is not None:
             session.app = value

@@ -1,4 +1,4 @@
-"""`tenure jobs show`: all that is known of one job, and why it ran more than once."""
+"""`tenure jobs show`: shows one job with its runs and log, and why it ran more than once."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ def _shown(session: CommandSession, job: DetailView) -> None:
 
 
 def _post_mortem(run: RunView) -> str:
-    """Return what is told of a run that was cut off, beyond its cause; empty where nothing is."""
+    """Return the post-mortem of a run that was cut off, or an empty text if there is none."""
     cause, _, more = (run.detail or "").partition("\n")
     match run.ended:
         case "stalled" if more:
@@ -75,7 +75,7 @@ def _post_mortem(run: RunView) -> str:
 
 def _error(error: ErrorView) -> str:
     said = f"{error.type}: {error.message}"
-    # What a job failed by that stalled is told in full with the run.
+    # The run of a stalled job already shows the whole post-mortem.
     return said if error.type == STALL_ERROR else error.traceback or said
 
 

@@ -1,4 +1,4 @@
-"""`tenure version`: what is installed."""
+"""`tenure version`: shows the installed versions."""
 
 import platform
 
@@ -11,7 +11,7 @@ from tenure.cli.session import CommandSession, output
 
 
 class VersionsView(Struct, frozen=True, kw_only=True):
-    """What a report of a bug should name."""
+    """The versions that a bug report should name."""
 
     tenure: str
     python: str

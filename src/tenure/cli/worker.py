@@ -1,4 +1,4 @@
-"""`tenure worker`: claims jobs and runs them, in processes under a supervisor, or in this one."""
+"""`tenure worker`: claims jobs and runs them, in processes under a supervisor, or in this process."""
 
 import asyncio
 import contextlib
@@ -38,15 +38,15 @@ from tenure.worker.worker import DRAIN, Worker
 logger = logging.getLogger("tenure.worker")
 
 SUPERVISES = os.name == "posix"
-"""Whether this system has sessions, sockets between processes and descriptors that are passed on."""
+"""True if this system has sessions, socket pairs and inherited descriptors, which a supervisor needs."""
 
 CLOSING = 0.3
-"""Seconds that health and the storage get to close before the process ends all the same: what counts is written."""
+"""Seconds that the health server and the storage get to close before the process exits; all results are stored then."""
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker process was told of its work; None for the queues: all that the app's tasks go to."""
+    """The options of a worker process. If `queues` is None, the worker serves all queues of the app's tasks."""
 
     queues: tuple[str, ...] | None
     concurrency: int
@@ -62,7 +62,7 @@ class WorkerOptions:
         """Return the worker, not yet started.
 
         Raises:
-            UsageError: an option has no valid value.
+            UsageError: an option has an invalid value.
         """
         max_jobs = self.max_jobs
         if max_jobs is not None and child is not None and child.siblings:
@@ -82,7 +82,7 @@ class WorkerOptions:
         )
 
     def options(self) -> list[str]:
-        """Return the command line that says the same."""
+        """Return the same options as command-line arguments."""
         return [
             *(part for queue in self.queues or () for part in ("-q", queue)),
             *("-c", str(self.concurrency), "--drain", f"{self.drain.total_seconds()}s"),
@@ -182,15 +182,15 @@ def worker(
     processes. With --http the supervisor serves the health of all.
     """
     set_up(log_level, log_format, quiet=session.quiet)
-    # Before any user code, which may have a use for them.
+    # Before any user code, which may install handlers for these signals.
     outlive()
     target = _target(session, target)
     crew = WorkerOptions(
         _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch
     )
-    # Before any user code: what that starts must not come by the line to our supervisor.
+    # Before any user code: processes that it starts must not inherit the socket to our supervisor.
     child = SupervisorLink.from_environment()
-    # Refused here, and not by each process. All of them run handlers, or start some that do.
+    # Check the loop here once, not in each process: every process runs handlers, or starts processes that do.
     loops.runner(loop)
     os.environ[loops.VARIABLE] = loop
     if child is None and _supervises(processes, without=no_supervisor):
@@ -208,21 +208,21 @@ def worker(
 def run_worker(
     app: Tenure, crew: WorkerOptions, *, child: SupervisorLink | None = None, http: Http | None = None
 ) -> NoReturn:
-    """Work in this process until it is asked to stop; then end it, whatever threads still hang in it.
+    """Run a worker in this process until it is asked to stop; then exit, even if threads still hang.
 
     Raises:
-        UsageError: an option has no valid value.
+        UsageError: an option has an invalid value.
     """
     made = crew.worker(app, child=child)
-    # That of a child is its supervisor's.
+    # The health of a child is served by its supervisor, which starts it without --http.
     server = None if http is None else _server(app, made, http)
     if child is not None:
-        # Before the first claim: a child that holds jobs is one whose supervisor knows where they are. And after all
-        # that may be refused: who has said this is started again.
+        # Before the first claim, so that the supervisor knows the storage of a child that holds jobs. After all checks
+        # of options, because the supervisor restarts a child that has said hello.
         queues = {task.queue for task in app.tasks.values()}
         child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
     _mind_early_and_late_signals(made, child)
-    # Never closed: closing waits for threads, and one of them may never end.
+    # The runner is never closed: closing waits for threads, and one of them may never end.
     runner = loops.runner(loops.told())
     try:
         runner.run(_work(app, made, crew, server, child))
@@ -235,11 +235,11 @@ def run_worker(
 
 
 def _mind_early_and_late_signals(made: Worker, child: SupervisorLink | None) -> None:
-    """Let a signal that finds the worker ended already, or a child's not begun, not turn a clean end into a death."""
+    """Exit cleanly on a signal that arrives after the worker has ended, or before a child's worker has begun."""
 
     def minded(number: int, _: object) -> None:
         if child is not None:
-            # It holds nothing yet; once it works it hears signals in its own way, to its end.
+            # It holds no jobs yet. Once it works, it has its own signal handlers, until its end.
             child.goodbye()
         os._exit(OK if made.ended or child is not None else 128 + number)
 
@@ -264,7 +264,7 @@ async def _work(
     logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
     try:
         if server is not None:
-            # Served also while the worker starts, which an absent storage may hold up, and while it drains.
+            # Serve health while the worker starts, which an absent storage may delay, and while it drains.
             await server.start()
         if not crew.reaper:
             await _sweep_once(app)
@@ -277,20 +277,20 @@ async def _work(
 
 
 async def _sweep_once(app: Tenure) -> None:
-    """Recover what died before this worker came: a restart after a crash takes its own jobs up again at once."""
-    # A schedule has the ticks that the code gives it now, not those that it had before.
+    """Recover jobs of dead workers once, so that a restart after a crash resumes its own jobs at once."""
+    # Store the schedules first, so that the sweep fires the ticks that the code declares now.
     await put_all(await app.opened(), app.equipment().schedules.values())
     reaper = Reaper(app, election=None)
     while await reaper.turn() == 0:
-        # As long as it says that there is more.
+        # A wait of 0 means that there is more to sweep.
         continue
 
 
 def _supervises(processes: int, *, without: bool) -> bool:
-    """Say whether this process shall be a supervisor.
+    """Return True if this process should be a supervisor.
 
     Raises:
-        UsageError: several processes are to work without one.
+        UsageError: several processes are requested without a supervisor.
     """
     if processes > 1 and (without or not SUPERVISES):
         why = "leave --no-supervisor out" if without else "this system has no processes of the kind that it needs"
@@ -311,9 +311,9 @@ def _supervised(
     *,
     sources: Sources | None,
 ) -> NoReturn:
-    """Supervise so many worker processes until told to stop, then end this one.
+    """Supervise worker processes until a stop is requested, then end this process.
 
-    It runs no user code, so it does not even load the app: the first child finds out what is wrong with that.
+    The supervisor runs no user code and does not load the app: the first child reports errors of the app.
     """
     from tenure.supervisor.supervisor import supervise
 
@@ -333,7 +333,7 @@ def _supervised(
 
 
 def _overseer(http: Http, overview: Overview) -> HealthServer:
-    """Return what serves the health of all children."""
+    """Return the server for the health of all children."""
     return http.server(
         overview.opened,
         timing=lambda: overview.timing,

@@ -1,4 +1,4 @@
-"""`tenure workers`: how each of them does, orders for one of them, and where its runs are."""
+"""`tenure workers`: lists workers, gives them orders, and shows the stacks of their runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from tenure.options import Timing
 from tenure.storage.protocol import Query, Settings, Survey, Target, WorkerSurvey
 
 PAGE = 200
-"""How many records one look at what is active holds at a time."""
+"""How many active jobs one call reads."""
 
 MOST = 20_000
-"""How many active jobs are looked through for those of one worker."""
+"""How many active jobs are searched for those of one worker."""
 
 DETAILS = 50
-"""How many jobs are asked for at once with their runs and logs."""
+"""How many jobs one call reads with their runs and logs."""
 
 
 class CrewView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 where unknown.
+    """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 if unknown.
 
-    `why`: why it claims no more by itself, where it does not.
+    `why`: the reason if it has stopped claiming by itself, else empty.
     """
 
     owner: str
@@ -53,7 +53,7 @@ class CrewView(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OrderedView(Struct, frozen=True, kw_only=True):
-    """A worker, and the orders for it that are in force."""
+    """A worker, and the orders that apply to it."""
 
     owner: str
     name: str
@@ -62,7 +62,7 @@ class OrderedView(Struct, frozen=True, kw_only=True):
 
 
 class StackView(Struct, frozen=True, kw_only=True):
-    """A run of a worker. `trace`: where its handler was `seen_ago` seconds ago; None if nobody has looked yet."""
+    """A run of a worker. `trace`: the stack of its handler `seen_ago` seconds ago; None if it was not recorded yet."""
 
     worker: str
     owner: str
@@ -190,7 +190,7 @@ async def _told(session: CommandSession, names: Sequence[str], settings: Setting
     by = who()
     async with accessed(session) as access:
         survey = await access.storage.survey()
-        # All of them are known before the first one is told.
+        # Find all workers before the first one gets its order.
         meant = {worker.owner.id: worker.owner for worker in (find_worker(survey, name) for name in names)}
         seen: list[OrderedView] = []
         for owner in meant.values():
@@ -231,7 +231,7 @@ async def _stacks(session: CommandSession, name: str | None, limit: int) -> list
         survey = await access.storage.survey()
         owners = None if name is None else {find_worker(survey, name).owner.id}
         jobs = await _active(access, owners)
-        # Those that have run the longest are the ones that somebody asks about.
+        # The longest runs are the most interesting ones.
         jobs.sort(key=lambda job: (job.started or 0, job.id))
         found: list[StackView] = []
         for start in range(0, min(len(jobs), limit), DETAILS):
@@ -246,7 +246,7 @@ async def _stacks(session: CommandSession, name: str | None, limit: int) -> list
 
 
 async def _active(access: StorageAccess, owners: set[str] | None) -> list[JobRecord]:
-    """Return what these owners hold."""
+    """Return the active jobs of these owners, or of all owners if None."""
     found: list[JobRecord] = []
     looked, after = 0, None
     while looked < MOST:

@@ -1,1 +1,1 @@
-"""Tells whether jobs are being run: a judgement of what the storage shows, and its way out over HTTP."""
+"""Health checks: assess whether jobs are being run, from the storage's view, and serve the result over HTTP."""

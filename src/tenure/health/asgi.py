@@ -24,13 +24,13 @@ Send = Callable[[Message], Awaitable[None]]
 DegradedIs = Literal[200, 503]
 
 UNREADY_AFTER = 10.0
-"""Seconds that the storage may fail before this process says that it is not ready."""
+"""Seconds that the storage may fail before this process reports that it is not ready."""
 
 RECENT = 1.0
-"""Seconds for which a look will do for `/ready`, which anybody may ask: no flood of questions reaches the storage."""
+"""Seconds for which `/ready` reuses a survey; it needs no token, so a flood of requests must not reach the storage."""
 
 MOST_FIELDS = 100
-"""So many fields a query string may have."""
+"""The greatest number of fields in a query string."""
 
 _TEXT = b"text/plain; charset=utf-8"
 _JSON = b"application/json"
@@ -40,7 +40,7 @@ Answer = tuple[int, bytes, bytes, Headers]
 
 
 class HealthApp:
-    """A plain ASGI app. Served, it looks at the storage every few seconds; mounted, when it is asked."""
+    """A plain ASGI app. With a lifespan it surveys the storage every few seconds; mounted, only on requests."""
 
     def __init__(
         self,
@@ -52,7 +52,11 @@ class HealthApp:
         degraded_is: DegradedIs = 200,
         vitals: Callable[[], ProcessHealth] = ProcessHealth,
     ) -> None:
-        """Take the parts: `queues` exist whatever the storage knows, `vitals` tells of this process, on any thread."""
+        """Take the parts.
+
+        `queues`: returns queues that exist even if the storage does not know them. `vitals`: returns the health of this
+        process; any thread may call it.
+        """
         self._watch = watch
         self._gate = gate
         self._timing = timing
@@ -62,11 +66,11 @@ class HealthApp:
 
     @property
     def protected(self) -> bool:
-        """Whether it shows figures only to those who have a token."""
+        """Return True if queue health and metrics require a token."""
         return self._gate.closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or live through one lifespan."""
+        """Answer one request, or run one lifespan."""
         match scope["type"]:
             case "http":
                 status, kind, body, more = await self._answer(scope)
@@ -82,14 +86,14 @@ class HealthApp:
             case "lifespan":
                 await self._lifespan(receive, send)
             case "websocket":
-                # Before it is accepted: a server says 403 to that.
+                # Closed before it is accepted: the server answers 403.
                 await receive()
                 await send({"type": "websocket.close", "code": 1000})
             case other:
                 raise ValueError(f"health speaks HTTP only, not {other}")
 
     async def health(self, only: Iterable[str] = (), *, look: SurveyResult | None = None) -> Health:
-        """Return the judgement over all queues, or over these, from a new look or a given one."""
+        """Return the assessment of all queues, or of these, from a new survey or a given one."""
         look = await self._watch.look() if look is None else look
         if look.survey is None:
             return unreachable(look.error)
@@ -104,7 +108,7 @@ class HealthApp:
         )
 
     async def ready(self) -> bool:
-        """Say whether this process can do its work: the storage answers, it does not stop, a claim loop of it turns."""
+        """Return True if this process can work: the storage answers, it is not stopping, and one claim loop turns."""
         vitals = self._vitals()
         if vitals.stopping:
             return False
@@ -178,7 +182,7 @@ _CHALLENGES: Headers = [
 def _path(scope: Scope) -> str:
     """Return the path below the place where this is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    # Some mount by cutting the path, others leave it whole.
+    # Some frameworks remove the mount point from the path, others do not.
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 

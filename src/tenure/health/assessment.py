@@ -1,12 +1,12 @@
-"""The judgement: what a look at the storage comes to, as the records that HTTP and the command line show.
+"""Assesses a survey of the storage; the result is the records that HTTP and the command line show.
 
     unreachable   the storage gave no answer
     unhealthy     a backlog stayed above its threshold for longer than its time
     degraded      jobs wait in a queue that no live worker serves, or for a worker that knows their task (`no_handler`);
-                  or a queue was asked for that does not exist; or a worker found the storage replaced or rewound
+                  or a requested queue does not exist; or a worker found the storage replaced or rewound
     ok            none of these
 
-Instants are aware datetimes in UTC, durations are seconds. Nothing here waits or reads a clock.
+Instants are aware datetimes in UTC, durations are seconds. This module neither waits nor reads a clock.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,15 +26,15 @@ Status = Literal["ok", "degraded", "unhealthy", "unreachable"]
 WorkerState = Literal["alive", "quiet", "stopping", "stale"]
 
 LONGEST_REST = 5.0
-"""Seconds after which a healthy claim loop turns, even if there is nothing to do (`worker.exchange.POLL`)."""
+"""Seconds within which a healthy claim loop turns, even if there is nothing to do (`worker.loop.POLL`)."""
 
 
 NO_HANDLER = 600 * SECOND
-"""For how long no live worker must have known a task before that is worth a word, in microseconds."""
+"""How long a task must be unknown to all live workers until it is reported, in microseconds."""
 
 
 class NoHandler(Struct, frozen=True, kw_only=True):
-    """A task and a version of its payload that jobs of a queue wait for, and that no live worker knows.
+    """A task and payload version of jobs that wait in a queue, but that no live worker knows.
 
     `waited`: the seconds that one of these jobs has waited.
     """
@@ -45,10 +45,10 @@ class NoHandler(Struct, frozen=True, kw_only=True):
 
 
 class QueueHealth(Struct, frozen=True, kw_only=True):
-    """A queue. `served`: a live worker claims from it. `above_for`: the seconds that too many jobs have waited.
+    """A queue. `served`: a live worker claims from it. `above_for`: seconds that its backlog exceeded the threshold.
 
-    `known`: the storage has heard of it, the app has a task that goes there, or a worker serves it. `no_handler`: tasks
-    of its jobs that no live worker which serves it has known for 10 min.
+    `known`: it is in the storage, a task of the app uses it, or a worker serves it. `no_handler`: tasks of its jobs
+    that none of its live workers has known for 10 min.
     """
 
     status: Status
@@ -67,14 +67,14 @@ class QueueHealth(Struct, frozen=True, kw_only=True):
 
     @property
     def stranded(self) -> bool:
-        """Whether jobs wait in it though no live worker serves it and nobody has paused it."""
+        """Return True if jobs wait in it, no live worker serves it, and it is not paused."""
         return self.waiting > 0 and not self.served and not self.paused
 
 
 class WorkerHealth(Struct, frozen=True, kw_only=True):
     """A worker. `seen_ago`: since its last beat; `turned_ago`: since its claim loop turned; `age`: the longer one.
 
-    `died`: it is stale because its process is known to be dead.
+    `died`: its process is known to be dead, so the worker is stale.
     """
 
     id: str
@@ -93,14 +93,14 @@ class WorkerHealth(Struct, frozen=True, kw_only=True):
 
 
 class ReaperHealth(Struct, frozen=True, kw_only=True):
-    """The sweeping. `age`: since a reaper last swept, None for never; `late`: work under way could not be recovered."""
+    """The sweeps. `age`: since the last sweep, None for never; `late`: active jobs may not be recovered in time."""
 
     age: float | None
     late: bool
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Everything at a glance; `complaints` are for people, the rest is for machines."""
+    """The whole assessment; `complaints` are for people, the other fields for programs."""
 
     status: Status
     now: datetime | None
@@ -120,9 +120,9 @@ def judged(
     backlog: Backlog,
     now: float,
 ) -> Health:
-    """Return what a survey comes to, `now` being the uptime that the backlog is measured in.
+    """Return the assessment of a survey; `now` is the uptime at which the backlog is measured.
 
-    `defined`: queues that exist though the storage may not have heard of them. `only`: the critical ones, if not all.
+    `defined`: queues that exist even if the storage does not know them. `only`: the queues to assess, if not all.
     """
     workers = [_worker(worker, timing) for worker in survey.workers]
     serving = [worker for worker in workers if worker.state == "alive"]
@@ -157,14 +157,14 @@ def judged(
 
 
 def alarms_of(survey: Survey) -> tuple[str, ...]:
-    """Return what workers found wrong with the storage as a whole, each alarm once."""
+    """Return the alarms that workers have raised about the storage as a whole, each alarm once."""
     return tuple(dict.fromkeys(worker.alarm for worker in survey.workers if worker.alarm))
 
 
 def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[NoHandler, ...]:
-    """Return the tasks that jobs of a queue have waited for, and that no live worker has known for 10 min.
+    """Return the tasks of jobs that wait in a queue, which no live worker has known for 10 min.
 
-    A worker that fell silent is shown for as long, so each worker that is shown was alive within this time.
+    A survey shows a silent worker for 10 min, too, so each worker shown was alive within this time.
     """
     serving = [worker for worker in workers if queue.queue in worker.queues]
     return tuple(
@@ -175,7 +175,7 @@ def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[No
 
 
 def unreachable(error: str) -> Health:
-    """Return what it comes to that the storage gave no answer."""
+    """Return the assessment if the storage gave no answer."""
     return Health(
         status="unreachable",
         now=None,
@@ -187,7 +187,7 @@ def unreachable(error: str) -> Health:
 
 
 def consuming(survey: Survey, owner: str, timing: Timing) -> bool:
-    """Say whether this worker claims jobs: known to the storage, told to do so, its loop turning."""
+    """Return True if this worker claims jobs: the storage knows it, it is not quiet, and its claim loop turns."""
     return any(worker.owner.id == owner and state_of(worker, timing) == "alive" for worker in survey.workers)
 
 
@@ -197,9 +197,9 @@ def waiting(survey: Survey) -> Mapping[str, int]:
 
 
 def state_of(worker: WorkerSurvey, timing: Timing) -> WorkerState:
-    """Return how a worker is; one that has died is stale, for it claims and renews nothing."""
+    """Return the state of a worker; a dead worker is stale, because it neither claims nor renews."""
     three = 3 * timing.beat
-    # Beside a quick beat the loop of an idle worker is slow; its turns must not be asked for more often than they come.
+    # If the beat is short, the loop of an idle worker turns less often than every three beats; allow for its rest.
     turn = max(three, timedelta(seconds=LONGEST_REST) + 2 * timing.beat)
     silent = worker.seen_ago > three.total_seconds() * SECOND or worker.turned_ago > turn.total_seconds() * SECOND
     if worker.died or silent:
@@ -239,7 +239,7 @@ def _queue(
 ) -> QueueHealth:
     waits = queue.counts.get(State.WAITING, 0)
     unhandled = no_handlers(queue, workers)
-    # Who paused a queue wants its jobs to wait; only their number may still be too much.
+    # Jobs of a paused queue wait on purpose; only their number can still be too large.
     degraded = not known or (bool(waits) and not served and not queue.paused) or bool(unhandled)
     return QueueHealth(
         status="unhealthy" if overdue else "degraded" if degraded else "ok",
@@ -306,10 +306,10 @@ def _complaints(
 
 
 def jobs_wait(count: int) -> str:
-    """Return the words for so many jobs that wait."""
+    """Return "1 job waits" or "2 jobs wait"."""
     return "1 job waits" if count == 1 else f"{count} jobs wait"
 
 
 def jobs_are(count: int) -> str:
-    """Return the words that go before what so many jobs are."""
+    """Return "1 job is" or "2 jobs are"."""
     return "1 job is" if count == 1 else f"{count} jobs are"

@@ -1,4 +1,4 @@
-"""Who may see the figures: a token, as a bearer or as the password of basic authentication."""
+"""Token authentication for health and metrics: a bearer token, or the password of basic authentication."""
 
 import base64
 import binascii
@@ -8,30 +8,30 @@ from tenure.errors import UsageError
 
 
 class TokenAuth:
-    """Lets through who has the token; without a token, everybody."""
+    """Admits requests that carry the token; without a token, all requests."""
 
     def __init__(self, token: str | None) -> None:
         """Take the token.
 
         Raises:
-            UsageError: it is empty, or of characters that no header can carry.
+            UsageError: it is empty, or has characters that a header cannot carry.
         """
         if token is not None and not _visible(token):
-            # Not shown: it may be a real one with a slip in it, and errors end up in logs.
+            # The message does not show it: it may be a real token with a typing error, and errors end up in logs.
             raise UsageError("the token must be a text of visible ASCII characters, without spaces; make a random one")
         self._token = None if token is None else token.encode()
 
     @property
     def closed(self) -> bool:
-        """Whether a token is asked for."""
+        """Return True if a token is required."""
         return self._token is not None
 
     def admits(self, authorization: list[bytes]) -> bool:
-        """Say whether these `Authorization` headers carry the token; two of them are none."""
+        """Return True if these `Authorization` headers carry the token; more than one header is refused."""
         if self._token is None:
             return True
         given = _credentials(authorization[0]) if len(authorization) == 1 else b""
-        # In constant time, whatever was given: how long it takes must not tell how much of it was right.
+        # Compare in constant time, so that the duration does not show how much of the token was right.
         return hmac.compare_digest(given, self._token)
 
 

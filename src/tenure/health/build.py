@@ -1,4 +1,4 @@
-"""From what a user asks for to a health app; whatever cannot be meant is refused here."""
+"""Builds a health app from the user's options, and validates them."""
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,16 +17,16 @@ from tenure.options import Timing
 from tenure.storage.protocol import Storage
 
 TOKEN_VARIABLE = "TENURE_HTTP_TOKEN"  # noqa: S105 - the name of a variable, not a token
-"""Where a token comes from that is given nowhere else."""
+"""The environment variable of the token, if the token is not given as an option."""
 
 PATIENCE = "5m"
-"""How long a backlog may stay above its threshold unless told otherwise."""
+"""The default time that a backlog may stay above its threshold."""
 
 OTHERS = "*"
-"""Stands for every queue that has no threshold of its own."""
+"""The name for all queues without a threshold of their own."""
 
 Threshold = int | Mapping[str, int] | None
-"""How many jobs may wait: in each queue, or by the names of queues, `"*"` being all others."""
+"""How many jobs may wait: in each queue, or by queue name, where `"*"` stands for all other queues."""
 
 
 def health_app(
@@ -45,7 +45,7 @@ def health_app(
     """Return a health app.
 
     Raises:
-        UsageError: an option has no valid value, or there is no token and nobody said that none is wanted.
+        UsageError: an option has an invalid value, or neither a token nor `unprotected` is given.
     """
     gate = TokenAuth(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
     watch = StorageMonitor(storage, clock=clock, thresholds=thresholds(backlog, for_))
@@ -54,10 +54,10 @@ def health_app(
 
 
 def secret(token: str | None, *, unprotected: bool) -> str | None:
-    """Return the token to ask for, None for none.
+    """Return the token to require, or None if the app is unprotected.
 
     Raises:
-        UsageError: there is none though one is wanted, or one though none is.
+        UsageError: neither a token nor `unprotected` is given, or both are.
     """
     if unprotected:
         if token is not None:
@@ -73,10 +73,10 @@ def secret(token: str | None, *, unprotected: bool) -> str | None:
 
 
 def thresholds(backlog: Threshold, patience: Duration, *, fields: tuple[str, str] = ("backlog", "for_")) -> Thresholds:
-    """Return what a backlog is judged by; `fields` are what the two are called where they are given.
+    """Return the thresholds of a backlog; `fields` are the names of the two options, for error messages.
 
     Raises:
-        UsageError: there is no such threshold or time.
+        UsageError: a threshold or the time is invalid.
     """
     field, time = fields
     seconds = duration(patience, field=time).total_seconds()

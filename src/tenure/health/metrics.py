@@ -1,7 +1,7 @@
-"""Metrics in the text format of Prometheus: what the storage shows, and what this process has counted.
+"""Writes metrics in the text format of Prometheus: gauges of the storage, and the counts of this process.
 
-What the storage shows is the same wherever it is asked, so of several targets one is to be looked at, or the largest
-value. What processes have counted is to be added up over all of them.
+All targets show the same gauges of the storage, so a query takes one target or the largest value. The counts of the
+processes are added up over all targets.
 """
 
 import math
@@ -26,7 +26,7 @@ Labels = dict[str, str]
 
 
 class Family(Struct, frozen=True):
-    """A gauge with all that it shows now."""
+    """A gauge with all its samples."""
 
     name: str
     meaning: str
@@ -34,7 +34,7 @@ class Family(Struct, frozen=True):
 
 
 def rendered(survey: Survey | None, health: Health, vitals: ProcessHealth) -> bytes:
-    """Return everything as text. Without a survey, the storage being out of reach, what needs one is left out."""
+    """Return all metrics as text. If the storage is out of reach and `survey` is None, its gauges are left out."""
     families = [_gauge("tenure_storage_up", "Whether the storage answers.", survey is not None)]
     if survey is not None:
         families += _of_storage(survey, health)
@@ -112,7 +112,7 @@ def _gauge(name: str, meaning: str, value: float) -> Family:
 
 
 def _lag(survey: Survey | None, health: Health, vitals: ProcessHealth) -> float | None:
-    """Return this process's own; for one that runs no jobs, that of all live workers, as of their last beats."""
+    """Return the loop lag of this process; in a process that runs no jobs, the greatest lag of all live workers."""
     if vitals.owners is not None:
         return vitals.lag
     if survey is None:
@@ -135,7 +135,7 @@ def _counted(metric: Metric, totals: Totals) -> Iterator[str]:
     for key in sorted(_of(metric, totals)):
         numbers = totals[key]
         if len(key) != 1 + len(metric.labels) or len(numbers) != many:
-            # A process may say anything; what is none of ours must not spoil the rest.
+            # A child process may send anything; an invalid series must not break the other ones.
             continue
         labels = dict(zip(metric.labels, key[1:], strict=True))
         if not metric.buckets:

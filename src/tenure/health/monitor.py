@@ -1,4 +1,4 @@
-"""Looks at the storage, each look within its own limit, and remembers what cannot be seen in a single one."""
+"""Surveys the storage, each time within a limit, and keeps what a single survey does not show: backlog, failures."""
 
 import asyncio
 import logging
@@ -12,21 +12,21 @@ from tenure.health.assessment import waiting
 from tenure.storage.protocol import Storage, Survey
 
 LIMIT = 1.8
-"""Seconds that the storage gets to answer, so that whoever asks for health has an answer within two."""
+"""Seconds that the storage gets to answer, so that a health request is answered within two seconds."""
 
 EVERY = 2.5
-"""Seconds between two looks while nobody asks: a backlog that came and went between two questions is seen, too."""
+"""Seconds between two surveys without requests, so that a backlog between two requests is seen, too."""
 
 logger = logging.getLogger("tenure.health")
 
 
 class NoStorageYetError(StorageError):
-    """Nobody has said yet which storage it is: the processes that know have only just been started."""
+    """The storage is not known yet: the worker processes that know it have only just been started."""
 
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """What one look found at some uptime: a survey, or the reason why there is none; `hung`: no answer at all."""
+    """The result of one survey at an uptime: the survey, or the error; `hung`: the storage gave no answer in time."""
 
     at: float
     survey: Survey | None
@@ -35,16 +35,16 @@ class SurveyResult:
 
 
 class StorageMonitor:
-    """Looks once for all who ask meanwhile: a storage in trouble must not be asked in droves."""
+    """Surveys the storage; requests at the same time share one survey, so that they do not overload the storage."""
 
     def __init__(self, storage: Callable[[], Awaitable[Storage]], *, clock: Clock, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
         self.backlog = Backlog()
         self.good: SurveyResult | None = None
-        """The last look that found something."""
+        """The last survey that succeeded."""
 
         self.failing_since: float | None = None
-        """The uptime of the first of the looks that have failed since then."""
+        """The uptime of the first failed survey since the last successful one; None if that is the latest."""
 
         self._storage = storage
         self._clock = clock
@@ -53,21 +53,21 @@ class StorageMonitor:
 
     @property
     def now(self) -> float:
-        """The uptime in which looks are dated."""
+        """The current uptime."""
         return self._clock.uptime()
 
     async def look(self, *, max_age: float = 0.0) -> SurveyResult:
-        """Return what the storage shows, or showed up to `max_age` seconds ago. Takes no longer than `LIMIT`."""
+        """Return a new survey, or one that is at most `max_age` seconds old. This takes no longer than `LIMIT`."""
         if self._last is not None and self.now - self._last.at < max_age:
             return self._last
         task = self._under_way
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            # Without a group around it: who asked for it may go while others wait for it. It ends by itself, in time.
+            # Not in a task group: the first caller may be cancelled while others wait. `LIMIT` bounds the task.
             task = self._under_way = asyncio.create_task(self._look(), name="tenure health look")
         return await asyncio.shield(task)
 
     async def sample(self) -> None:
-        """Look every few seconds until cancelled."""
+        """Survey the storage every few seconds until cancelled."""
         try:
             while True:
                 await self.look(max_age=EVERY / 2)

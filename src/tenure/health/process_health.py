@@ -1,4 +1,4 @@
-"""What a process that serves health tells of itself, beside what the storage knows."""
+"""The health of the process that serves health, in addition to the view of the storage."""
 
 from msgspec import Struct, field
 
@@ -6,11 +6,11 @@ from tenure.metrics import Key
 
 
 class ProcessHealth(Struct, frozen=True, kw_only=True):
-    """How a process is doing.
+    """The health of a process.
 
-    `owners`: the workers that it answers for; None for one that runs no jobs. `dead`: why it had better be ended, empty
-    if it had not. `lag`: for how many seconds its event loops have kept others waiting of late, the longest of them;
-    None where it has none that handlers run on. `figures`: what it has counted.
+    `owners`: the owner ids of its workers; None for a process that runs no jobs. `dead`: why it should be restarted;
+    empty if it is well. `lag`: the greatest recent lag of its event loops, in seconds; None if no handlers run on them.
+    `figures`: its metrics.
     """
 
     owners: tuple[str, ...] | None = None
@@ -21,5 +21,5 @@ class ProcessHealth(Struct, frozen=True, kw_only=True):
 
 
 def blocked(seconds: float, most: float) -> str:
-    """Return why a process had better be ended whose event loop has been blocked for so long; empty if it had not."""
+    """Return why a process should be restarted if its event loop was blocked for `seconds`; empty if it should not."""
     return f"its event loop has been blocked for {seconds:.1f} s, more than {most:g} s" if seconds > most else ""

@@ -1,4 +1,4 @@
-"""Serves an ASGI app over HTTP from a thread of its own, so that it answers while the main loop is blocked."""
+"""Serves the health app over HTTP in its own thread, so that it answers while the main loop is blocked."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tenure.health")
 
 LONGEST_HEAD = 16 * 1024
-"""Bytes that the head of a request may have."""
+"""The greatest size of a request's head, in bytes."""
 
 GOODBYE = 1
-"""Seconds that requests under way get when the server stops."""
+"""Seconds that running requests get to end when the server stops."""
 
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where to listen."""
+    """The host and port to listen on."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class ListenAddress:
         """Read "8080", "127.0.0.1:8080" or "[::1]:8080"; a port alone listens on this machine only.
 
         Raises:
-            UsageError: it is none of these.
+            UsageError: `text` has none of these forms.
         """
         found = re.fullmatch(r"(?:(?:\[([^\]]+)\]|([^:\s]+)):)?(\d{1,5})", text.strip())
         if found is None or int(found[3]) > 65_535:
@@ -50,7 +50,7 @@ class ListenAddress:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return True if only this machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -60,17 +60,17 @@ class ListenAddress:
         """Return a socket that listens there.
 
         Raises:
-            UsageError: it cannot be had.
+            UsageError: the address cannot be bound.
         """
         try:
             listening = socket.create_server(
                 (self.host, self.port), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET
             )
         except OSError as error:
-            # Its own text says where, too. An address that cannot be looked up has numbers of another kind.
+            # The text of an OSError repeats the address; but `strerror` does not know the codes of a gaierror.
             why = str(error) if error.errno is None or isinstance(error, socket.gaierror) else os.strerror(error.errno)
             raise UsageError(f"cannot listen on {self}: {why}; choose another address") from error
-        # Connections have it from here. Without it the body waits for the head to be acknowledged, which takes 40 ms.
+        # Connections inherit this option. Without it the body waits for the head's acknowledgement, about 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
 
@@ -79,10 +79,10 @@ class ListenAddress:
 
 
 def permitted(address: ListenAddress, *, protected: bool, remedy: str) -> None:
-    """Make sure that what is to be served there may be: beyond this machine only with authentication.
+    """Check that serving at this address is allowed: other machines may reach it only with authentication.
 
     Raises:
-        UsageError: anybody could read it, or there is no server to serve it.
+        UsageError: other machines could read it without a token, or uvicorn is not installed.
     """
     if not address.loopback and not protected:
         raise UsageError(f"{address} can be reached from other machines and no token is asked for; {remedy}")
@@ -94,10 +94,10 @@ class HealthServer:
     """Serves health until it is stopped."""
 
     def __init__(self, app: HealthApp, address: ListenAddress) -> None:
-        """Take what to serve and where.
+        """Take the app and the address.
 
         Raises:
-            UsageError: it may not be served there, or there is no uvicorn.
+            UsageError: the app may not be served at this address, or uvicorn is not installed.
         """
         permitted(address, protected=app.protected, remedy="give it a token, or listen on 127.0.0.1")
         self._app = app
@@ -111,14 +111,14 @@ class HealthServer:
         """Begin to listen.
 
         Raises:
-            UsageError: the address cannot be had.
+            UsageError: the address cannot be bound.
         """
         self._listening = self._address.bound()
         self._serving = self._side.submit(self._serve(self._listening))
         self._serving.add_done_callback(_ended)
 
     async def stop(self) -> None:
-        """Listen no more; requests under way get a moment. Idempotent."""
+        """Stop listening; running requests get a moment to end. Idempotent."""
         serving, self._serving = self._serving, None
         if serving is not None and self._uvicorn is not None:
             self._uvicorn.should_exit = True
@@ -144,17 +144,17 @@ class HealthServer:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            # Subclasses of its protocols are what uvicorn takes beside their names.
+            # In addition to names, uvicorn takes subclasses of its protocols.
             http=HTTPConnection,
             ws="none",
             lifespan="on",
-            # Logging is the application's business.
+            # The application configures logging.
             log_config=None,
             log_level="warning",
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            # Idle ones have made room before that, so as many requests are under way.
+            # Idle connections are closed before this limit, so it bounds the running requests.
             limit_concurrency=MOST + 1,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             timeout_graceful_shutdown=GOODBYE,
@@ -162,7 +162,7 @@ class HealthServer:
         self._uvicorn = uvicorn.Server(config)
         host, port = listening.getsockname()[:2]
         logger.info("health is served on http://%s", ListenAddress(host, port))
-        # In a thread it leaves the signals alone; they are heard by whoever has the main one.
+        # Outside the main thread uvicorn installs no signal handlers.
         await self._uvicorn.serve(sockets=[listening])
 
 

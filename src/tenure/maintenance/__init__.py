@@ -1,1 +1,1 @@
-"""What the leader does."""
+"""The work of the leader: sweep, settle stalled runs, fire schedules."""

@@ -1,6 +1,6 @@
-"""What becomes of runs that were taken from the dead and the silent: decided like any outcome, settled like any run.
+"""Settles stalled runs, which were taken from workers that died or fell silent, like any other outcome.
 
-stalled leases ──► what is on record of them (get, survey) ──► post-mortem ──► Stalled ──► decide ──► settle
+stalled leases ──► their records (get, survey) ──► post-mortem ──► Stalled ──► decide ──► settle
 """
 
 import asyncio
@@ -23,32 +23,32 @@ from tenure.metrics import STALLED, MetricsRegistry
 from tenure.storage.protocol import SETTLE_LIMIT, StalledLease, Storage, WorkerSurvey
 
 FREE_DEATHS = 3
-"""How many deaths of its worker in a row a run in a process of its own is not charged for; the next one is a stall."""
+"""The number of worker deaths in a row for which an isolated run is not charged; the next one is a stall."""
 
 UNFINISHED_ERROR = "HandlerUnfinishedError"
 UNFINISHED = "the call of the handler had ended, but its thread went on until its process ended"
-"""The error of an exclusive run that kept its right for that."""
+"""The error of an exclusive run that kept its right for that reason."""
 
 LOOK = 0.5
-"""Seconds for all that is read about the stalled: they shall run again, whether or not anybody can tell of them."""
+"""Seconds for all reads about stalled runs. The jobs must run again even if nothing can be read about them."""
 
 READ_LIMIT = 20
-"""How many jobs are read at once, with their logs."""
+"""The number of jobs that one call reads, with their logs."""
 
 WRITE_LIMIT = 262_144
 """Characters of post-mortems that go into one call; the storage keeps each of them two or three times."""
 
 
 class CrashEvidence(Struct, frozen=True):
-    """What its supervisor knows of a worker process that died.
+    """What the supervisor knows of a worker process that died. Jobs are named by their references.
 
-    `hung`: it was killed because its event loop no longer turned. `overdue`: the jobs whose runs it was killed for, as
-    they went on beyond their timeouts. `culprits`: those whose runs brought its death about, if it is known which;
-    then the others are not to blame. `suspects`: those whose runs had begun in the process, and so may have ended it;
-    empty if it is known that there were none, None if that cannot be told. `apart`: those whose runs are known to have
-    been given to processes of their own. `waiting`: those whose runs are known not to have begun. `blameless`: it was
-    killed for what no run has to do with. `dead_for`: how long it had been dead when its jobs could be taken, in
-    microseconds; for long where the storage was out of reach.
+    `hung`: the process was killed because its event loop was blocked. `overdue`: jobs whose runs went on beyond their
+    timeouts, so that the process was killed. `culprits`: jobs whose runs caused the death, if they are known; then the
+    other jobs are not charged. `suspects`: jobs whose runs had begun in the process, and so may have ended it; empty if
+    there were certainly none, None if that is not known. `apart`: jobs whose runs had isolated processes. `waiting`:
+    jobs whose runs had certainly not begun. `blameless`: the process was killed for a reason that no run has caused.
+    `dead_for`: how long the process had been dead when its jobs were taken, in microseconds; this is long if the
+    storage was out of reach.
     """
 
     ending: Ending
@@ -61,8 +61,8 @@ class CrashEvidence(Struct, frozen=True):
     blameless: bool = False
     culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
     stopped: Mapping[Ref, StopCode] = field(default_factory=dict[Ref, StopCode])
-    """Exclusive runs that the worker had stopped before, and why: they had kept their rights, as their handlers went on
-    until the process ended. They have come to that, whatever the process died of."""
+    """Exclusive runs that the worker had stopped before, and why. They kept their rights, because their handlers went
+    on until the process ended. Their outcome follows from this code, however the process died."""
     dead_for: int = 0
 
     def clears(self, ref: Ref) -> bool:
@@ -72,7 +72,7 @@ class CrashEvidence(Struct, frozen=True):
     def not_begun(self, ref: Ref) -> bool:
         """Return True if it is known that the run of a job had not begun.
 
-        Where all suspects are known, a job that is named nowhere had been given to a worker that had not heard of it.
+        If all suspects are known, a job that is not listed was claimed, but its worker never received the answer.
         """
         return ref in self.waiting or not (self.suspects is None or ref in self.suspects or ref in self.apart)
 
@@ -88,15 +88,15 @@ async def settle_stalled(
     within: float = LOOK,
     figures: MetricsRegistry | None = None,
 ) -> bool:
-    """Settle stalled runs in the name of who took them, and count them; for reapers and supervisors.
+    """Settle stalled runs under the owner that took them, and count them; for reapers and supervisors.
 
-    Returns whether the storage has answered for all of them.
+    Return True if the storage has answered for all of them.
 
-    What can be read about them `within` so many seconds goes into their post-mortems. `max_block`: how long an event
-    loop may be blocked, in microseconds; a reaper tells by it what the silence of a worker meant.
+    `within`: seconds to read details for the post-mortems. `max_block`: how long an event loop may be blocked, in
+    microseconds; a reaper uses it to explain why a worker was silent.
 
     Raises:
-        StorageError: some may not be settled; they are reaped again when the taker's own lease has run out.
+        StorageError: some runs may not be settled; they are reaped again when the taker's own lease has run out.
     """
     seen = await _seen(storage, stalled, workers=witness is None, within=within)
     coming: list[Settlement] = []
@@ -124,7 +124,7 @@ async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], fi
 
 
 class _StalledRuns:
-    """What could be read about stalled runs and their workers."""
+    """The records that could be read about stalled runs and their workers."""
 
     def __init__(self, stalled: Sequence[StalledLease]) -> None:
         self.details: dict[Ref, JobDetail] = {}
@@ -146,7 +146,7 @@ class _StalledRuns:
         return len(list(takewhile(lambda run: run.reason == "process_died" and run.ended == "released", earlier[::-1])))
 
     def beside(self, one: StalledLease, witness: CrashEvidence | None) -> list[str]:
-        """Return the tasks of what ran in the same process, but for what is known to have been elsewhere."""
+        """Return the tasks that ran in the same process, without those known to have run elsewhere or not begun."""
         if witness is not None and witness.clears(one.lease.ref):
             return []
         others = [(ref, task) for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
@@ -156,7 +156,7 @@ class _StalledRuns:
 async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _StalledRuns:
     seen = _StalledRuns(stalled)
     refs = [one.lease.ref for one in stalled]
-    # Whatever goes wrong here makes for a shorter post-mortem; it must not keep a job from its next run.
+    # An error here only shortens the post-mortem; it must not delay the job's next run.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(within):
             if workers and stalled:
@@ -190,7 +190,7 @@ def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | Non
     if witness is not None and begun and witness.clears(one.lease.ref) and not witness.blameless:
         deaths = seen.deaths(one)
     if deaths >= FREE_DEATHS:
-        # Chance would hardly strike so often. A run can kill the worker from a process of its own, too.
+        # This many deaths in a row are hardly chance. An isolated run can kill its worker, too.
         cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
     blameless = (
         witness is not None
@@ -232,7 +232,7 @@ def _reason(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None
     if witness is not None:
         return "loop_blocked" if witness.hung else one.reason
     worker = seen.workers.get(one.owner)
-    # A worker whose loop is blocked for so long has its leases run out on purpose, and says so before.
+    # A worker whose loop is blocked for that long lets its leases run out on purpose, and reports its lag before.
     blocked = worker is not None and max_block is not None and worker.lag >= max_block
     return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
 
@@ -248,13 +248,13 @@ def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvide
     detail, worker = seen.details.get(one.lease.ref), seen.workers.get(one.owner)
     place = None if witness is None else witness.workplace
     if worker is not None:
-        # What tells of the run came with the older of the two: somebody else may have renewed its lease.
+        # Take the older of the two times, because another process may have renewed the lease.
         place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
     job, dead_for = one.lease.job, 0 if witness is None else witness.dead_for
-    # What is on record may be anything.
+    # A stored record may contain anything.
     with contextlib.suppress(Exception):
         return post_mortem(
-            # It ran until it died, not until somebody could take it.
+            # The run ended when its process died, not when the lease was taken.
             structs.replace(job, heard_at=None if job.heard_at is None else job.heard_at - dead_for),
             cause,
             silent_for=max(0, one.silent_for - dead_for),

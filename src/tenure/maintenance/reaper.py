@@ -1,10 +1,9 @@
-"""The reaper: a worker whose runs are already over. It sweeps, decides on what stalled, and settles it.
+"""The reaper: sweeps the storage, settles the runs of workers that died or fell silent, and fires schedules.
 
-    sweep ──► leases taken from the dead and the silent, under a new fence ──► Stalled ──► decide ──► settle
+    sweep ──► leases taken from dead and silent workers, under a new fence ──► Stalled ──► decide ──► settle
           ──► schedules that are due ──► their ticks ──► plan
 
-It goes through the same door as everybody: `exchange`. If it dies between taking and settling, what it took is reaped
-from it in turn.
+It settles by `exchange`, as workers do. If it dies between taking and settling, another reaper takes the jobs from it.
 """
 
 import asyncio
@@ -36,27 +35,28 @@ from tenure.storage.protocol import RenewRequest, SweepRequest
 E = TypeVar("E", bound=Event)
 
 SPREAD = 0.1
-"""A sweep comes up to this share earlier, so that many reapers do not march in step; never later, for the bound."""
+"""Each sweep comes earlier by a random share up to this one, so that many reapers do not sweep at the same moments. It
+never comes later, because the time until a recovery is bounded."""
 
 RESIGN_WAIT = 1.0
-"""Seconds that a reaper's farewell gets to reach the storage."""
+"""Seconds that a reaper's resignation gets to reach the storage."""
 
 HANDLERS_WAIT = 2.0
-"""Seconds that event handlers at work get to end when their reaper stops."""
+"""Seconds that running event handlers get to end when their reaper stops."""
 
 ITS_OWN = (LeadershipAcquired, LeadershipLost, ReaperFailed)
-"""What a reaper tells its own handlers of itself at once; they do not hear it of other reapers."""
+"""Events of a reaper that its own handlers receive at once; they do not receive those of other reapers."""
 
 
 class Sweeper:
-    """One reaper's turns; `Reaper` and the worker drive it."""
+    """The sweep loop of one reaper; `Reaper` and the worker run it."""
 
     def __init__(self, equipment: Runtime, owner: Owner, election: LeaderElection | None) -> None:
         self.owner = owner
         self.standing = LeaderStatus()
         self.hearers = Handlers()
         self.at_work = set[asyncio.Task[None]]()
-        """Coroutine handlers that were called and have not ended."""
+        """Tasks of coroutine handlers that have not ended."""
         timing = equipment.timing
         self._storage = equipment.storage
         self._figures = equipment.figures
@@ -68,7 +68,7 @@ class Sweeper:
         term = election.length(timing) if election is not None else timing.leader_ttl
         self._patience = term.total_seconds()
         self._broken = dict[str, str]()
-        """Schedules that could not be dealt with when they were last due, as told; a sweep finds each of them again."""
+        """The reported error of each schedule that failed when it was last due; each sweep finds these again."""
         self._bid = SweepRequest(
             self.owner,
             term=micros(term) if election is not None else None,
@@ -77,7 +77,7 @@ class Sweeper:
         )
         rest = longest_rest(timing.lease.total_seconds(), self._every, self._patience)
         self._bid_of_many = structs.replace(self._bid, rest=round(1_000_000 * rest))
-        """For turns that come again and again: what has nothing to do may be left alone by some of them."""
+        """The request of the periodic sweeps: some of them may skip parts of the storage that have nothing to do."""
 
     async def run(self) -> None:
         """Sweep until cancelled, then resign."""
@@ -90,13 +90,13 @@ class Sweeper:
             await self.resign()
 
     async def turn(self) -> float:
-        """Sweep all there is once and settle what stalled; return the seconds until the next turn."""
+        """Sweep the whole storage once and settle stalled runs; return the seconds until the next turn."""
         return await self._turn(self._bid)
 
     async def _turn(self, bid: SweepRequest) -> float:
         asked_at = self._clock.uptime()
         try:
-            # A storage that hangs answers nobody; whoever leads must not believe it for longer than its term.
+            # If the storage hangs, a leader must not believe that it leads for longer than its term.
             async with asyncio.timeout(self._patience):
                 swept = await self._storage.sweep(bid)
             self.standing, told = answered(self.standing, swept.terms, asked_at=asked_at)
@@ -128,18 +128,18 @@ class Sweeper:
             return 0.0
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
         wait = ask_again_in(self._spread(self._every), retry_in, self._rng)
-        # No timer is set for a tick beyond the next sweep, however far ahead it is.
+        # A tick beyond the next sweep needs no timer: that sweep finds it.
         sooner = (swept.next_tick, ticked.next_tick, swept.again_in)
         return min([wait, *(at / 1_000_000 for at in sooner if at is not None)])
 
     async def resign(self) -> None:
-        """Give up whatever it leads. It acts no more from here on, so it tells so first."""
+        """Give up leadership. Handlers hear of it first, because this reaper does not act as leader from here on."""
         terms = self.standing.terms
         self.standing, told = resigned(self.standing)
         self._tell(told)
         for term in terms:
             try:
-                # A storage that hangs must not hold up the end of a worker.
+                # A storage that hangs must not delay the exit of a worker.
                 async with asyncio.timeout(RESIGN_WAIT):
                     await self._storage.resign(term)
             except (StorageError, TimeoutError) as error:
@@ -173,7 +173,7 @@ class Sweeper:
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
-                # Out of a task, SystemExit would end the loop.
+                # A SystemExit that leaves a task would end the loop.
                 self._failed(handler, error)
 
         task = asyncio.create_task(call())
@@ -185,19 +185,19 @@ class Sweeper:
 
 
 class ReaperApp(Protocol):
-    """An app, as far as a reaper needs it."""
+    """The part of an app that a reaper needs."""
 
     def equipment(self) -> Runtime:
-        """Return what it hands to its workers and reapers."""
+        """Return the runtime that the app gives to its workers and reapers."""
         ...
 
 
 class Reaper:
-    """Recovers what was left behind by workers that died or fell silent.
+    """Recovers the jobs of workers that died or fell silent.
 
-    Every worker has one; this is one alone, for a process that runs no jobs. Any number of them may run: with an
-    election one sweeps for all, without it all do, and nothing is recovered twice. While it runs, the handlers of its
-    app (`app.on`, `task.on`) hear events in this process as they do in a worker.
+    Each worker runs a reaper; this class is a separate one, for a process that runs no jobs. Any number of reapers may
+    run. With an election one reaper sweeps for all; without it each one sweeps. Jobs are never recovered twice. While
+    a reaper runs, the handlers of its app (`app.on`, `task.on`) receive events in this process as they do in a worker.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Reaper:
         """Take an app, or the URL of a storage with a timing, a logger and the codec of the jobs' results.
 
         Raises:
-            UsageError: the URL names no storage, or one of the other three came with an app, which has its own.
+            UsageError: the URL names no storage, or one of the other three is given with an app, which has its own.
         """
         own = {"timing": timing, "logger": logger, "codec": codec}
         given = [name for name, value in own.items() if value is not None]
@@ -225,7 +225,7 @@ class Reaper:
         self._equipment = equipment
         self._reaping = Sweeper(equipment, equipment.owner(), election)
         self._storage = equipment.storage
-        # What was located by its URL here is nobody else's to close.
+        # A storage that was opened from a URL here is closed here.
         self._owns_storage = isinstance(app_or_url, str)
         self._buses: tuple[EventBus, ...] = ()
         self._task: asyncio.Task[None] | None = None
@@ -239,18 +239,18 @@ class Reaper:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, as far as it knows."""
+        """Return True if this reaper is the leader, as far as it knows."""
         return self._reaping.standing.leads
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Register a handler for an event, whichever process causes it, heard while this reaper runs.
+        """Register a handler for an event of any process; it is called while this reaper runs.
 
-        Each event is heard once per app, in one of its reapers; with `scope="every"` in each reaper. Of
-        `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` it hears this reaper's own, at once. Handlers may be
-        coroutine functions or plain ones. What they raise is logged.
+        Each event is handled once per app, in one of its reapers; with `scope="every"`, in each reaper. Of
+        `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` the handler receives only those of this reaper, at
+        once. Handlers may be coroutine functions or plain functions. Their exceptions are logged.
 
         Raises:
-            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+            UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
         hearers = self._reaping.hearers
         return registering(
@@ -261,17 +261,17 @@ class Reaper:
         """Begin to sweep. Idempotent.
 
         Raises:
-            StorageError: the storage cannot be opened, or not told of the schedules that code declares.
+            StorageError: the storage cannot be opened, or cannot store the schedules that code declares.
         """
         if self._task is None:
             await self._storage.open()
             equipment = self._equipment
             left = await put_all(self._storage, equipment.schedules.values())
-            # Before the first sweep: what that recovers is heard, too.
+            # Subscribe before the first sweep, so that its events are handled, too.
             buses = (self._bus(self._equipment.hearers, "app"), self._bus(self._reaping.hearers, "reaper", ITS_OWN))
             for bus in buses:
                 await bus.subscribe()
-            # They outlive the call that starts them; `stop` awaits them.
+            # These tasks outlive this call; `stop` awaits them.
             self._buses = buses
             self._hearing = tuple(asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses)
             self._putting = asyncio.create_task(
@@ -281,7 +281,7 @@ class Reaper:
             self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
 
     async def stop(self) -> None:
-        """Sweep no more and resign. Idempotent; leaves no task and no thread behind."""
+        """Stop sweeping and resign. Idempotent; leaves no task and no thread behind."""
         task, self._task = self._task, None
         if task is not None:
             tasks = [task, *([] if self._putting is None else [self._putting])]
@@ -290,14 +290,14 @@ class Reaper:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._hear_no_more()
             with contextlib.suppress(StorageError, TimeoutError):
-                # Else a storage that outlives it would keep the life of this owner.
+                # Otherwise a storage that outlives this reaper would keep the record of its owner.
                 async with asyncio.timeout(RESIGN_WAIT):
                     await self._storage.renew(RenewRequest(self._reaping.owner, last=True))
         if self._owns_storage:
             await self._storage.close()
 
     async def turn(self) -> float:
-        """Sweep once, by hand; return the seconds until a running reaper would sweep again."""
+        """Sweep once, on demand; return the seconds until a running reaper would sweep again."""
         await self._storage.open()
         return await self._reaping.turn()
 
@@ -323,5 +323,5 @@ class Reaper:
         for task in left:
             task.cancel()
         if left:
-            # A handler that ignores its cancellation must not hold up the end of its reaper.
+            # A handler that ignores its cancellation must not delay the end of its reaper.
             await asyncio.wait(left, timeout=HANDLERS_WAIT)

@@ -1,8 +1,9 @@
-"""Schedules that are due, made into jobs: one tick is one job, whoever sweeps, however often and with how many others.
+"""Fires schedules that are due: each tick becomes exactly one job, however many reapers sweep.
 
-    sweep names what is due ──► which ticks get their jobs ──► plan, from each expected last tick to the next
+    sweep lists due schedules ──► which ticks get their jobs ──► plan, from each expected last tick to the next
 
-Whoever dies in between has moved a schedule on and enqueued its job, or neither; the next sweep names what is left.
+`plan` is atomic: it advances a schedule and enqueues its job, or does neither. If a reaper dies, the next sweep lists
+the schedules that are still due.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +18,15 @@ from tenure.errors import StorageError
 from tenure.storage.protocol import DUE_LIMIT, Storage, Tick
 
 PUT_OFF = 60_000_000
-"""For how long a schedule that cannot be read here is not named, where too many are due; in microseconds."""
+"""For how long a sweep skips a schedule that cannot be read here, if too many are due; in microseconds."""
 
 
 class TickResults(Struct, frozen=True):
-    """What became of the schedules that were due.
+    """The result of firing the schedules that were due.
 
-    `more`: ticks are left, or schedules that were not named; go on at once. `next_tick`: microseconds from the sweep to
-    the next tick of one that was moved on, never less than none. `troubles`: what became of those that could not be
-    dealt with, by their names; the others were.
+    `more`: ticks are left, or schedules that the sweep did not list; continue at once. `next_tick`: microseconds from
+    the sweep to the earliest next tick of the schedules that were advanced, at least 0. `troubles`: the errors of the
+    schedules that failed, by name; all others were advanced.
     """
 
     more: bool = False
@@ -34,10 +35,10 @@ class TickResults(Struct, frozen=True):
 
 
 async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickResults:
-    """Move each schedule on to the last tick that has come, with a job for each that gets one.
+    """Advance each schedule to its latest past tick, and enqueue the jobs of the ticks that get one.
 
     Raises:
-        StorageError: the storage cannot be asked; what was not done is due again.
+        StorageError: the storage does not answer; schedules that were not advanced stay due.
     """
     steps = dict[str, list[Tick]]()
     troubles = dict[str, str]()
@@ -48,16 +49,17 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickR
         try:
             steps[name], more = moves(schedule, now)
         except Exception as error:
-            # A zone that is unknown here, or a text of a later version: others may read it, and all others go on.
+            # For example, the time zone is unknown here, or a later version wrote the text. Another reaper may be able
+            # to read it, and the other schedules continue.
             troubles[name] = _trouble(name, error)
             if full:
-                # Else as many of them as a sweep names would keep out all others for ever.
+                # Otherwise, as many of these as a sweep lists would keep out all other schedules for ever.
                 steps[name] = [Tick(name, schedule.last_tick, schedule.last_tick, now + PUT_OFF)]
             continue
         if more:
             left.add(name)
     refused = await _send(storage, steps)
-    # What could not be done is due as it was: going on at once because of it would never end.
+    # Refused schedules stay due. Continuing at once because of them would never end.
     done = [ticks[-1] for name, ticks in steps.items() if name not in refused]
     return TickResults(
         more=bool(left - refused.keys()) or (full and bool(done)),
@@ -67,15 +69,15 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickR
 
 
 def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
-    """Return how a schedule is moved on, each step from where the one before left it, and whether there are more.
+    """Return the steps that advance a schedule, each from the tick that the previous one reached, and if more remain.
 
     Raises:
-        UsageError: its rhythm cannot be read here.
+        UsageError: the rhythm of the schedule cannot be read here.
     """
     rhythm = rhythm_of(schedule)
     last = schedule.last_tick
     if schedule.is_ahead(now):
-        # The clock was set back. What comes again has its job by its id, as long as that is remembered.
+        # The clock was set back. A repeated tick has the same job id, so its job is found as long as it is retained.
         return [Tick(schedule.name, last, now, rhythm.next_after(now))], False
     after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
     told = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
@@ -88,13 +90,13 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
         ticks.append(Tick(schedule.name, last, tick, rhythm.next_after(tick), job_for(schedule, tick)))
         last = tick
     if not ticks:
-        # What it was due for is no tick any more, as when the rules of its zone have changed.
+        # The instant that was due is not a tick any more, for example because the rules of its time zone have changed.
         ticks.append(Tick(schedule.name, last, last, rhythm.next_after(max(last, now))))
     return ticks, told.more
 
 
 def job_for(schedule: Schedule, tick: int) -> NewJob:
-    """Return the job of one tick; its id is the same whoever makes it."""
+    """Return the job of one tick; its id depends only on the schedule and the tick."""
     return structs.replace(schedule.job, id=tick_id(schedule.name, tick), schedule=schedule.name, tick=tick)
 
 
@@ -105,7 +107,7 @@ def tick_id(name: str, tick: int) -> str:
 
 
 async def _send(storage: Storage, steps: Mapping[str, Sequence[Tick]]) -> dict[str, str]:
-    """Plan all steps, in as few trips as may be; return what failed, by the names of the schedules."""
+    """Plan all steps in as few calls as possible; return the errors, by schedule name."""
     every = [tick for ticks in steps.values() for tick in ticks]
     try:
         for start in range(0, len(every), DUE_LIMIT):
@@ -113,8 +115,8 @@ async def _send(storage: Storage, steps: Mapping[str, Sequence[Tick]]) -> dict[s
     except StorageError:
         raise
     except Exception:
-        # One of them cannot be done; alone it holds up no other. What was done is not done again: its last tick is not
-        # the expected one any more.
+        # One step failed. Planned one by one, it does not block the others. Steps that were done are not repeated:
+        # their last tick is not the expected one any more.
         alone = {name: await _alone(storage, name, ticks) for name, ticks in steps.items()}
         return {name: trouble for name, trouble in alone.items() if trouble is not None}
     return {}

@@ -1,1 +1,1 @@
-"""Views and look-ups that the command line and the health server share."""
+"""Views, diagnoses and reports that the command line shows, independent of its output format."""

@@ -1,7 +1,7 @@
-"""The diagnosis: what holds work up or soon will, each finding with its remedy.
+"""The diagnosis of `tenure doctor`: finds what delays jobs or soon will, each finding with its remedy.
 
-Here is what every storage shows through its verbs; what only one kind of storage knows of itself, its `examine` says.
-Nothing here waits, asks or reads a clock: whoever consults the doctor brings the evidence.
+These findings follow from what every storage shows through its verbs. Findings of one kind of storage come from its
+`examine`. This module neither waits nor reads a storage or a clock: the caller passes the evidence in.
 """
 
 from collections import Counter
@@ -20,30 +20,30 @@ from tenure.options import Timing
 from tenure.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
 
 PENDING = (State.WAITING, State.DELAYED)
-"""Where jobs stand that are to run yet."""
+"""The states of jobs that have not run yet."""
 
 CLOCKS_APART = SECOND
-"""From where on two clocks are said to differ, in microseconds."""
+"""The least difference of two clocks that is reported, in microseconds."""
 
 LONG_HELD = 3600 * SECOND
-"""For how long a run without a limit may hold the slot that others wait for before that is worth a word."""
+"""How long a run without a limit may hold a key that other jobs wait for until it is reported, in microseconds."""
 
 _NAMED = 5
-"""So many of a kind are named in one finding."""
+"""How many names one finding lists."""
 
 
 class TaskFacts(Struct, frozen=True):
-    """What an app says of a task: where its jobs go, and whether a run of it ever has to end."""
+    """A task of an app: the queue of its jobs, and whether a timeout bounds its runs."""
 
     queue: str
     bounded: bool
 
 
 class DiagnosisInput(Struct, frozen=True, kw_only=True):
-    """What was seen of a storage. `asked` and `answered`: this host's clock before and after the survey.
+    """The evidence from a storage. `asked` and `answered`: this host's clock before and after the survey.
 
-    `active` and `pending` (those that are to run yet): jobs, the newest first; `complete`: none was left out.
-    `tasks`: those that the app has, None where no app was given.
+    `active` and `pending` (not run yet): jobs, the newest first; `complete`: True if no job was left out. `tasks`: the
+    tasks of the app, or None if no app was given.
     """
 
     survey: Survey
@@ -56,7 +56,7 @@ class DiagnosisInput(Struct, frozen=True, kw_only=True):
 
 
 def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
-    """Return what the evidence comes to; what was looked at and found to be well is said, too."""
+    """Return all findings of the evidence, including those that report that a check found no problem."""
     health = judged(evidence.survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return [
         *_storage(evidence.survey),
@@ -75,7 +75,7 @@ def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
 
 
 def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
-    """Return what the repairs in an event log come to: `found`, the oldest first, among `looked` events."""
+    """Return the finding about repairs in an event log: `found`, the oldest first, among `looked` events."""
     if not found:
         return Finding("ok", "repairs", f"none {_among(looked)}")
     newest = found[-1]
@@ -264,7 +264,7 @@ def _parked(evidence: DiagnosisInput) -> Iterator[Finding]:
     for (queue, key), jobs in parked.items():
         holder = held.get((queue, key))
         if holder is None:
-            # Whoever was let in and not yet claimed holds no slot; the others wait for it.
+            # A job that was released but not claimed yet does not hold the key, although the other jobs wait for it.
             if evidence.complete and (queue, key) not in next_in_line:
                 well = False
                 yield Finding(

@@ -1,4 +1,4 @@
-"""The answer to "why did this run twice?": the run history as one plain sentence."""
+"""Explains why a job ran more than once: its run history in plain words."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -26,7 +26,7 @@ _HANDED_BACK = {
 
 
 def why_again(job: JobRecord, runs: Sequence[RunRecord]) -> str | None:
-    """Return in one sentence why a job ran more than once; None if it did not."""
+    """Explain in one line of text why a job ran more than once; return None if it did not."""
     if job.starts < 2 or not runs:
         return None
     parts = [_several(list(same), fate) for fate, same in groupby(runs, _fate)]
@@ -73,7 +73,7 @@ def _lost(reason: str | None) -> str:
 
 
 def _redriven(job: JobRecord, last: RunRecord) -> bool:
-    # Every start is charged to a budget but the last one of a job that runs, is done or was cancelled while it ran;
-    # a redrive makes the budgets new and leaves the starts.
+    # Each start is charged to a budget, except the last start of a job that runs, is completed, or was cancelled while
+    # it ran. A redrive resets the budgets and keeps the number of starts.
     free = job.state in (State.ACTIVE, State.COMPLETED) or (job.state is State.CANCELLED and last.ended == "cancelled")
     return job.starts - job.failures - job.stalls - job.releases > int(free)

@@ -1,4 +1,4 @@
-"""Which runs go on far beyond what is usual for their task: looked up in a few bounded reads, not in every job."""
+"""Finds runs that take far longer than is usual for their task, with a few bounded reads of the storage."""
 
 import asyncio
 import contextlib
@@ -14,23 +14,23 @@ from tenure.storage.protocol import Query, Storage, Survey
 
 PAGE = 200
 MOST = 2_000
-"""So many of the jobs that are active are looked at, the newest first."""
+"""How many active jobs are read at most, the newest first."""
 
 TASKS = 20
-"""Of so many tasks it is found out what is usual, of those first that have runs going on for the longest."""
+"""For how many tasks the usual duration is looked up at most; tasks with the longest current runs come first."""
 
 BUDGET = 1.0
-"""Seconds that all of this may take; what is not known by then is not told."""
+"""Seconds that one look-up may take in all; slow runs not found by then are left out."""
 
 LASTS = 60.0
-"""Seconds for which what is usual is not asked again."""
+"""Seconds for which a usual duration is cached."""
 
 Line = tuple[str, str]
-"""A task, and the queue that its job is in."""
+"""A task and a queue."""
 
 
 class SlowView(Struct, frozen=True, kw_only=True):
-    """A run that goes on far beyond its task's usual time; nineteen in twenty take no longer than `usual` seconds."""
+    """A run that takes far longer than usual; `usual`: the 95th percentile of its task's durations, in seconds."""
 
     queue: str
     id: str
@@ -42,14 +42,14 @@ class SlowView(Struct, frozen=True, kw_only=True):
 
 
 class Slow:
-    """Looks for such runs; it remembers what is usual, for whoever looks again and again."""
+    """Finds slow runs; it caches usual durations for callers that look repeatedly."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._usual: dict[Line, tuple[float, int | None]] = {}
 
     async def look(self, storage: Storage, survey: Survey) -> list[SlowView]:
-        """Return them, the longest first."""
+        """Return the slow runs, the longest first."""
         if not any(queue.counts.get(State.ACTIVE) for queue in survey.queues):
             return []
         long: list[JobRecord] = []
@@ -73,7 +73,7 @@ class Slow:
         ]
 
     async def _long(self, storage: Storage, now: int) -> list[JobRecord]:
-        """Return the jobs whose runs are not short any more, the longest first."""
+        """Return the active jobs whose runs are no longer short, the longest first."""
         found: list[JobRecord] = []
         looked, after = 0, None
         while looked < MOST:
@@ -85,7 +85,7 @@ class Slow:
         return sorted(found, key=lambda job: (job.started or 0, job.id))
 
     async def _learn(self, storage: Storage, jobs: Iterable[JobRecord]) -> None:
-        """Find out what is usual for these."""
+        """Look up the usual durations of these jobs' tasks."""
         now = self._clock.uptime()
         for line in list(dict.fromkeys((job.task, job.queue) for job in jobs))[:TASKS]:
             if line in self._usual and now - self._usual[line][0] < LASTS:

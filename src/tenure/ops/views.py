@@ -1,4 +1,4 @@
-"""What the command line shows, as records whose fields are the stable keys of its JSON.
+"""The views that the command line shows: records whose fields are the stable keys of its JSON output.
 
 Instants are aware datetimes in UTC, durations are seconds.
 """
@@ -31,13 +31,13 @@ Decode = Callable[[bytes], Any]
 
 
 class Opaque(Struct, frozen=True):
-    """Bytes that cannot be read from here: their codec is the app's."""
+    """Bytes that cannot be decoded without the app's codec."""
 
     opaque_bytes: int
 
 
 class ErrorView(Struct, frozen=True):
-    """What a run raised."""
+    """The exception that a run raised."""
 
     type: str
     message: str
@@ -45,7 +45,7 @@ class ErrorView(Struct, frozen=True):
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job. `scheduled_for`: the tick of its `schedule` that it was made for, None if somebody triggered it."""
+    """A job. `scheduled_for`: the tick of its `schedule` that created it, None if it was triggered by hand."""
 
     queue: str
     id: str
@@ -84,7 +84,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
 
 class RunView(Struct, frozen=True, kw_only=True):
-    """One start of a job. `took` runs until its end, if it has one; `trace`: where its handler was seen, until then."""
+    """One run of a job. `took`: its duration, None while it runs; `trace`: the last known stack of its handler."""
 
     number: int
     fence: int
@@ -121,7 +121,7 @@ class DetailView(JobView, frozen=True, kw_only=True):
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """A queue at a glance."""
+    """A queue in brief."""
 
     queue: str
     paused: bool
@@ -132,14 +132,14 @@ class QueueView(Struct, frozen=True, kw_only=True):
 
 
 class KeepView(Struct, frozen=True, kw_only=True):
-    """How long jobs that are over are kept: `age` seconds, and the newest `count` of them (None: all)."""
+    """The retention of ended jobs: for `age` seconds, and only the newest `count` (None: all)."""
 
     age: float
     count: int | None
 
 
 class StallView(Struct, frozen=True, kw_only=True):
-    """What a queue says of stalls for all its jobs; None leaves a field to the task. Durations in seconds."""
+    """The stall settings of a queue for all its jobs; None leaves a field to the task. Durations in seconds."""
 
     lease: float | None
     max_stalls: int | None
@@ -148,14 +148,14 @@ class StallView(Struct, frozen=True, kw_only=True):
 
 
 class RateView(Struct, frozen=True, kw_only=True):
-    """How often jobs may start: one every so many seconds, and `burst` at once after a while without any."""
+    """How often jobs may start: one per `every` seconds, and up to `burst` at once after a pause."""
 
     every: float
     burst: int
 
 
 class QueueSettingsView(QueueView, frozen=True, kw_only=True):
-    """A queue at a glance, with what is set for all its jobs."""
+    """A queue in brief, with the settings for all its jobs."""
 
     retention: dict[str, KeepView]
     stall: StallView | None
@@ -164,7 +164,7 @@ class QueueSettingsView(QueueView, frozen=True, kw_only=True):
 
 
 class SpreadView(Struct, frozen=True, kw_only=True):
-    """Durations in seconds: what half, and nineteen in twenty, do not pass, and the longest."""
+    """Durations in seconds: the median (`half`), the 95th percentile (`most`) and the longest."""
 
     half: float
     most: float
@@ -172,10 +172,10 @@ class SpreadView(Struct, frozen=True, kw_only=True):
 
 
 class QueueStatsView(QueueView, frozen=True, kw_only=True):
-    """A queue at a glance, with what has ended of late.
+    """A queue in brief, with statistics of recently ended jobs.
 
-    `ended` counts the newest jobs that ended within `window` seconds; if there are more than were looked at, it is
-    `capped`. `waited` and `ran` are those of the last run of each.
+    `ended` counts the newest jobs that ended within `window` seconds. `capped`: True if there are more than were read.
+    `waited` and `ran` are the durations of each job's last run.
     """
 
     window: float
@@ -188,17 +188,17 @@ class QueueStatsView(QueueView, frozen=True, kw_only=True):
 
 
 class RefView(Struct, frozen=True, kw_only=True):
-    """A job's full name."""
+    """The queue and the id of a job, which identify it."""
 
     queue: str
     id: str
 
 
 class TriggeredView(Struct, frozen=True, kw_only=True):
-    """What became of a call that was enqueued by hand, and the job that answers for it, or kept it out.
+    """The result of a call that was enqueued by hand, and its job, or the job that prevented it.
 
-    `made`: "created", "replaced" or "gathered"; or no job was made, and it is a "duplicate", or "throttled" for
-    `retry_in` seconds more.
+    `made`: "created", "replaced" or "gathered". Or no job was created: "duplicate", or "throttled" for `retry_in` more
+    seconds.
     """
 
     queue: str
@@ -208,7 +208,7 @@ class TriggeredView(Struct, frozen=True, kw_only=True):
 
 
 class HeldView(Struct, frozen=True, kw_only=True):
-    """A job, and the one of its queue that holds its unique key."""
+    """A job, and the job of its queue that holds its unique key."""
 
     queue: str
     id: str
@@ -239,7 +239,7 @@ class DeadView(Struct, frozen=True, kw_only=True):
 
 
 class DeadGroupView(Struct, frozen=True, kw_only=True):
-    """A fault, and the dead letters of it."""
+    """A fault, and its dead letters."""
 
     fault: str
     task: str
@@ -253,7 +253,7 @@ class DeadGroupView(Struct, frozen=True, kw_only=True):
 
 
 class DeadGroupsView(Struct, frozen=True, kw_only=True):
-    """The faults, and how many dead letters there are; `others` of faults too small to be listed."""
+    """The faults, and how many dead letters there are; `others`: those of faults too rare to be listed."""
 
     groups: list[DeadGroupView]
     total: int
@@ -261,9 +261,9 @@ class DeadGroupsView(Struct, frozen=True, kw_only=True):
 
 
 class DeadReportView(Struct, frozen=True, kw_only=True):
-    """What became of the dead letters that were to be redriven or purged; `left`: how many more match.
+    """The result of redriving or purging dead letters; `left`: how many more match.
 
-    `takes`: seconds until the last of them is due. `held`: of those refused, whose unique key another job holds.
+    `takes`: seconds until the last of them is due. `held`: the refused ones whose unique key another job holds.
     """
 
     done: list[RefView]
@@ -275,7 +275,7 @@ class DeadReportView(Struct, frozen=True, kw_only=True):
 
 
 class PausedView(Struct, frozen=True, kw_only=True):
-    """A queue or a task that somebody paused or resumed."""
+    """A queue or a task that was paused or resumed."""
 
     kind: str
     name: str
@@ -283,7 +283,7 @@ class PausedView(Struct, frozen=True, kw_only=True):
 
 
 class RatedView(Struct, frozen=True, kw_only=True):
-    """A queue or a task whose rate somebody has set; None: it has no limit."""
+    """A queue or a task whose rate was set; None: it has no limit."""
 
     kind: str
     name: str
@@ -291,7 +291,7 @@ class RatedView(Struct, frozen=True, kw_only=True):
 
 
 class ScheduleView(Struct, frozen=True, kw_only=True):
-    """A schedule: `cron` in the zone `tz`, or `every` so many seconds. `last_tick`: None before its first job."""
+    """A schedule: `cron` in the time zone `tz`, or every `every` seconds. `last_tick`: None before its first job."""
 
     name: str
     task: str
@@ -312,16 +312,16 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
 
 
 class TickView(Struct, frozen=True, kw_only=True):
-    """A tick that is to come, and what the clocks of its schedule's zone show then."""
+    """A future tick, in UTC and in the local time of its schedule's zone."""
 
     tick: datetime
     local: str
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A worker at a glance, as health judges it: stale, about to leave, told to claim no more, or alive.
+    """A worker in brief, with its state as health assesses it: stale, stopping, quiet, or alive if none of these.
 
-    One that is known to have died is stale, too.
+    A worker that is known to have died is stale, too.
     """
 
     owner: str
@@ -341,7 +341,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
 
 
 class LeaderView(Struct, frozen=True, kw_only=True):
-    """Who sweeps."""
+    """A reaper that leads."""
 
     scope: str
     owner: str
@@ -349,7 +349,7 @@ class LeaderView(Struct, frozen=True, kw_only=True):
 
 
 class InfoView(Struct, frozen=True, kw_only=True):
-    """A storage at a glance. `task_rates`: what tasks are set in the place of their own; None is no limit."""
+    """A storage in brief. `task_rates`: rates that were set for tasks and replace those of the code; None: no limit."""
 
     url: str
     now: datetime
@@ -364,7 +364,7 @@ class InfoView(Struct, frozen=True, kw_only=True):
 
 
 class DoctorView(Struct, frozen=True, kw_only=True):
-    """What the doctor found; `status` is the worst level of its findings."""
+    """The findings of `tenure doctor`; `status` is the worst level among them."""
 
     url: str
     status: str
@@ -372,9 +372,9 @@ class DoctorView(Struct, frozen=True, kw_only=True):
 
 
 class RevisedView(Struct, frozen=True, kw_only=True):
-    """What became of a job that somebody redrove, cancelled or deleted; `was` is the state that this found it in.
+    """The result of redriving, cancelling or deleting a job; `was` is its state before.
 
-    `holder`: the job, unfinished, that holds its unique key, so that it could not be redriven.
+    `holder`: the unfinished job that holds its unique key, so that it could not be redriven.
     """
 
     queue: str
@@ -385,12 +385,12 @@ class RevisedView(Struct, frozen=True, kw_only=True):
 
 
 def job_view(job: JobRecord, decode: Decode) -> JobView:
-    """Return a job as it is shown."""
+    """Return the view of a job."""
     return JobView(**_told(job, decode))
 
 
 def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
-    """Return a schedule as it is shown."""
+    """Return the view of a schedule."""
     return ScheduleView(
         name=schedule.name,
         task=schedule.job.task,
@@ -412,18 +412,18 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
 
 
 def triggered_view(receipt: EnqueueResult) -> TriggeredView:
-    """Return a receipt as it is shown."""
+    """Return the view of an enqueue's result."""
     wait = None if receipt.retry_in is None else receipt.retry_in / SECOND
     return TriggeredView(queue=receipt.ref.queue, id=receipt.ref.id, made=receipt.made, retry_in=wait)
 
 
 def tick_view(tick: datetime, schedule: Schedule) -> TickView:
-    """Return a tick that is to come as it is shown."""
+    """Return the view of a future tick."""
     return TickView(tick=tick, local=tick.astimezone(ZoneInfo(schedule.tz)).isoformat())
 
 
 def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> DetailView:
-    """Return a job as it is shown with its history."""
+    """Return the view of a job with its history."""
     return DetailView(
         **_told(detail.job, decode),
         why=why,
@@ -437,7 +437,7 @@ def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> Detail
 
 
 def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowView] = ()) -> InfoView:
-    """Return a survey as it is shown, judged as `tenure health` judges it."""
+    """Return the view of a survey, with the assessment of `tenure health`."""
     health = judged(survey, timing=timing, thresholds=Thresholds(), backlog=Backlog(), now=0.0)
     return InfoView(
         url=url,
@@ -454,23 +454,23 @@ def info_view(survey: Survey, *, url: str, timing: Timing, slow: Iterable[SlowVi
 
 
 def queue_view(queue: QueueSurvey) -> QueueView:
-    """Return a queue as it is shown: with a count for every state."""
+    """Return the view of a queue, with a count for each state."""
     return QueueView(**_at_a_glance(queue))
 
 
 def rate_view(rate: RateKey | None) -> RateView | None:
-    """Return a rate as it is shown."""
-    # An interval of 0 is no limit.
+    """Return the view of a rate."""
+    # An interval of 0 means that there is no limit.
     return None if rate is None or not rate.interval else RateView(every=rate.interval / SECOND, burst=rate.burst)
 
 
 def task_rates_view(survey: Survey) -> dict[str, RateView | None]:
-    """Return the rates that tasks are set, by their names; None is no limit."""
+    """Return the views of the rates set for tasks, by task name; None: no limit."""
     return {name: rate_view(rate) for name, rate in survey.task_rates.items()}
 
 
 def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
-    """Return a queue as it is shown with its settings; for how long it keeps jobs is told in full."""
+    """Return the view of a queue with its settings; defaults of the retention are filled in."""
     settings = queue.settings
     kept = RetentionRules() if settings.retention is None else settings.retention
     stall = settings.stall
@@ -495,7 +495,7 @@ def queue_settings_view(queue: QueueSurvey) -> QueueSettingsView:
 
 
 def queue_stats_view(queue: QueueSurvey, ended: Sequence[JobRecord], *, window: float, capped: bool) -> QueueStatsView:
-    """Return a queue as it is shown with what has ended of late."""
+    """Return the view of a queue with statistics of recently ended jobs."""
     per_minute = len(ended) * 60 / window
     return QueueStatsView(
         **_at_a_glance(queue),
@@ -514,7 +514,7 @@ def queue_stats_view(queue: QueueSurvey, ended: Sequence[JobRecord], *, window: 
 
 
 def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
-    """Return a dead letter as it is shown, with its arguments if there is what reads them."""
+    """Return the view of a dead letter, with its arguments if `decode` is given."""
     job = letter.job
     return DeadView(
         queue=job.queue,
@@ -539,7 +539,7 @@ def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
 
 
 def dead_groups_view(found: DeadGroups) -> DeadGroupsView:
-    """Return the faults as they are shown."""
+    """Return the view of dead letters grouped by fault."""
     return DeadGroupsView(
         groups=[
             DeadGroupView(
@@ -561,7 +561,7 @@ def dead_groups_view(found: DeadGroups) -> DeadGroupsView:
 
 
 def dead_report_view(report: DeadReport) -> DeadReportView:
-    """Return what became of dead letters as it is shown."""
+    """Return the view of a redrive or purge of dead letters."""
     return DeadReportView(
         done=_refs(report.done),
         refused=_refs(report.refused),
@@ -573,7 +573,7 @@ def dead_report_view(report: DeadReport) -> DeadReportView:
 
 
 def worker_view(worker: WorkerHealth) -> WorkerView:
-    """Return a worker as it is shown."""
+    """Return the view of a worker."""
     return WorkerView(
         owner=worker.id,
         name=worker.name,
@@ -593,7 +593,7 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
 
 
 def arguments_of(job: JobRecord, decode: Decode) -> Any:
-    """Return what a job is called with; of one that has gathered calls, what each of them was."""
+    """Return the arguments of a job; for a job that has gathered calls, a list with the arguments of each call."""
 
     def each(frames: bytes) -> list[Any]:
         return [readable(frame, decode) for frame in unframed(frames)]
@@ -602,18 +602,18 @@ def arguments_of(job: JobRecord, decode: Decode) -> Any:
 
 
 def readable(data: bytes | None, decode: Decode) -> Any:
-    """Return what the bytes say, or how many they are."""
+    """Return the decoded bytes, or an `Opaque` with their number if they cannot be decoded."""
     if data is None:
         return None
     try:
         return decode(data)
     except Exception:
-        # Whatever a codec raises on bytes that are not its own.
+        # A codec may raise any exception on bytes of another codec.
         return Opaque(len(data))
 
 
 def value_text(value: Any) -> str:
-    """Return what `readable` made of bytes as one line."""
+    """Return the result of `readable` as one line."""
     if isinstance(value, Opaque):
         return f"opaque, {value.opaque_bytes:,} bytes"
     return msgspec.json.encode(value, enc_hook=repr).decode()

@@ -1,1 +1,1 @@
-"""Child processes: how they are started, how they end, and how they end with their parent."""
+"""Child processes: how Tenure starts them, learns how they ended, and ends them when their parent dies."""

@@ -1,7 +1,7 @@
-"""What a process died of, as far as its remains tell: how it ended, and whether the kernel had killed it for memory.
+"""Describes how a process ended, and detects whether the kernel's OOM killer killed it.
 
-The kernel says nowhere whom it killed, but counts in each control group how often it did. A process that SIGKILL ended
-and with which that count rose was killed for memory; of any other SIGKILL nobody knows whence it came.
+The kernel does not report which process it killed, but it counts the kills of each control group. A process that ended
+by SIGKILL while this count rose was killed for memory; the sender of any other SIGKILL is unknown.
 """
 
 import contextlib
@@ -11,25 +11,25 @@ from pathlib import Path
 from tenure.processes.process import ProcessExit
 
 GRACE = 2.0
-"""Seconds from a kill that the kernel has counted until we surely know of the death."""
+"""Seconds after a counted kill within which we surely see the exit."""
 
 PAUSE = 0.2
-"""Seconds between two looks, at least; whoever is about looks as often as it comes by."""
+"""The least number of seconds between two reads of the count; callers may call `look` more often."""
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-"""What a process is ended by for what it did itself."""
+"""Signals that a process usually receives because of its own fault."""
 
 
 class OomKills:
-    """The kills for memory in our own control group, in which our children are, too; of each one child has died."""
+    """Counts the OOM kills in our own control group, which our children share; one kill explains one death."""
 
     def __init__(self, groups: Path = _GROUPS, own: Path = _OWN) -> None:
-        """Look where the count is, in cgroup v2 or v1.
+        """Find the file with the count, in cgroup v2 or v1.
 
-        `groups`: the folder where control groups are mounted; `own`: the file that names ours.
+        `groups`: the folder where control groups are mounted; `own`: the file that names our own group.
         """
         self._counter = _counter(groups, own)
         self._seen = self._noticed = self._read() or 0
@@ -38,11 +38,11 @@ class OomKills:
 
     @property
     def readable(self) -> bool:
-        """Whether there is such a count for us to read."""
+        """Return True if such a count can be read."""
         return self._read() is not None
 
     def took(self, death: ProcessExit, now: float) -> bool:
-        """Say whether a child that has just died was killed for memory. Each kill accounts for one death only."""
+        """Return True if a child that has just died was killed for memory. Each kill explains only one death."""
         self._note(now)
         if self._noticed <= self._seen or death.signal != signal.SIGKILL:
             return False
@@ -50,9 +50,9 @@ class OomKills:
         return True
 
     def look(self, now: float) -> None:
-        """Look at the count, at this uptime. A kill that no child has died of for a while hit what one had started.
+        """Read the count, at this uptime. A kill without a child's death within `GRACE` hit a descendant of a child.
 
-        To be called now and then: what is seen late is taken for late.
+        Call it regularly: a kill is dated to the call that first sees it.
         """
         if now - self._looked_at < PAUSE:
             return
@@ -78,7 +78,7 @@ class OomKills:
 
 
 def told(death: ProcessExit, *, for_memory: bool, sentence: str = "") -> str:
-    """Say how a process ended, as a clause whose subject is the process. `sentence`: why we killed it, if we did."""
+    """Describe how a process ended, as a clause whose subject is the process. `sentence`: why we killed it, if so."""
     if sentence:
         return f"was {sentence}"
     match death.signal:
@@ -115,7 +115,7 @@ def _counter(groups: Path, own: Path) -> Path | None:
 
 
 def _first(root: Path, path: str, name: str) -> Path | None:
-    # In a container the path may be the host's, while what is mounted there is our own group.
+    # In a container the path may be that of the host, although the mounted folder is our own group.
     for folder in (root / path.lstrip("/"), root):
         if (folder / name).is_file():
             return folder / name

@@ -1,7 +1,7 @@
-"""How a process of ours ends with whoever has started it, and all that it has started itself with it.
+"""Ends a child process, with all processes that it has started, when its parent dies.
 
-the kernel kills it where it can, also while a handler holds the interpreter; everywhere else, and for what it has
-started: its line is closed ──► a thread notices ──► the whole group is killed
+on Linux: the kernel kills the child, even while a handler holds the interpreter
+on all systems: its socket to the parent is closed ──► a thread notices ──► it kills the whole process group
 """
 
 import contextlib
@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Return our end of the line to whoever has started us; what a handler starts does not come by it.
+    """Return our end of the socket to the parent process; processes that handlers start do not inherit it.
 
     Raises:
-        OSError: it is none.
+        OSError: the descriptor is not a socket.
     """
     line = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
@@ -27,16 +27,16 @@ def inherited(descriptor: int) -> socket.socket:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread ends that has started it; on Linux."""
+    """Ask the kernel to kill this process when the thread that started it ends; on Linux only."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_all() -> NoReturn:
-    """End at once, for nobody is left to whom this process belongs; with all that it has started.
+    """Kill this process and its process group at once, because the parent has died.
 
-    Nothing may go on beside the runs that replace its own.
+    Nothing of it may run in parallel with the runs that replace its own.
     """
     with contextlib.suppress(OSError):
         if os.getpgid(0) == os.getpid():

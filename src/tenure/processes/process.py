@@ -1,7 +1,7 @@
-"""A process of ours: started in a session of its own, with a line to it, and waited for until we know how it ended.
+"""A child process: started in its own session, connected by a socket, and waited for to learn how it ended.
 
-Not asyncio's: that waits with what tells no more than the status, and how much memory a process had taken when it was
-killed is what a post-mortem begins with.
+It does not use `asyncio.subprocess`, which reports only the exit status. A post-mortem also needs the peak memory of
+the process, which `os.wait4` reports.
 """
 
 import asyncio
@@ -21,29 +21,29 @@ from typing import Self
 from msgspec import Struct
 
 OFFERED = 200
-"""By how many thousandths of all memory a process of ours seems larger to the kernel than whoever has started it."""
+"""How much a child's `oom_score_adj` exceeds its parent's, in thousandths of all memory."""
 
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes that the system counts a process's peak in."""
+"""The unit of `ru_maxrss`, in bytes."""
 
 _PROC = Path("/proc/self/stat").exists()
-"""Whether the system shows the states of processes as files."""
+"""True if the system has /proc."""
 
 
 class ProcessExit(Struct, frozen=True):
-    """How a process ended. `peak_memory`: the most that it had occupied, in bytes, where the system tells.
+    """How a process ended. `peak_memory`: the most memory that it occupied, in bytes; None if that is not known.
 
-    It is the largest resident set of the process, or of one that it had started itself and waited for: the kernel
-    counts them as one. Pages that are shared count in full, those swapped out not at all.
+    It is the largest resident set of the process, or of a child that it waited for: the kernel reports the larger one.
+    Shared pages count in full, swapped-out pages do not count.
     """
 
     status: int | None
-    """The exit status; of a process that a signal ended, minus its number; None if nobody has seen how it ended."""
+    """The exit status; minus the signal's number if a signal ended it; None if the status could not be read."""
     peak_memory: int | None = None
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, None if it ended by itself, or nobody has seen how."""
+        """The signal that ended it; None if it ended by itself, or if its status could not be read."""
         return -self.status if self.status is not None and self.status < 0 else None
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class ProcessExit(Struct, frozen=True):
 
 
 class Process:
-    """A process that was started here. Its line is a stream socket, whose other end it got as a descriptor."""
+    """A process that was started here. `line` is a stream socket; the process inherits its other end."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
         self.pid = process.pid
@@ -74,12 +74,12 @@ class Process:
     def started(
         cls, command: Sequence[str], *, variable: str, told: str = "", give: Sequence[int] = (), env: Mapping[str, str]
     ) -> Self:
-        """Start a process. It finds its end of the line in an environment variable, as `descriptor:told`.
+        """Start a process. It finds its end of the socket in an environment variable, as `descriptor:told`.
 
-        `give`: the descriptors that it inherits beside.
+        `give`: further descriptors that it inherits.
 
         Raises:
-            OSError: it cannot be started, or there is no thread to wait for its end in.
+            OSError: the process cannot be started, or no thread can be started to wait for its end.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -90,7 +90,7 @@ class Process:
                     env={**env, variable: f"{theirs.fileno()}:{told}"},
                     pass_fds=[theirs.fileno(), *give],
                     stdin=subprocess.DEVNULL,
-                    # Of its own session, so a signal to our group (Ctrl-C) comes through us, and once.
+                    # In its own session, so that a signal to our group (Ctrl-C) reaches it once, through us.
                     start_new_session=True,
                 )
         except BaseException:
@@ -100,98 +100,98 @@ class Process:
         try:
             return cls(process, ours)
         except RuntimeError as error:
-            # Nobody would ever hear of its death.
+            # Without this thread its exit would never be noticed.
             ours.close()
             process.kill()
             process.wait()
             raise OSError(errno.EAGAIN, f"no thread can wait for its end: {error}") from error
 
     async def ended(self) -> ProcessExit:
-        """Wait until it is dead, and buried in the process table."""
+        """Wait until the process has exited and is reaped; return how it ended."""
         return await asyncio.shield(self._death)
 
     @property
     def death(self) -> ProcessExit | None:
-        """How it ended, None while it lives."""
+        """How it ended; None while it runs."""
         return self._death.result() if self._death.done() else None
 
     @property
     def gone(self) -> bool:
-        """Whether it is dead, be it that nobody has been told yet."""
+        """Return True if the process has exited, even if no waiter has been notified."""
         if self.death is not None:
             return True
         try:
-            # It stays waitable: whoever waits for its end must not miss it.
+            # WNOWAIT keeps it waitable for the thread that waits for its end.
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP), or looks at it with a debugger: it lives and does nothing."""
+        """Return True if the process is stopped (SIGSTOP) or traced by a debugger, so that it does nothing."""
         if self.death is not None:
             return False
         if _PROC:
             return stands_still(self.pid)
         try:
-            # It stays waitable, too.
+            # WNOWAIT, as above.
             return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return False
 
     def send(self, number: int) -> None:
-        """Send it a signal; to nobody else, for its number is not given away before we have waited for it."""
+        """Send it a signal. No other process can get it: the kernel reuses a process id only after we have waited."""
         if self.death is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def send_all(self, number: int) -> None:
-        """Send a signal to it and to whatever it has started in its session."""
+        """Send a signal to its process group: to it and to the processes that it has started there."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def say(self, words: bytes) -> None:
-        """Say something on its line, if it still listens."""
+        """Send bytes over its socket, if it still reads."""
         with contextlib.suppress(OSError):
             self.line.send(words)
 
     def sweep_up(self) -> None:
-        """Kill whatever it had started and is still there, and close the line. For when it is dead, or shall be."""
+        """Kill its whole process group and close the socket. For a process that has exited, or that must exit."""
         self.send_all(signal.SIGKILL)
         self.line.close()
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         death = self._seen()
-        # Popen must not wait for whoever has the number next.
+        # Popen must not wait for the next process that gets this process id.
         self._process.returncode = death.status or 0
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._death.set_result, death)
 
     def _seen(self) -> ProcessExit:
-        """Wait until it is dead, and return what there was to see of it."""
+        """Wait until the process has exited, and return how."""
         try:
             _, status, usage = os.wait4(self.pid, 0)
         except ChildProcessError:
-            # A handler has waited for any child, or one of its libraries ignores SIGCHLD, so that the kernel waits.
+            # A handler has waited for any child, or a library ignores SIGCHLD, so that the kernel discards the status.
             return ProcessExit(None)
         peak = _peak(usage)
-        # What it was forked from counts as its own; no more than that tells nothing of it.
+        # The peak includes the memory of the parent at the fork; a peak below that says nothing about the process.
         return ProcessExit(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
 
 
 def stands_still(pid: int) -> bool:
-    """Say whether a process is stopped or traced; on Linux. One that is not there is not."""
+    """Return True if a process is stopped or traced, on Linux; False if there is no such process."""
     try:
-        # Its name stands in brackets, and may hold any.
+        # The process name stands in brackets, and may itself contain brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False
 
 
 def bury_strangers(known: Collection[int]) -> int:
-    """Wait for the dead that others left to us, as orphans are to the first process of a container; return how many.
+    """Reap exited orphans that we have inherited, as the first process of a container does; return how many.
 
-    `known`: the children of our own, whom somebody waits for.
+    `known`: our own children, which their own threads wait for.
     """
     many = 0
     while True:
@@ -200,16 +200,16 @@ def bury_strangers(known: Collection[int]) -> int:
         except ChildProcessError:
             return many
         if dead is None or dead.si_pid in known:
-            # Whoever is behind that one has time.
+            # Orphans behind one of our own children are reaped by a later call.
             return many
         os.waitpid(dead.si_pid, os.WNOHANG)
         many += 1
 
 
 def _offer(pid: int) -> None:
-    """Have the kernel take a process before us, where it kills for memory, and with it what that will start; on Linux.
+    """Make the OOM killer prefer this process, and the processes that it will start, to its parent; on Linux.
 
-    While its first victim is still on its way out it may need another one. That must not be who sees the deaths.
+    The kernel may need a second victim while the first one still exits. That must not be the parent, which recovers.
     """
     with contextlib.suppress(OSError, ValueError):
         ours = int(Path("/proc/self/oom_score_adj").read_text())
@@ -217,7 +217,7 @@ def _offer(pid: int) -> None:
 
 
 def slot_or_gone(pid: int) -> bool:
-    """Say whether nobody else has been given the number of a slot's process meanwhile."""
+    """Return True if this process id names an isolated process or no process: it has not been reused elsewhere."""
     try:
         told = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""One worker process in the care of its supervisor, from its start until all of it is gone.
+"""One worker process as its supervisor sees it, from its start until its process group is gone.
 
-started ──► said hello ──► working ──► goodbye, status 0: it has parted, and left nothing behind
-                                  └──► any other end: it has died, and holds what it held
+started ──► said hello ──► working ──► goodbye, status 0: it has handed back its jobs
+                                  └──► any other end: it has crashed, and its jobs must be recovered
 """
 
 import asyncio
@@ -35,17 +35,17 @@ from tenure.worker.supervisor_messages import (
 )
 
 LINES = 2_048
-"""How many runs a child's slate has room for: its concurrency, and outcomes that wait for a storage."""
+"""How many runs a child's scoreboard has room for: its concurrency, and outcomes that wait to be settled."""
 
 PIDS = range(2, (1 << 22) + 1)
-"""What may be the number of a process: 0 and 1 are us and all, and no system of ours counts further."""
+"""Valid process ids of a child: `killpg` of 0 is our own group, 1 is init, and no supported system counts further."""
 
 LAST_WORDS = 0.1
-"""Seconds that what a child said just before its death may take to come through."""
+"""Seconds to wait for messages that a child sent just before its death."""
 
 
 class ChildProcess:
-    """A child that was started; with a slate that it writes on, and a file in which it says where it is."""
+    """A started child process, with the scoreboard and the stack file that it writes."""
 
     def __init__(
         self, incarnation: str, process: Process, slate: Scoreboard, stacks: StackFile, *, born_at: float
@@ -60,26 +60,26 @@ class ChildProcess:
         self.greeted = asyncio.Event()
         """Set once it has said hello."""
         self.killed_for: KillReason | None = None
-        """Why its supervisor killed it. It may have died of something else before that reached it."""
+        """Why its supervisor killed it. It may have died of another cause before the signal arrived."""
         self.working = False
-        """Whether it has begun to claim."""
+        """True once it has begun to claim jobs."""
         self.figures: dict[Key, tuple[float, ...]] = {}
-        """What it has counted, as far as it has told."""
+        """The metrics that it has sent."""
         self.parted = False
-        """Whether it has said goodbye; what it holds after that, it holds no more."""
+        """True once it has said goodbye, which means that it has handed back its jobs."""
         self.dismissed = False
-        """Whether it said so because an operator wants it gone."""
+        """True if it said goodbye because of an operator's order."""
         self.recycled: str | None = None
-        """For what it is to be replaced by another, if it has said so."""
+        """Why it asks to be replaced; None if it has not asked."""
         self.outdated = False
-        """Whether it was told to go, for its code has changed."""
+        """True if the supervisor stopped it because its code had changed."""
 
     @classmethod
     def started(cls, command: Sequence[str], incarnation: str, *, siblings: bool, clock: Clock) -> Self:
-        """Start a child, which has siblings or none.
+        """Start a child. `siblings`: whether the supervisor runs several children.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         slate, stacks = Scoreboard.new(LINES), StackFile.new()
         told = ChildConfig(incarnation, slate.descriptor, stacks.descriptor, siblings)
@@ -98,13 +98,13 @@ class ChildProcess:
         return cls(incarnation, process, slate, stacks, born_at=clock.uptime())
 
     def kill(self, sentence: KillReason) -> None:
-        """Kill it, unless it is dead, and remember why. The first reason stands."""
+        """Kill the process, unless it has exited, and store the reason. The first reason is kept."""
         if not self.process.gone:
             self.killed_for = self.killed_for or sentence
             self.process.send(signal.SIGKILL)
 
     async def ended(self, hear: Callable[[ChildMessage], None]) -> ProcessExit:
-        """Wait until it is dead, hearing what it says. A fork of it may hold its line open; that keeps nobody."""
+        """Wait until the process has exited, and pass on its messages; a fork that holds its socket open is ignored."""
         heard = asyncio.ensure_future(self._listen(hear))
         try:
             death = await self.process.ended()
@@ -115,9 +115,9 @@ class ChildProcess:
         return death
 
     def remains(self, now: float) -> tuple[Workplace, KnownRuns]:
-        """Return what it last told of itself, at this uptime, and what is known of its runs.
+        """Return its last report of itself, at this uptime, and what is known of its runs.
 
-        Nothing of it where it has written over its slate, as a wild pointer does before it kills: a burial needs none.
+        Both are empty if the scoreboard is corrupt, as after a wild pointer; recovery works without them.
         """
         try:
             return self.workplace(now), self.slate.known_runs()
@@ -125,28 +125,31 @@ class ChildProcess:
             return Workplace(), KnownRuns()
 
     def workplace(self, now: float) -> Workplace:
-        """Return what it last told of itself, at this uptime."""
+        """Return its last report of itself, at this uptime."""
         told_at, turned_at = self.slate.told_at, self.slate.turned_at
         lag = max(self.slate.lag, now - turned_at - TICK if turned_at else 0.0)
         told_ago = None if not told_at else max(0, round((now - told_at) * SECOND))
         return Workplace(round(lag * SECOND), self.slate.memory, told_ago)
 
     def hangs(self, now: float, beyond: float) -> bool:
-        """Say whether its loop has been blocked for so long beyond its `max_block`, though nobody has stopped it."""
+        """Return True if its loop has been blocked for `max_block` plus `beyond`, and it is not stopped (SIGSTOP)."""
         turned_at = self.slate.turned_at
         if self.hello is None or not turned_at or self.process.death is not None:
             return False
         return now - turned_at > self.hello.max_block + beyond and not self.process.stopped
 
     def hurry(self) -> None:
-        """Tell it to leave at once."""
-        # Not by a second signal: whoever tells the whole group has sent the children one of their own.
+        """Ask it to leave at once."""
+        # Not by a second signal: a sender that signals all processes, as systemd does, has signalled the children too.
         self.process.say(NOW)
 
     def clear_away(self) -> None:
-        """Kill what it had started, for that must not work on beside the runs that replace its own; let go of it."""
+        """Kill the processes that it had started, so that they do not run in parallel with the retries; free resources.
+
+        For a child that has exited.
+        """
         self.process.sweep_up()
-        # The kernel ends them with it, but not what their handlers have started.
+        # The kernel kills the isolated processes with their worker, but not the processes that handlers have started.
         for pid in self._slots():
             if slot_or_gone(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -176,7 +179,7 @@ class ChildProcess:
                         case ChildLeaving(dismissed, recycled):
                             self.parted, self.dismissed, self.recycled = True, dismissed, recycled
                         case ChildRetiring():
-                            # Whoever listens starts another; this one goes on.
+                            # The caller starts a replacement; this child continues its runs.
                             pass
                     hear(word)
 

@@ -1,10 +1,10 @@
-"""Heals a worker whose event loop turns and whose claim loop does not: it has its process replaced.
+"""Kills a worker process whose event loop turns but whose claim loop hangs, so that it is replaced.
 
     the claim loop has had no answer for `limit` ──► the storage answers us ──10 s later──► it still does, and the claim
-    loop still has none ──► put on record, which is a write that it has answered, too ──► the process has to go
+    loop still has no answer ──► the event is recorded, so the storage also accepts writes ──► the process is killed
 
-A worker with nothing to claim (paused queues, parked jobs, a rate that is spent, no room) turns all the same. One whose
-storage is out of reach does not, but then it is out of our reach as well.
+The claim loop turns even if there is nothing to claim (paused queues, parked jobs, a used-up rate, no free capacity).
+It stops if the storage is out of reach, but then we cannot reach the storage either.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ LONGEST = 60.0
 """Seconds without an answer after which a claim loop counts as stuck, unless its worker has a shorter `max_block`."""
 
 SHORTEST = 12.0
-"""However short that is: a healthy loop turns every 5 s, and a call that fails may take as long."""
+"""The least limit, even if `max_block` is shorter: a healthy loop turns every 5 s, and a failing call may take 5 s."""
 
 AGAIN = 10.0
-"""Seconds after the first look at the storage until the second: time for a loop that was only held up to go on."""
+"""Seconds between the first and the second check of the storage: a loop that was only delayed continues meanwhile."""
 
 LOOK = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks of the scoreboard."""
 
 ANSWER = 5.0
 """Seconds that the storage gets to answer us."""
 
 
 class ScoreboardReading(Struct, frozen=True):
-    """What stands on a slate: the uptimes at which the loops last turned, 0 where nothing is expected of one."""
+    """The uptimes at which the loops last turned, as read from a scoreboard; 0 if a loop is not expected to turn."""
 
     turned_at: float
     claimed_at: float
@@ -50,14 +50,14 @@ def limit(max_block: float) -> float:
 
 
 def stuck(reading: ScoreboardReading, now: float) -> float:
-    """Return for how many seconds the claim loop has had no answer although the event loop turns; 0 if it does not."""
+    """Return for how many seconds the claim loop has had no answer; 0 if the event loop does not turn either."""
     if not reading.turned_at or not reading.claimed_at or now - reading.turned_at > 2 * TICK:
         return 0.0
     return max(0.0, reading.turned_at - reading.claimed_at)
 
 
 class ClaimWatchdog:
-    """Looks after the claim loop of one worker process; `turn` looks once."""
+    """Monitors the claim loop of one worker process; `turn` checks once."""
 
     def __init__(
         self,
@@ -73,7 +73,10 @@ class ClaimWatchdog:
         ask: Callable[[], Awaitable[str]],
         condemn: Callable[[KillReason], None],
     ) -> None:
-        """Take in whose name the storage is asked, and whom it is about. `queues`: those that the worker serves."""
+        """Monitor `worker`; ask the storage as `owner`.
+
+        `queues`: those that the worker serves. `ask`: returns the stacks of its threads. `condemn`: kills the process.
+        """
         self._storage = storage
         self._owner = owner
         self._worker = worker
@@ -85,15 +88,15 @@ class ClaimWatchdog:
         self._ask = ask
         self._condemn = condemn
         self._suspected: tuple[float, float] | None = None
-        """Its last answer, and when the storage has answered us since."""
+        """The uptime of the claim loop's last answer, and when the storage has answered us since."""
         self._condemned = False
 
     async def turn(self) -> float:
-        """Look once, and do what has to be done; return the seconds until the next look. Never raises."""
+        """Check once, and act if necessary; return the seconds until the next check. Never raises."""
         try:
             await self._look()
         except Exception:
-            # Whatever it is: who dies here leaves a worker that nobody heals.
+            # Catch every error: without this loop a worker whose claim loop hangs is never replaced.
             self._logger.exception("cannot look after the claim loop of worker %d, trying again", self._worker.pid)
         return LOOK
 
@@ -112,12 +115,12 @@ class ClaimWatchdog:
                 self._suspected = None
 
     async def _answers(self) -> bool:
-        """Ask the storage what the claim loop asks it for, but for no job."""
+        """Send the storage the claim loop's request, for 0 jobs; return True if it answers."""
         try:
             async with asyncio.timeout(ANSWER):
                 await self._storage.exchange(self._owner, [], ClaimRequest(self._queues, 0))
         except Exception:
-            # Whatever it is: with such a storage another process would get no further.
+            # After any error a new process would not get an answer either.
             return False
         return True
 

@@ -1,12 +1,12 @@
-"""Watches over one worker process from another one, which runs no user code: renews what it cannot renew itself.
+"""Renews the leases of a worker process from its supervisor when the worker cannot, and kills it if it hangs.
 
-    slate ──a run whose renewal is overdue──► renewed in its owner's name ──► slate, where the worker reads it back
+    scoreboard ──a run whose renewal is overdue──► renew as its owner ──► scoreboard, where the worker reads it back
       │
-      ├── a stopped process, one whose loop is blocked beyond max_block: renewed no more
-      └── that, or a run that blocks its loop far beyond its own timeout: the process has to go
+      ├── the process is stopped (SIGSTOP), or its loop is blocked beyond max_block: no renewal
+      └── its loop is blocked beyond max_block, or by a run far beyond its own timeout: kill the process
 
-A worker beats for itself as long as anything goes on in it. So usually all of this is a look at some memory; it matters
-when a handler holds the interpreter itself, and with it the worker's own keeper.
+A worker renews its own leases as long as any of its threads runs. So usually this class only reads shared memory. It is
+needed when a handler holds the interpreter (the GIL), which also blocks the worker's keeper thread.
 """
 
 import asyncio
@@ -30,35 +30,35 @@ from tenure.worker.watchdog import ABSENT, REMEDY, WARN
 from tenure.worker.worker_metrics import WorkerMetrics
 
 LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.02
-"""Seconds between two looks, at most and at least: often enough for a lease of a second that was claimed just now."""
+"""The longest and the shortest time between two checks, in seconds; short enough for a new lease of one second."""
 
 LATE = 2.0
-"""So many of its beats after its last renewal a run is renewed from here; its worker takes 1.5 of them at most."""
+"""Beats after its last renewal until a run is renewed from here; its worker renews it within 1.5 beats."""
 
 OVERDUE = 2.0
-"""Seconds past its timeout after which a run that blocks its loop is ended with its process."""
+"""Seconds past its timeout after which a run that blocks its loop is killed with its process."""
 
 ASKING = 10.0
-"""Seconds until a process is asked again which run holds its interpreter, if that could not be told from its answer."""
+"""Seconds until a process is asked again for its stacks, if the last ones did not show which run holds the GIL."""
 
 PATIENCE = ExponentialDelay(0.1, 1.0)
-"""Between two tries at a storage that is out of reach: often enough that a short outage costs no lease."""
+"""The delay between two calls to a storage that is out of reach; short, so that a short outage costs no lease."""
 
 RECORDING = 1.0
-"""Seconds that it may take to put on record that a worker hangs which nobody may kill."""
+"""Seconds that the storage gets to record that a worker hangs, if the worker may not be killed."""
 
 
 class WatchedProcess(Protocol):
-    """The process that is watched, as far as can be seen from outside."""
+    """The watched process, as it is seen from outside."""
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped it, so that nothing in it goes on."""
+        """Return True if the process is stopped, so that none of its threads runs."""
         ...
 
 
 class ExternalRenewer:
-    """Watches over one process; `turn` looks once."""
+    """Watches one worker process; `turn` checks once."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class ExternalRenewer:
         condemn: Callable[[KillReason], None] | None,
         tally: WorkerMetrics | None,
     ) -> None:
-        """Take what is watched. `ask`: where its threads are; `condemn`: has it killed; None where nobody may.
+        """Watch the process of `owner`.
 
-        `tally`: where renewals are counted, None where nobody could read that.
+        `ask`: returns the stacks of its threads, or None if they are not available. `condemn`: kills the process, or
+        None if it may not be killed. `tally`: counts the renewals, or None.
         """
         self._storage = storage
         self._owner = owner
@@ -95,13 +96,13 @@ class ExternalRenewer:
         self._looked_at = 0.0
         self._next_look = 0.0
         self._excused_at = 0.0
-        """Until when nothing could be expected of the process: it was stopped, or we were."""
+        """The uptime before which a late turn is excused, because the process or the supervisor was stopped."""
         self._warned = self._hung = 0.0
-        """The last turns of the loop before the blockages that were told of."""
+        """The last turn of the loop before the blockage that was warned about, and before the one that was ended."""
         self._blocking: tuple[Ref, int] | None = None
-        """Which run blocks the loop since its last turn, if it is known."""
+        """The run that has blocked the loop since its last turn, if it is known."""
         self._blocking_of = self._blocking_since = 0.0
-        """That turn, and since when it is known to be this very run."""
+        """That turn, and since when this run is known to block."""
         self._asked_at = 0.0
         self._lost: set[tuple[Ref, int]] = set()
         self._failures = 0
@@ -109,7 +110,7 @@ class ExternalRenewer:
         self.condemned = False
 
     async def turn(self) -> float:
-        """Look once, and do what has to be done; return the seconds until the next look. Never raises."""
+        """Check once, and act if necessary; return the seconds until the next check. Never raises."""
         now = self._clock.uptime()
         try:
             if self._looked_at and now > self._next_look + ABSENT:
@@ -120,7 +121,7 @@ class ExternalRenewer:
                 await self._look(runs, now)
             wait = self._rhythm(runs)
         except Exception:
-            # Whatever it is: who dies here leaves a worker alone with its handlers.
+            # Catch every error: without this loop nothing renews the leases of a blocked worker.
             self._logger.exception("cannot watch over worker %d, trying again", self._owner.pid)
             wait = LONGEST_LOOK
         self._next_look = self._clock.uptime() + wait
@@ -129,7 +130,7 @@ class ExternalRenewer:
 
     async def _look(self, runs: Sequence[WatchedRun], now: float) -> None:
         if not self._slate.turned_at:
-            # It has not begun, or nothing is expected of it any more.
+            # The loop has not started yet, or has ended in order.
             return
         silent = self._silent(now)
         self._see(runs, now)
@@ -193,8 +194,8 @@ class ExternalRenewer:
             self._tally.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
 
     def _patience(self, run: WatchedRun, now: float) -> float:
-        """Return how long after its last renewal a run is renewed from here."""
-        # Whom its limits are spared may have got no more than a quarter of a lease.
+        """Return the seconds after its last renewal until a run is renewed from here."""
+        # A renewal of a run with extended limits may have granted only a quarter of a lease.
         return (0.5 if self._spares(run, now) else LATE) * self._beat_of(run)
 
     def _spares(self, run: WatchedRun, now: float) -> bool:
@@ -202,7 +203,7 @@ class ExternalRenewer:
 
     def _renewal(self, run: WatchedRun, now: float) -> LeaseRenewal:
         ran, silent = self._spared(run, now)
-        # Of a run that has not begun both moments lie ahead, infinitely far.
+        # If a run has not begun, both moments are infinite, so the differences are negative.
         return LeaseRenewal(
             run.ref,
             run.fence,
@@ -226,20 +227,20 @@ class ExternalRenewer:
         )
 
     def _alone(self, now: float) -> bool:
-        """Say whether nothing at all goes on in the process, be it that a handler holds the interpreter."""
+        """Return True if no thread of the process runs, for example because a handler holds the GIL."""
         return now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
 
     def _see(self, runs: Sequence[WatchedRun], now: float) -> None:
-        """Take note of which run blocks the loop, as far as the worker's own thread sees that."""
+        """Note which run blocks the loop, as far as the worker's own watchdog thread knows it."""
         of = self._slate.turned_at
         if of != self._blocking_of:
             self._blocking, self._blocking_of, self._asked_at = None, of, 0.0
         seen = None if self._alone(now) else self._slate.blocker
         if seen is None:
-            # A thread keeps the loop from turning by the interpreter only, and then nothing goes on.
+            # A run in a thread can block the loop only by holding the GIL, and then no other thread runs.
             able = len(runs) == 1 and (runs[0].way == "loop" or (runs[0].way == "thread" and self._alone(now)))
             if able and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
-                # There is no other.
+                # It is the only run.
                 self._blame(runs[0], now)
             return
         for run in runs:
@@ -248,14 +249,14 @@ class ExternalRenewer:
 
     def _blame(self, run: WatchedRun, now: float) -> None:
         if (key := (run.ref, run.fence)) != self._blocking:
-            # The first that is seen has blocked it from the beginning; another one has its own time.
+            # The first run seen counts as blocking since the last turn; a later one counts from now.
             self._blocking_since = self._blocking_of if self._blocking is None else now
             self._blocking = key
 
     async def _mind_the_silence(self, runs: Sequence[WatchedRun], silent: float, now: float) -> None:
         turned_at = self._slate.turned_at
         since = max(turned_at, self._excused_at)
-        # The loop has not turned since their time was over, so nothing within could end them.
+        # The loop has not turned since their timeouts, so the worker itself could not end these runs.
         overdue = [
             run
             for run in runs
@@ -269,12 +270,12 @@ class ExternalRenewer:
                 return
             if holder is not None:
                 self._blame(holder, now)
-        # The others cannot end before it does, nor would their end help anybody.
+        # Only the blocking run matters: the other runs cannot end before it does.
         culprits = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
         if culprits and now - max(self._blocking_since, self._excused_at) > OVERDUE:
             await self._end("timeout", silent, culprits)
             return
-        # As long as the worker's own thread goes on, it is the one to warn.
+        # As long as the worker's own watchdog thread runs, it logs the warning.
         alone = self._alone(now)
         if alone and self._ask is not None and self._warned != turned_at and self._slate.watcher_warns(turned_at):
             self._warned = turned_at
@@ -288,13 +289,13 @@ class ExternalRenewer:
         await self._end("loop_blocked", silent, culprits)
 
     async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
-        """Have the worker killed, where somebody may, and its burial tells that it hung; else tell it from here."""
+        """Kill the worker, if that is allowed; its recovery then records the hang. Otherwise record the hang here."""
         if self._condemn is None and reason == "timeout":
             return
         turned_at = self._slate.turned_at
         stack = "" if self._ask is None else await self._ask()
         if self._slate.turned_at != turned_at:
-            # It came to an end by itself, while we asked.
+            # The blockage ended by itself while we asked for the stacks.
             return
         limit = self._max_block if reason == "loop_blocked" else OVERDUE
         sentence = KillReason(reason, silent, limit, tuple(culprits), stack)
@@ -307,7 +308,7 @@ class ExternalRenewer:
             "its leases are renewed no more" if self._condemn is None else "it is killed",
         )
         if self._condemn is not None:
-            # Not before: what hangs may hold up whoever else would write into its storage.
+            # Kill without a write to the storage before: the hanging process may block other writers.
             self.condemned = True
             self._condemn(sentence)
             return
@@ -334,7 +335,7 @@ class ExternalRenewer:
 
 
 def _holder(dump: Dump, runs: Sequence[WatchedRun]) -> WatchedRun | None:
-    """Return the run that holds the interpreter, if that can be told from where the threads are."""
+    """Return the run that holds the interpreter, if the stacks of the threads show it."""
     if (on_loop := dump.on_loop()) is not None:
         found, beside = [on_loop], [run for run in runs if run.way == "loop"]
     else:
@@ -345,7 +346,7 @@ def _holder(dump: Dump, runs: Sequence[WatchedRun]) -> WatchedRun | None:
 
 
 def _who(found: Sequence[HandlerPosition], runs: Sequence[WatchedRun]) -> str:
-    """Name the job that is at one of these places, as far as that can be told from the name of its function."""
+    """Name the job that is at one of these positions, as far as the name of its function shows it."""
     functions = {at.handler.function for at in found}
     likely = [run for run in runs if run.task.rpartition(".")[2] in functions] or runs
     if not likely:

@@ -1,4 +1,4 @@
-"""Why a supervisor kills a child that lives, and for whose fault: what its burial must know beside its death."""
+"""The reason for which a supervisor kills a running child, and the runs that caused it; recovery needs both."""
 
 from typing import Literal
 
@@ -11,37 +11,38 @@ Verdict = Literal["loop_blocked", "timeout", "not_claiming", "leaving"]
 
 
 class KillReason(Struct, frozen=True):
-    """A child's event loop did not turn, or its claim loop did not, and nothing within it could help; or it stayed.
+    """Why a child had to be killed from outside: its event loop or its claim loop hung, or it did not exit in time.
 
-    `loop_blocked`: for longer than `max_block`, by the runs named here, if anybody knows by which. `timeout`: so that
-    these could not be ended when their time was over; they have timed out. Either way their neighbours are innocent.
-    `not_claiming`: its claim loop had no answer although the storage gives some. `leaving`: it was told to leave, and
-    had not left in all the time that it was given. These two are charged to no run.
+    `loop_blocked`: the event loop was blocked for longer than `max_block`, by the runs named here if they are known.
+    `timeout`: the blocked loop could not end the runs named here at their timeout; they have timed out. In both cases
+    the other runs of the child are not charged.
+    `not_claiming`: the claim loop had no answer although the storage answers. `leaving`: the child was asked to leave
+    and still ran after its time limit. In these two cases no run is charged.
     """
 
     reason: Verdict
     blocked_for: float
-    """Seconds; of one that had to leave, since it was told."""
+    """Seconds that the loop was blocked; for `leaving`, seconds since the child was asked to leave."""
     limit: float
-    """What it was given, in seconds: `max_block`, what a run may be past its timeout, what a claim loop may wait; 0 for
-    one that had to leave."""
+    """The limit that it exceeded, in seconds: `max_block`, the time allowed past a timeout, or the longest wait of a
+    claim loop; 0 for `leaving`."""
     culprits: tuple[tuple[Ref, int], ...] = ()
-    """The runs that blocked it, by job and fence; empty where nobody knows, and all may have."""
+    """The runs that blocked the loop, by job and fence; empty if they are unknown: then any run may be the cause."""
     stack: str = ""
-    """Where its threads were, the latest call first; empty where it did not say."""
+    """The stacks of its threads, the latest call first; empty if it did not answer."""
 
     recorded: bool = False
-    """Whether it is on record already that the worker hangs."""
+    """True if the event that the worker hangs is already recorded."""
 
     def hung(self, owner: str) -> tuple[WorkerHung, ...]:
-        """Return what is to be recorded of that worker beside its death."""
+        """Return the event to record for that worker in addition to its death."""
         if self.recorded or self.reason == "leaving":
             return ()
         return (WorkerHung(owner=owner, blocked_for=self.blocked_for, stack=self.stack),)
 
     @property
     def blames_none(self) -> bool:
-        """Whether it is for no run's fault that the child is killed."""
+        """Return True if no run is to blame for the kill."""
         return self.reason in ("not_claiming", "leaving")
 
     def __str__(self) -> str:

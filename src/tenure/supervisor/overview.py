@@ -1,6 +1,6 @@
-"""What a supervisor shows of all its children to those who ask for health; they may ask on any thread.
+"""A snapshot of all children of a supervisor, for the health server, which may read it on any thread.
 
-The supervisor's loop draws up a view every half a second. One that is old tells that this loop does not turn.
+The supervisor's loop takes a snapshot every half second. An old snapshot shows that this loop does not turn.
 """
 
 from collections.abc import Iterable
@@ -17,21 +17,21 @@ from tenure.worker.loop_lag import TICK, RecentMaximum
 from tenure.worker.supervisor_messages import ChildStarted
 
 EVERY = 0.5
-"""Seconds between two views."""
+"""Seconds between two snapshots."""
 
 OLD = 10.0
-"""Seconds after which a view tells that the supervisor itself stands still."""
+"""Age of a snapshot, in seconds, from which on the supervisor itself counts as blocked."""
 
 
 class Overview:
-    """All children at a glance, with what those before them have counted."""
+    """The health of all children, and the metrics of the present and the earlier children."""
 
     def __init__(self, figures: MetricsRegistry, clock: Clock) -> None:
-        """Take what the supervisor itself counts."""
+        """Take the metrics of the supervisor itself."""
         self.timing = Timing()
-        """The app's, once a child has told it."""
+        """The app's timing, once a child has sent it."""
         self.queues: tuple[str, ...] = ()
-        """Those that the app's tasks go to."""
+        """The queues of the app's tasks."""
         self.storage: Storage | None = None
         self._figures = figures
         self._clock = clock
@@ -41,11 +41,11 @@ class Overview:
         self._seen = ProcessHealth(owners=())
 
     def told(self, hello: ChildStarted) -> None:
-        """Take in what a child has said of its app."""
+        """Store what a child has sent about its app."""
         self.timing, self.queues = hello.timing, hello.queues
 
     def look(self, wards: Iterable[ChildProcess], *, stopping: bool) -> None:
-        """Draw up the view; on the supervisor's loop."""
+        """Take a snapshot; on the supervisor's loop."""
         now, wards = self._clock.uptime(), list(wards)
         silent = {ward: _silent(ward, now) for ward in wards}
         lag = max((max(ward.slate.lag, silent[ward]) for ward in wards), default=0.0)
@@ -64,11 +64,11 @@ class Overview:
         self._seen_at = now
 
     def gone(self, ward: ChildProcess) -> None:
-        """Keep what a child has counted: totals never go down."""
+        """Keep the metrics of a child that has ended, so that totals never go down."""
         self._of_the_dead = added_up([self._of_the_dead, ward.figures])
 
     def vitals(self) -> ProcessHealth:
-        """Return the latest view."""
+        """Return the latest snapshot."""
         age = self._clock.uptime() - self._seen_at
         if age > OLD:
             return ProcessHealth(
@@ -80,7 +80,8 @@ class Overview:
         """Return the storage, opened.
 
         Raises:
-            NotToldError: no child has said yet where it is.
+            NoStorageYetError: no child has sent the storage's URL yet.
+            StorageUnavailableError: the storage exists only inside the worker process.
             StorageError: it cannot be opened.
         """
         storage = self.storage
@@ -95,6 +96,6 @@ class Overview:
 
 
 def _silent(ward: ChildProcess, now: float) -> float:
-    """Return for how many seconds a child's event loop has been late; 0 if it is not, or nothing is expected of it."""
+    """Return by how many seconds a child's event loop is late; 0 if it is in time, or not expected to turn."""
     turned_at = ward.slate.turned_at
     return max(0.0, now - turned_at - TICK) if turned_at else 0.0

@@ -1,10 +1,11 @@
-"""What is done for a worker process that has died: its jobs are taken back, decided on, and it goes on record.
+"""Recovers the jobs of a worker process that has died: reclaims them, decides, settles, and records the death.
 
-    the dead ──reclaim──► a name of this burial's own ──decide, settle──► free
+    the dead owner ──reclaim──► an owner id of this recovery ──decide, settle──► free
                                    │
-                                   └─ the answer was lost ──reclaim──► another name ──decide, settle──► free
+                                   └─ the answer was lost ──reclaim──► another owner id ──decide, settle──► free
 
-What a call took whose answer was lost lies under a name that nobody else uses, so it is found there.
+If the answer to a reclaim is lost, its jobs are held by an owner id that only this recovery uses. The next reclaim
+finds them there.
 """
 
 import asyncio
@@ -34,28 +35,28 @@ from tenure.worker.scoreboard import KnownRuns
 T = TypeVar("T")
 
 PATIENCE = ExponentialDelay(0.1, 0.5)
-"""Between two tries at a storage that is out of reach: the jobs can be claimed at once when it is back."""
+"""The delay between two calls to a storage that is out of reach; it is short, so that recovery resumes quickly."""
 
 
 class DeadWorker(Struct, frozen=True):
-    """Who died, and of what."""
+    """A worker process that has died, and how."""
 
     owner: str
     pid: int
     death: ProcessExit
     died_at: int
     killed_for: KillReason | None = None
-    """Why its supervisor killed it, None if somebody or something else did."""
+    """Why its supervisor killed it; None if the supervisor did not kill it."""
     for_memory: bool = False
-    """Whether the kernel killed it, for want of memory."""
+    """True if the kernel's OOM killer killed it."""
     workplace: Workplace = Workplace()
-    """What it last told of itself."""
+    """Its last report of itself."""
     runs: KnownRuns = KnownRuns()
     """What is known of its runs."""
 
     @property
     def witness(self) -> CrashEvidence:
-        """What those who write its post-mortems must know."""
+        """The evidence from which the post-mortems of its runs are written."""
         sentence = self.killed_for
         culprits = frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset[Ref]()
         return CrashEvidence(
@@ -77,16 +78,16 @@ class DeadWorker(Struct, frozen=True):
 
 
 class RecoveredJobs:
-    """What was taken back of one child."""
+    """The jobs recovered from one child."""
 
     def __init__(self) -> None:
         self.refs: set[Ref] = set()
         self.unanswered = False
-        """Whether an answer is missing: the storage may have given us what we have not found yet."""
+        """True while an answer is missing: the storage may have given us jobs that we have not found yet."""
 
     @property
     def jobs(self) -> int:
-        """How many are known."""
+        """The number of jobs found so far."""
         return len(self.refs)
 
     def charged(self, witness: CrashEvidence) -> int | None:
@@ -97,7 +98,7 @@ class RecoveredJobs:
 
 
 class CrashRecovery:
-    """Buries the children of one supervisor, in its name."""
+    """Recovers the jobs of one supervisor's children, under its name."""
 
     def __init__(
         self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, figures: MetricsRegistry
@@ -108,13 +109,13 @@ class CrashRecovery:
         self._rng = rng
         self._logger = logger
         self._takers: list[Owner] = []
-        """Names that burials have used and are done with: nothing lies under them, and nothing is on its way there."""
+        """Owner ids of completed recoveries, for reuse: they hold no jobs, and no call for them is under way."""
 
     async def bury(self, one: DeadWorker, storage: Storage, *, within: float) -> int | None:
-        """Take back what a dead child held, and put it on record. What cannot be done in time is left to the reapers.
+        """Recover the jobs of a dead child, and record its death. Work that exceeds `within` is left to the reapers.
 
-        Returns how many jobs were taken back that may be charged for it, None if that is not known. Raises nothing that
-        the storage raises: the next child must be started all the same.
+        Return how many recovered jobs may be charged for the death, or None if that is not known. Errors of the
+        storage are logged and not raised, because the next child must be started anyway.
         """
         taken, witness = RecoveredJobs(), one.witness
         max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
@@ -160,11 +161,12 @@ class CrashRecovery:
         worked: bool,
         runs: KnownRuns,
     ) -> None:
-        """Let go of a child that has handed back what it held; what it could not tell the storage of, is, in its place.
+        """Clean up after a child that left in order: settle, in its place, the runs that it could not settle itself.
 
-        `worked`: whether it may have held anything. `runs`: what is known of its runs: exclusive ones that it had
-        stopped and whose handlers went on, which its end has freed, and those that had not begun, which run again
-        even if their jobs must not run twice. Raises nothing that the storage raises: others wait.
+        `worked`: whether it may have held jobs. `runs`: what is known of its runs. Two kinds matter: exclusive runs
+        that it had stopped while their handlers continued, whose rights the exit has freed; and runs that had not
+        begun, which run again even if their jobs must not run twice. Errors of the storage are logged and not raised,
+        because the next child must be started anyway.
         """
         how = "left, and could not tell the storage what became of its runs"
         taken = RecoveredJobs()
@@ -175,7 +177,7 @@ class CrashRecovery:
                 left_at = self._clock.now()
                 await self._take_back(taken, pid, owner, storage, witness, died_at=left_at, within=within)
         except Exception as error:
-            # Who was refused by the storage has said so itself, and left nothing there.
+            # A child that the storage refused has logged that itself, and left nothing there.
             level = logging.WARNING if worked else logging.DEBUG
             self._logger.log(level, "cannot tell the storage that worker %d has left: %r", pid, error)
         else:
@@ -201,8 +203,8 @@ class CrashRecovery:
         async def reclaim() -> ReclaimResult:
             nonlocal taker, doubtful
             if doubtful:
-                # By another name, for none is given twice what it has already; and in this order, for a call that
-                # arrives late takes only from those before it, who have nothing any more.
+                # Use another owner id, because a reclaim never returns the jobs that the caller already holds. Keep
+                # this order of holders: a call that arrives late then takes only from earlier ones, which are empty.
                 holders.append(taker.id)
                 taker = self._another()
             taken.unanswered = doubtful = True
@@ -219,7 +221,7 @@ class CrashRecovery:
                 taken.refs.update(one.lease.ref for one in stalled)
                 seen = structs.replace(witness, dead_for=max(0, self._clock.now() - died_at))
                 settle = partial(self._settle, taker, stalled, storage, seen, look, max_block)
-                # What it did not answer for lies under this name still.
+                # Jobs whose settlement was not answered are still held by this owner id.
                 doubtful |= not await self._insist(settle, pid)
                 more = some.more or doubtful
         taken.unanswered = False
@@ -229,7 +231,7 @@ class CrashRecovery:
         return structs.replace(self._owner, id=owner_id(self._rng))
 
     def _of(self, dead: str, stalled: Sequence[StalledLease], died_at: int) -> Sequence[StalledLease]:
-        """Return what was taken from ourselves as what it is: jobs of one who is silent since its death, at least."""
+        """Return leases reclaimed from ourselves as leases of the dead owner, silent at least since its death."""
         silent_for = max(0, self._clock.now() - died_at)
         return [structs.replace(one, owner=dead, silent_for=max(one.silent_for, silent_for)) for one in stalled]
 
@@ -254,7 +256,7 @@ class CrashRecovery:
         )
 
     async def _insist(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
-        """Do what may be done twice, and again as long as the storage is out of reach and the caller waits."""
+        """Make an idempotent call, and repeat it as long as the storage is out of reach and the caller waits."""
         failures = 0
         while True:
             try:

@@ -1,22 +1,22 @@
-"""The Python files under some folders, and whether any of them has changed."""
+"""Watches the Python files under some folders for changes (`--reload`)."""
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
-"""Folders in which nobody writes code by hand; nor does anybody in hidden ones, and in virtual environments."""
+"""Folders without hand-written code. Hidden folders and virtual environments are skipped, too."""
 
 
 class Sources:
-    """Remembers when each file was last written. What Python makes of them (caches) is none of them."""
+    """Remembers when each source file was last written; caches of Python are ignored."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.absolute() for folder in folders]
         self._seen = self._look()
 
     def changed(self) -> list[Path]:
-        """Return the files that were written, made or deleted since the last call, in their order."""
+        """Return the files that were written, created or deleted since the last call, sorted by path."""
         before, self._seen = self._seen, self._look()
         return sorted({path for path, _ in before.items() ^ self._seen.items()})
 
@@ -27,7 +27,7 @@ class Sources:
                 try:
                     about = path.stat()
                 except OSError:
-                    # Gone meanwhile.
+                    # The file was deleted meanwhile.
                     continue
                 found[path] = (about.st_mtime_ns, about.st_size)
         return found
@@ -45,5 +45,5 @@ def _ours(folder: Path) -> bool:
     try:
         return not folder.joinpath("pyvenv.cfg").exists()
     except OSError:
-        # Of somebody who lets nobody in, as a database does.
+        # An unreadable folder, for example a database's data directory.
         return False

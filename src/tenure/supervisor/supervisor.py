@@ -1,16 +1,16 @@
-"""Many worker processes under one parent that runs no user code: it sees them die, and takes back what they held.
+"""The supervisor: runs worker processes, replaces those that end, and recovers the jobs of those that crash.
 
     supervisor ──spawn──► child (own session) ──hello, url … goodbye──► supervisor
         │                   │
         └──── waitpid ◄── death ──► kill what the child had started, reclaim(owner), decide, settle, start another
 
-    SIGTERM, the first: SIGTERM to each child, which drains     the second: a word on each line, to leave at once
-    SIGHUP, SIGQUIT: as the first SIGTERM, however often
-    drain + 4.25 s: whoever still lives is killed               drain + 4.75 s: what is not taken back by then, is left
+    first SIGTERM: SIGTERM to each child, which drains          second SIGTERM: a message to each child to leave at once
+    SIGHUP, SIGQUIT: as the first SIGTERM, however often they come
+    drain + 4.25 s: kill the children that still run            drain + 4.75 s: leave unrecovered jobs to the reapers
 
-A child that says goodbye and leaves with status 0 has handed back what it held; every other end is a death.
-The jobs of a dead child can be claimed again within milliseconds of its death, not after a lease. Whatever goes wrong
-with one child, be it that no process can be started at all, is tried again later and touches none of the others.
+The supervisor runs no user code. A child that sends goodbye and exits with status 0 has handed back its jobs; every
+other end is a crash. The jobs of a crashed child can be claimed again within milliseconds, not after a lease. A problem
+with one child, even a process that cannot be started, is retried later and does not affect the other children.
 """
 
 import asyncio
@@ -50,50 +50,54 @@ from tenure.worker.supervisor_messages import ChildMessage, ChildReady, ChildRet
 from tenure.worker.worker_metrics import WorkerMetrics
 
 STRAGGLERS = 4.25
-"""Seconds beyond the drain after which a child that still lives is killed; by itself it is gone after about 4."""
+"""Seconds after the drain until a child that still runs is killed; a healthy child exits after about 4."""
 
 HASTY = 2.5
-"""The same, counted from the word that it shall leave at once."""
+"""Seconds until a child is killed after the message to leave at once."""
 
 LAST = 0.5
-"""Seconds after these until nothing more is taken back from the dead: in all, we are gone 5 s after the drain."""
+"""Seconds after these kills until recovery is abandoned. In all, the supervisor exits 5 s after the drain."""
 
 BURIAL = 10.0
-"""Seconds to take back a dead child's jobs in; beyond them the reapers do it, one lease later."""
+"""Seconds to recover the jobs of a dead child; after that the reapers recover them, one lease later."""
 
 FAREWELL = 0.5
-"""The same for a child that dies while the supervisor is stopping."""
+"""Seconds to recover the jobs of a child that dies while the supervisor is stopping."""
 
 CLOSING = 0.3
-"""Seconds that the server of health gets to close, and then the supervisor's own storage."""
+"""Seconds that the health server gets to close, and then the supervisor's own storage."""
 
 PATIENCE = ExponentialDelay(0.1, 30.0)
-"""Before a dead child is replaced; it grows with each death that comes soon after its start, before any work.
+"""The delay before a dead child is replaced; it grows with each early death: soon after the start, no job charged.
 
-A death for which jobs are charged is not one of these: there is an end to such deaths, and the jobs behind them must
-not wait for that. A death for which none is charged could come again and again.
+A death for which jobs are charged does not count as early: such deaths end when the jobs run out of stalls, and the
+other jobs must not wait for that. A death for which no job is charged could repeat without end.
 """
 
 SETTLED_IN = 10.0
-"""A child that lived for so many seconds died of something new; its replacement does not wait for the last one's."""
+"""A child that lived longer than these seconds is replaced at once, and the growing delay starts again."""
 
 USAGE = 2
 REFUSED = (1, USAGE)
-"""The exit statuses by which a child says, with a line on stderr, that it cannot be a worker: storage, app, options."""
+"""Exit statuses of a child that cannot work because of its storage, app or options; it prints the reason to stderr."""
 
 LOOK = 0.5
-"""Seconds between two looks at the code, where it is reloaded."""
+"""Seconds between two checks of the code for changes (`--reload`)."""
 
 HANGING = 10.0
-"""Seconds beyond its `max_block` after which a child that was not ended for it keeps a sign of life from systemd."""
+"""Seconds beyond its `max_block` after which a child that hangs and was not killed stops the pings to systemd."""
 
 TRIAL = 5.0
-"""Seconds for which the first child goes alone, unless it says hello before: what is wrong with all is said once."""
+"""Seconds that the first child runs alone, unless it says hello earlier: a problem of all children is logged once."""
 
 
 @dataclass(frozen=True)
 class ChildHistory:
-    """What became of one child: its end, after how many seconds, if it said goodbye, if by order, what it held."""
+    """How one child ended, and after how many seconds.
+
+    `parted`: it said goodbye and exited with status 0. `worked`: it had begun to claim jobs. `dismissed`: it left by
+    an operator's order.
+    """
 
     pid: int
     status: int | None
@@ -102,25 +106,25 @@ class ChildHistory:
     worked: bool = False
     dismissed: bool = False
     recycled: str | None = None
-    """For what it wants to be replaced, if it does."""
+    """Why the child asks to be replaced; None if it does not ask."""
     outdated: bool = False
-    """Whether it was told to go, for its code has changed."""
+    """True if the supervisor stopped it because its code had changed."""
     jobs: int | None = 0
-    """How many of its jobs may be charged for its death, None if that is not known."""
+    """How many of its jobs may be charged for its death; None if that is not known."""
 
     @property
     def early(self) -> bool:
-        """Return True if it died soon and no job is charged for it, so that the next one may do the same."""
+        """Return True if it died soon and no job is charged for its death, so that the next child may die likewise."""
         return self.lived <= SETTLED_IN and self.jobs == 0
 
     @property
     def refused(self) -> bool:
-        """Whether it has said by itself that it cannot work."""
+        """Return True if the child itself reported that it cannot work."""
         return not self.worked and self.status in REFUSED
 
 
 class Supervisor:
-    """Keeps so many children alive until it is told to stop."""
+    """Keeps a number of worker processes running until it is asked to stop."""
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class Supervisor:
         self._sources = sources
         self._systemd = systemd
         self._changed = asyncio.Event()
-        """Set when the code changes, and another one then."""
+        """Set when the code changes; a new event then takes its place."""
         self._clock = clock
         self._rng = rng
         self._logger = logger
@@ -163,18 +167,18 @@ class Supervisor:
         self._storage: Storage | None = None
         self._greeted = asyncio.Event()
         self._works = False
-        """Whether a child has ever worked."""
+        """True once any child has begun to claim jobs."""
         self._status = 0
 
     async def run(self) -> int:
-        """Keep the children until SIGTERM or SIGINT; return the exit status."""
+        """Run the children until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
         also = draining()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._stop)
         for number in also:
             loop.add_signal_handler(number, self._let_drain)
-        # Who ignores it passes that on to whom he starts, and then the kernel lets nobody see how a child ended.
+        # An ignored SIGCHLD is inherited, and the kernel then discards the exit statuses of children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             async with asyncio.TaskGroup() as crew:
@@ -200,17 +204,17 @@ class Supervisor:
         while True:
             self.overview.look(self._wards, stopping=self._stopping.is_set())
             if os.getpid() == 1:
-                # Of a container, where there is nobody else to bury what handlers have started.
+                # As the first process of a container, we inherit orphans that handlers have started, and reap them.
                 bury_strangers({ward.process.pid for ward in self._wards})
             await asyncio.sleep(EVERY)
 
     def _let_drain(self) -> None:
-        """Pass on that it is time, once: this word is in no hurry, however often it comes."""
+        """Let the children drain. Repeated signals of this kind change nothing."""
         if not self._stopping.is_set():
             self._stop()
 
     def _stop(self) -> None:
-        """Pass on that it is time: the first signal lets the children drain, the second makes them leave at once."""
+        """Stop the children: the first signal lets them drain, the second makes them leave at once."""
         if self._stopping.is_set():
             self._hurried.set()
         if self._systemd is not None and not self._stopping.is_set():
@@ -227,7 +231,7 @@ class Supervisor:
             ward.process.send(signal.SIGTERM)
 
     async def _bring_to_an_end(self, keepers: "list[asyncio.Task[None]]") -> None:
-        """See to it that nothing outlives its time: first the children, then what is done for the dead."""
+        """Enforce the time limits of a stop: first kill the children that still run, then abandon recovery."""
         await self._stopping.wait()
         told_at = self._clock.uptime()
         await first(self._hurried.wait(), within=self._drain + STRAGGLERS - HASTY)
@@ -239,13 +243,13 @@ class Supervisor:
             keeper.cancel()
 
     def _drive_out(self, ward: ChildProcess, told_at: float) -> None:
-        """Kill a child that was told to leave and has not."""
+        """Kill a child that was asked to leave and still runs."""
         if ward.process.death is None:
             self._logger.error("worker %d would not stop and is killed", ward.process.pid)
             ward.kill(KillReason("leaving", self._clock.uptime() - told_at, 0.0))
 
     async def _reload(self, sources: Sources) -> None:
-        """Replace the children whenever the code has changed, each as soon as it has drained."""
+        """Replace the children when the code has changed, each as soon as it has drained."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK)
@@ -262,21 +266,21 @@ class Supervisor:
                 loop.call_later(self._drain + STRAGGLERS, self._drive_out, ward, self._clock.uptime())
 
     async def _live_on(self, systemd: Systemd, every: float) -> None:
-        """Give signs of life, but for children that hang although that should have been the end of them."""
+        """Ping systemd's watchdog, unless a child hangs that should have been killed for it."""
         while True:
             if not any(ward.hangs(self._clock.uptime(), HANGING) for ward in self._wards):
                 systemd.alive()
             await asyncio.sleep(every)
 
     async def _keep(self, number: int) -> None:
-        """Keep one child: start it, bury it, start the next; and beside that one that has retired."""
+        """Keep one place filled: start a child, recover its jobs when it dies, start the next one."""
         if number:
             await first(self._greeted.wait(), self._stopping.wait(), within=self._trial)
         async with asyncio.TaskGroup() as lives:
             await self._succeed(lives)
 
     async def _succeed(self, lives: asyncio.TaskGroup) -> None:
-        """Lead one child after the other, and let one that has retired come to its end beside its successor."""
+        """Run one child after the other; a retired child finishes its runs while its successor already works."""
         deaths = 0
         retired: asyncio.Task[ChildHistory | None] | None = None
         while not self._stopping.is_set():
@@ -284,7 +288,7 @@ class Supervisor:
             living = lives.create_task(self._life(retiring))
             await first(asyncio.wait({living}), retiring.wait())
             if not living.done() and retired is not None:
-                # In each place there is one at most of those whose runs take their time: each has its memory.
+                # Each place has at most one retired child, because each child occupies memory.
                 await asyncio.wait({living, retired}, return_when=asyncio.FIRST_COMPLETED)
             if not living.done():
                 deaths, retired = 0, living
@@ -297,20 +301,20 @@ class Supervisor:
                 continue
             deaths = deaths + 1 if life is None or life.early else 0
             if deaths or (life is not None and life.lived <= SETTLED_IN):
-                # Code that cannot be called is not tried again as it is, where somebody is at work on it.
+                # With --reload, a usage error is not retried before the code changes.
                 ever = life is not None and life.status == USAGE and self._sources is not None
                 rest = None if ever else PATIENCE.rest(max(1, deaths), self._rng)
                 await first(self._stopping.wait(), changed.wait(), within=rest)
 
     def _over(self, life: ChildHistory) -> bool:
-        """Say whether a child needs no replacement, though nobody asked us to stop."""
+        """Return True if a child needs no replacement although no stop was requested."""
         if life.outdated:
             return False
         if life.refused and self._sources is not None:
             self._logger.info("the next worker is started when its code changes, or in a while")
             return False
         if life.refused and not self._works:
-            # It has said why. Whoever has called us learns it in the way that a worker without supervisor tells it.
+            # The child has printed the reason. Our exit status is that of a worker without a supervisor.
             self._status = life.status or 0
             self._stop()
             return True
@@ -324,19 +328,19 @@ class Supervisor:
         return life.parted and self._burst
 
     async def _life(self, retiring: asyncio.Event) -> ChildHistory | None:
-        """Let one child live; None if it could not be started, or what became of it cannot be told.
+        """Run one child to its end; return None if it could not be started, or if its end is not known.
 
-        `retiring` is set when it claims no more, though it goes on.
+        `retiring` is set when the child stops claiming but continues its runs.
         """
         try:
             return await self._live(retiring)
         except Exception as error:
-            # No memory, no process, no descriptor left: that passes, and the other children know nothing of it.
+            # For example, no memory, process or descriptor is left. That passes, and does not affect other children.
             self._logger.error("cannot keep a worker alive, trying again: %r", error)
             return None
 
     async def _live(self, retiring: asyncio.Event) -> ChildHistory:
-        """Lead one child from its start to its burial."""
+        """Run one child from its start until its jobs are recovered."""
 
         def heard(word: ChildMessage) -> None:
             if isinstance(word, ChildRetiring):
@@ -350,7 +354,7 @@ class Supervisor:
         watch = asyncio.create_task(self._watch(ward))
         try:
             if self._stopping.is_set():
-                # It listens to nothing yet but this.
+                # A child that is still starting obeys only this signal.
                 ward.process.send(signal.SIGTERM)
                 self._pass_on(ward)
             death = await ward.ended(heard)
@@ -392,7 +396,7 @@ class Supervisor:
         elif ward.hello is None and not life.outdated and not self._stopping.is_set():
             self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
         if self._storage is not None:
-            # Others wait for the rights of those that it had stopped.
+            # Other jobs may wait for the exclusive rights of runs that the child had stopped.
             within = BURIAL if runs.stopped and not self._stopping.is_set() else FAREWELL
             await self._burial.part(
                 ward.incarnation, life.pid, self._storage, within=within, worked=not life.refused, runs=runs
@@ -400,11 +404,11 @@ class Supervisor:
         return life
 
     async def _watch(self, ward: ChildProcess) -> None:
-        """Watch over a child from its hello on, until cancelled."""
+        """Watch a child from its hello on, until cancelled."""
         pid = ward.process.pid
         worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
         async with asyncio.TaskGroup() as crew:
-            # If it has had a sibling, it is known where: then before it can have claimed anything.
+            # If an earlier child named the storage, this call runs before the new child can have claimed a job.
             crew.create_task(self._guard(ward, worker))
             await self._watch_as(ward, worker)
 
@@ -412,7 +416,7 @@ class Supervisor:
         await ward.greeted.wait()
         hello = ward.hello
         if hello is None or self._storage is None:
-            # Nobody knows where its jobs are; that is said when it dies.
+            # The storage is not known; this is logged when the child dies.
             return
         watcher = ExternalRenewer(
             self._storage,
@@ -451,7 +455,7 @@ class Supervisor:
             crew.create_task(_again(healer.turn))
 
     async def _guard(self, ward: ChildProcess, worker: Owner) -> None:
-        """Keep others from burying a child: they would not know what it died of, nor what it has left behind."""
+        """Reserve the recovery of a child for this supervisor: reapers know neither its exit status nor its runs."""
         if self._storage is None:
             await ward.greeted.wait()
         tries, storage = 0, self._storage
@@ -462,7 +466,7 @@ class Supervisor:
                 async with asyncio.timeout(BURIAL):
                     await storage.renew(RenewRequest(worker, guarding=True))
             except Exception:
-                # Its own calls fail as well, which is told there.
+                # The child's own calls fail as well, and the child logs that.
                 tries += 1
                 await asyncio.sleep(PATIENCE.rest(tries, self._rng))
             else:
@@ -476,8 +480,8 @@ class Supervisor:
         if isinstance(word, ChildStarted):
             self._greeted.set()
         if self._storage is None and isinstance(word, ChildStarted):
-            # To import a driver takes longer than to bury a child, and a burial is in a hurry. If there is trouble,
-            # the burial tells of it.
+            # Import the driver now: the import takes longer than a recovery, which must be quick. An error here is
+            # logged by the recovery.
             with contextlib.suppress(Exception):
                 self._storage = locate(word.url)
         if isinstance(word, ChildStarted):
@@ -507,17 +511,17 @@ def supervise(
     serve: Callable[[Overview], AbstractAsyncContextManager[object]] | None = None,
     logger: logging.Logger | None = None,
 ) -> int:
-    """Run so many worker processes until SIGTERM or SIGINT, and return the exit status.
+    """Run a number of worker processes until SIGTERM or SIGINT, and return the exit status.
 
-    `command` starts one child, which gets its part by `Child.from_environment`. `drain` is theirs; a child that has
-    not stopped 4.25 s after it is killed, and we are gone 5 s after it. A child that ends is replaced, except in a
-    `burst` one that took its leave. Before any has worked, the first that says it cannot (exit status 1 or 2) ends it
-    all, with its status; it goes alone until it says hello, for `trial` seconds at most. `serve` returns what serves
-    health as long as anything is left to supervise.
-    When `sources` change the children are replaced. `systemd` is told how we are.
+    `command` starts one child, which connects by `SupervisorLink.from_environment`. `drain` is the children's drain
+    time. A child that has not exited 4.25 s after its drain is killed, and the supervisor exits 5 s after the drain.
+    A child that ends is replaced; with `burst`, a child that said goodbye is not. The first child runs alone until it
+    says hello, for at most `trial` seconds. If a child exits with status 1 or 2 before any child has worked, the
+    supervisor stops with that status. `serve` returns the health server, which runs as long as the supervisor does.
+    When `sources` change, the children are replaced. `systemd` is notified of readiness, stop and health.
 
     Raises:
-        UsageError: processes is below 1, or drain is no duration.
+        UsageError: processes is below 1, or drain is not a duration.
     """
     supervisor = Supervisor(
         command,
@@ -543,7 +547,7 @@ def supervise(
                     async with asyncio.timeout(CLOSING):
                         await serving.aclose()
 
-    # Never closed: closing waits for threads, and a storage that hangs may hold one.
+    # The Runner is never closed: closing waits for threads, and a storage that hangs may hold one.
     return asyncio.Runner().run(run())
 
 

@@ -1,6 +1,7 @@
-"""What systemd is told of a service of `Type=notify`: that it is ready, that it stops, that it is alive.
+"""Notifies systemd about a service of `Type=notify`: that it is ready, that it stops, that it is alive.
 
-One datagram a word, to the socket that systemd names in the environment. Elsewhere there is none, and nothing is said.
+Each notification is one datagram to the socket that systemd names in the environment. Without that variable there are
+no notifications.
 """
 
 import contextlib
@@ -10,23 +11,23 @@ from collections.abc import MutableMapping
 from typing import Self
 
 PATIENCE = 0.5
-"""Seconds that systemd gets to take a word; it is not worth a worker."""
+"""Seconds that systemd gets to accept a notification; a longer wait would block the supervisor."""
 
 
 class Systemd:
-    """The way to systemd; what is said where nobody listens is lost."""
+    """The connection to systemd; notifications that it does not accept are lost."""
 
     def __init__(self, address: str, watchdog: float | None = None) -> None:
         self.watchdog = watchdog
-        """Seconds without a sign of life after which it kills the service, None if it does not."""
-        # The kernel writes a name that stands in no folder with a NUL where the environment has an @.
+        """Seconds without a ping after which systemd kills the service; None if it does not."""
+        # An abstract socket address begins with NUL for the kernel, and with @ in the environment.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Self | None:
-        """Return the way, or None if systemd has not started this process as a service that tells.
+        """Return the connection, or None if systemd has not started this process as a service of `Type=notify`.
 
-        The variables are gone then: what this process starts must not speak in its name.
+        The variables are removed from `environ`, so that child processes do not notify systemd in our name.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         length, whose = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", str(os.getpid()))
@@ -36,15 +37,15 @@ class Systemd:
         return cls(address, int(length) / 1_000_000 if watched else None)
 
     def ready(self) -> None:
-        """Tell that the service does its work from now on."""
+        """Notify systemd that the service is ready."""
         self._tell("READY=1")
 
     def stopping(self) -> None:
-        """Tell that the service has begun to stop."""
+        """Notify systemd that the service has begun to stop."""
         self._tell("STOPPING=1")
 
     def alive(self) -> None:
-        """Tell that the service is well; twice as often as `watchdog` asks for."""
+        """Ping systemd's watchdog; call it twice per `watchdog` interval."""
         self._tell("WATCHDOG=1")
 
     def _tell(self, word: str) -> None:
