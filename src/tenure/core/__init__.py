@@ -1,1 +1,1 @@
-"""What Tenure decides, without a clock, a die or a wait: records in, decisions out."""
+"""The pure rules and records of Tenure: no clock, no randomness, no waiting."""

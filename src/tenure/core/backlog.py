@@ -1,10 +1,10 @@
-"""Whether too many jobs wait for too long: a step of what is known, fed with what is seen, told the time.
+"""Detects queues in which too many jobs wait for too long, from a sequence of observations.
 
     below ──more wait than may──► above, since then ──for longer than the patience──► overdue
       ▲                             │                                                    │
       └──────── a single look that finds fewer, or the queue gone ───────────────────────┘
 
-A short spike is over before the patience is, so it trips nothing; a recovery forgets all that was before it.
+A spike that is shorter than the patience has no effect. After a recovery the count starts again.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 
 class Thresholds(Struct, frozen=True):
-    """How many jobs may wait: `most` in any queue that is not `named`, None for any number.
+    """How many jobs may wait: `most` in any queue that is not in `named`; None means any number.
 
     `patience`: how many seconds a queue may stay above its threshold.
     """
@@ -23,12 +23,12 @@ class Thresholds(Struct, frozen=True):
     patience: float = 300.0
 
     def of(self, queue: str) -> int | None:
-        """Return how many jobs may wait in this queue; None is any number."""
+        """Return how many jobs may wait in this queue; None means any number."""
         return self.named.get(queue, self.most)
 
 
 class Backlog(Struct, frozen=True):
-    """Since when, in seconds of some uptime, which queues have been above their thresholds at every look."""
+    """For each queue above its threshold: since when, in seconds of an uptime, every look found it there."""
 
     since: Mapping[str, float] = {}
 
@@ -38,13 +38,13 @@ class Backlog(Struct, frozen=True):
         return None if began is None else max(0.0, now - began)
 
     def overdue(self, queue: str, thresholds: Thresholds, *, now: float) -> bool:
-        """Say whether a queue has been above its threshold for longer than its time."""
+        """Return True if a queue has been above its threshold for longer than the patience."""
         lasted = self.lasted(queue, now=now)
         return lasted is not None and lasted > thresholds.patience
 
 
 def seen(before: Backlog, thresholds: Thresholds, waiting: Mapping[str, int], *, now: float) -> Backlog:
-    """Return what is known after a look at all queues; one that is not among them has no jobs."""
+    """Return the state after a look at all queues; a queue that is missing has no jobs."""
     above = {
         queue: before.since.get(queue, now)
         for queue, jobs in waiting.items()

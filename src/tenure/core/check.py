@@ -1,4 +1,4 @@
-"""What a caller gave, checked: each refusal names the field, shows the value and tells the remedy."""
+"""Checks the arguments of callers. Each error names the field, shows the value and gives the remedy."""
 
 from collections.abc import Iterable
 from typing import TypeVar, cast
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def named(name: object, *, field: str) -> str:
-    """Return the name of a queue or task, or of a job.
+    """Return the name of a queue, task or job.
 
     Raises:
-        UsageError: it is no text, empty, over 1 KB, or has what no storage can hold.
+        UsageError: it is not a text, is empty or over 1 KB, or has characters that no storage can hold.
     """
     if not isinstance(name, str) or not name or len(name.encode(errors="replace")) > 1024 or storable(name) != name:
         raise UsageError(f"{field} = {shown(name)} must be a text of 1 to 1,024 bytes, without NUL or lone surrogates")
@@ -24,7 +24,7 @@ def named(name: object, *, field: str) -> str:
 
 
 def remark(text: object, *, field: str) -> str | None:
-    """Return what a person said, as every storage can hold it.
+    """Return a person's remark in a form that every storage can hold.
 
     Raises:
         UsageError: it is neither a text nor None.
@@ -35,12 +35,12 @@ def remark(text: object, *, field: str) -> str | None:
 
 
 def whole(value: object, *, field: str, least: int, most: int = LARGEST, meaning: str | None = None) -> int:
-    """Return a whole number; `meaning` tells what the least one stands for.
+    """Return a whole number; `meaning` explains the least one.
 
     Raises:
-        UsageError: it is none, or out of bounds.
+        UsageError: it is not a whole number, or out of bounds.
     """
-    # True is an int to Python, and a slip to whoever counts.
+    # In Python True is an int, but as a count it is a mistake.
     if isinstance(value, bool) or not isinstance(value, int):
         wanted = f"a whole number, {least:,} or more"
     elif value < least:
@@ -53,10 +53,10 @@ def whole(value: object, *, field: str, least: int, most: int = LARGEST, meaning
 
 
 def flag(value: object, *, field: str) -> bool | None:
-    """Return True, False, or None for what is not set.
+    """Return True, False, or None if the flag is not set.
 
     Raises:
-        UsageError: it is none of them; a text such as "no" would count as true.
+        UsageError: it is another value; a text such as "no" would count as true.
     """
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{field} = {shown(value)} must be True or False")
@@ -64,7 +64,7 @@ def flag(value: object, *, field: str) -> bool | None:
 
 
 def one_of(value: T, words: Iterable[T], *, field: str) -> T:
-    """Return one of the words that a field knows, or None for what is not set.
+    """Return a value that is one of the known words, or None if it is not set.
 
     Raises:
         UsageError: the word is unknown.
@@ -79,7 +79,7 @@ def of_kind(value: object, kind: type[T], *, field: str, remedy: str) -> T:
     """Return an object of this class.
 
     Raises:
-        UsageError: it is of another.
+        UsageError: it is of another class.
     """
     if not isinstance(value, kind):
         raise UsageError(f"{field} = {shown(value)} must be a {kind.__name__}; {remedy}")
@@ -87,10 +87,10 @@ def of_kind(value: object, kind: type[T], *, field: str, remedy: str) -> T:
 
 
 def several(values: object, *, field: str) -> tuple[object, ...]:
-    """Return the items of a list, tuple or the like.
+    """Return the items of a list, tuple or other iterable.
 
     Raises:
-        UsageError: it is a single text, whose letters would be taken one by one, or cannot be gone through.
+        UsageError: it is a single text, whose letters would become items, or is not iterable.
     """
     told = shown(values)
     if isinstance(values, str | bytes):
@@ -103,10 +103,10 @@ def several(values: object, *, field: str) -> tuple[object, ...]:
 
 
 def no_others(options: Iterable[str], known: Iterable[str]) -> None:
-    """Make sure that every option is one that exists.
+    """Check that every option exists.
 
     Raises:
-        UsageError: one does not.
+        UsageError: an option does not exist.
     """
     known = tuple(known)
     for name in options:
@@ -115,9 +115,9 @@ def no_others(options: Iterable[str], known: Iterable[str]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: short, and whatever its `repr` does."""
+    """Return a value as a message shows it: short, and safe even if its `repr` fails."""
     try:
-        # A subclass of str may have a `len` and a slice of its own.
+        # A subclass of str may override `len` and slicing.
         text = str.__getitem__(repr(value), slice(61))
     except BaseException:
         return f"<{type.__dict__['__name__'].__get__(type(value))}>"

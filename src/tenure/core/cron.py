@@ -1,7 +1,7 @@
-"""When a schedule is due: cron texts and plain intervals, as instants in UTC.
+"""Computes when a schedule is due: cron texts and plain intervals, as instants in UTC.
 
-The clocks of a zone skip times (a gap) and show some twice (a fold). What becomes of a tick there depends on the hour
-field, as it tells whether somebody wants a time of day or a rhythm:
+The clocks of a zone skip times (a gap) and show some twice (a fold). The hour field decides about a tick there, because
+it shows whether the schedule means a time of day or a rhythm:
 
                                     in a gap                      in a fold
     hour is `*` or `*/n`            skipped                       in both passes
@@ -26,17 +26,16 @@ _SECOND = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 YEARS = 50
-"""How far ahead a tick is looked for; the 29th of February falls on a given weekday every 40 years at the least."""
+"""How far ahead a tick is searched for. The 29th of February falls on a given weekday at least every 40 years."""
 
 COUNTED = 1_000
-"""How many ticks of a cron text are counted; that many stands for as many or more.
+"""The maximum count of a cron text's ticks; it stands for this number or more.
 
-Each must be looked for, which takes some 30 us, and whoever sweeps is often a worker with handlers on the same loop.
-"""
+The search takes some 30 us per tick, and the sweep often runs in a worker, with handlers on the same loop."""
 
 
 class Cron(Struct, frozen=True):
-    """A cron text, read, in the time zone whose clocks it goes by. Make one with `Cron.parse`."""
+    """A parsed cron text, with the time zone whose clocks it follows. Make one with `Cron.parse`."""
 
     text: str
     zone: ZoneInfo
@@ -48,18 +47,18 @@ class Cron(Struct, frozen=True):
     months: tuple[int, ...]
     weekdays: tuple[int, ...]
     either: bool
-    """Day of month and day of week are both given, so that a day which matches one of them matches."""
+    """Day of month and day of week are both given, so a day matches if one of them does."""
     moving: bool
-    """The hour is `*` or `*/n`: a rhythm, which goes on with the time that passes, whatever the clocks show."""
+    """The hour is `*` or `*/n`: a rhythm, which follows the elapsed time, not the shown time."""
 
     @classmethod
     def parse(cls, text: object, tz: object = "UTC", *, field: str = "cron", zone: str = "tz") -> "Cron":
-        """Read a cron text: minute, hour, day of month, month, day of week, or six fields with the second first.
+        """Parse a cron text: minute, hour, day of month, month, day of week, or six fields with the second first.
 
-        `field` and `zone` are named in the error.
+        Errors name `field` and `zone`.
 
         Raises:
-            UsageError: the text is no such thing, it can never be due, or the time zone is unknown.
+            UsageError: the text is not a cron text, it can never be due, or the time zone is unknown.
         """
         if not isinstance(text, str):
             raise UsageError(f"{field} = {shown(text)} must be a text; {_REMEDY}")
@@ -76,7 +75,7 @@ class Cron(Struct, frozen=True):
         last_day = len(kept) < len(day.split(","))
         months = _MONTH.read(month, said)
         days = _DAY.read(",".join(kept), said) if kept else ()
-        # As in Vixie's cron, a field that begins with a star does not narrow down, and both must match.
+        # As in Vixie's cron, a field that begins with a star does not restrict the days, and both fields must match.
         either = day[0] not in "*?" and weekday[0] not in "*?"
         weekdays = tuple(sorted({number % 7 for number in _WEEKDAY.read(weekday, said)}))
         if not (either or last_day or min(days) <= max(_LONGEST[number] for number in months)):
@@ -100,15 +99,15 @@ class Cron(Struct, frozen=True):
         return self._moving_after(at) if self.moving else self._fixed_after(at)
 
     def between(self, after: int, until: int, limit: int) -> tuple[int, ...]:
-        """Return the ticks after one instant, up to and with another, oldest first; at most `limit` of them."""
+        """Return the ticks after one instant, up to and including another, oldest first; at most `limit`."""
         return _between(self, after, until, limit)
 
     def newest(self, after: int, until: int, limit: int) -> tuple[int, ...]:
-        """Return as `between` does, but of too many ticks the newest."""
+        """Return as `between` does, but keep the newest ticks if there are too many."""
         return _newest(self, after, until, limit)
 
     def count(self, after: int, until: int) -> int:
-        """Return how many ticks lie after one instant, up to and with another; 1,000 if there are more."""
+        """Return how many ticks lie after one instant, up to and including another; 1,000 if there are more."""
         return len(_between(self, after, until, COUNTED))
 
     def __str__(self) -> str:
@@ -117,7 +116,7 @@ class Cron(Struct, frozen=True):
     def _fixed_after(self, at: int) -> int | None:
         wall = self._wall(at)
         if wall.fold:
-            # What the clocks show for the second time had its ticks in the first pass.
+            # Times that the clocks show for the second time had their ticks in the first pass.
             first, _ = self._passes(wall)
             wall += timedelta(microseconds=self._change(first, at) - first - _SECOND)
         shown_next = self._wall_after(wall)
@@ -131,7 +130,7 @@ class Cron(Struct, frozen=True):
         found = self._first_shown(wall, at)
         first, second = self._passes(wall)
         if not wall.fold and first < second:
-            # In the first pass of a fold: the second one shows earlier times again, and comes before later ones.
+            # In the first pass of a fold: the second pass shows earlier times again, before later ones.
             turn = self._change(first, second)
             if found is None or found >= turn:
                 found = self._first_shown(self._wall(turn) - timedelta(seconds=1), turn - 1)
@@ -147,20 +146,20 @@ class Cron(Struct, frozen=True):
         return None
 
     def _wall(self, at: int) -> datetime:
-        """Return what the clocks show at an instant, to the second; `fold` says that it is for the second time."""
+        """Return the time that the clocks show at an instant, to the second; `fold` marks the second showing."""
         return moment(at).astimezone(self.zone).replace(tzinfo=None, microsecond=0)
 
     def _passes(self, wall: datetime) -> tuple[int, int]:
-        """Return when the clocks show this time, for the first and for the second time.
+        """Return when the clocks show this time for the first time and for the second time.
 
-        The same instant twice, if they do once. In a gap the first is the later: they never show it, and it lies
-        somewhere between.
+        Both are the same instant if they show it once. In a gap the first is the later one: the clocks never show this
+        time, and it lies between the two.
         """
         first, second = (micros(wall.replace(tzinfo=self.zone, fold=fold) - _EPOCH) for fold in (0, 1))
         return first, second
 
     def _change(self, before: int, after: int) -> int:
-        """Return the instant between these two from which on the clocks go otherwise."""
+        """Return the instant between these two at which the UTC offset changes."""
 
         def changed(second: int) -> bool:
             return moment(second * _SECOND).astimezone(self.zone).utcoffset() != offset
@@ -193,7 +192,7 @@ class Cron(Struct, frozen=True):
         return day.month in self.months and (in_month or in_week if self.either else in_month and in_week)
 
     def _dates_after(self, day: date) -> Iterator[date]:
-        """Go through the days of the months that match, from the one after `day` on."""
+        """Yield the days of the matching months, starting after `day`."""
         for year in range(day.year, min(day.year + YEARS, 9998) + 1):
             for month in self.months:
                 if (year, month) < (day.year, day.month):
@@ -205,16 +204,16 @@ class Cron(Struct, frozen=True):
 
 
 class Every(Struct, frozen=True):
-    """A plain interval, in microseconds: ticks at its multiples since 1970, so that no new start shifts them."""
+    """A plain interval, in microseconds: ticks at its multiples since 1970, so a restart does not shift them."""
 
     interval: int
 
     @classmethod
     def parse(cls, interval: Duration, *, field: str = "every") -> "Every":
-        """Read an interval; `field` is named in the error.
+        """Parse an interval; errors name `field`.
 
         Raises:
-            UsageError: it is no duration, or one below a second.
+            UsageError: it is not a duration, or is below one second.
         """
         length = micros(duration(interval, field=field))
         if length < _SECOND:
@@ -228,15 +227,15 @@ class Every(Struct, frozen=True):
         return (at // self.interval + 1) * self.interval
 
     def between(self, after: int, until: int, limit: int) -> tuple[int, ...]:
-        """Return the ticks after one instant, up to and with another, oldest first; at most `limit` of them."""
+        """Return the ticks after one instant, up to and including another, oldest first; at most `limit`."""
         return _between(self, after, until, limit)
 
     def newest(self, after: int, until: int, limit: int) -> tuple[int, ...]:
-        """Return as `between` does, but of too many ticks the newest."""
+        """Return as `between` does, but keep the newest ticks if there are too many."""
         return _newest(self, after, until, limit)
 
     def count(self, after: int, until: int) -> int:
-        """Return how many ticks lie after one instant, up to and with another."""
+        """Return how many ticks lie after one instant, up to and including another."""
         return max(0, until // self.interval - after // self.interval)
 
     def __str__(self) -> str:
@@ -244,7 +243,7 @@ class Every(Struct, frozen=True):
 
 
 Rhythm = Cron | Every
-"""What gives a schedule its ticks."""
+"""The source of a schedule's ticks."""
 
 
 def _between(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, ...]:
@@ -256,7 +255,7 @@ def _between(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, .
 
 
 def _newest(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, ...]:
-    """Look back twice as far each time, so that neither a long wait nor a short beat makes it long."""
+    """Look back twice as far each time, which keeps the search short for both long and short intervals."""
     back, end = _SECOND, until
     ticks = tuple[int, ...]()
     while True:
@@ -268,7 +267,7 @@ def _newest(rhythm: Rhythm, after: int, until: int, limit: int) -> tuple[int, ..
 
 
 class _Field(Struct, frozen=True):
-    """One field of a cron text: what it is called, and which numbers and names it knows."""
+    """One field of a cron text: its name, and the numbers and words that it accepts."""
 
     name: str
     least: int

@@ -1,4 +1,4 @@
-"""What shall become of a job after one run: decided here, once, for workers, reapers and supervisors alike."""
+"""Decides what happens to a job after one run: the one place for workers, reapers and supervisors."""
 
 from random import Random
 from typing import Literal, assert_never
@@ -23,22 +23,22 @@ from tenure.core.outcome import (
 from tenure.core.postmortem import first_line, stall_cause
 
 STALL_ERROR = "JobStalledError"
-"""The type of the error that a job has which failed by its stalls."""
+"""The error type of a job that failed because of its stalls."""
 
 AGAIN = "its worker failed while it ran, for the second time in a row"
-"""The cause of a stall that a put-back is charged as."""
+"""The cause of a stall that replaces a second uncharged put-back in a row."""
 
 SHORTAGE_REST = 1_000_000
-"""Microseconds until a job runs again whose worker ran out of descriptors, threads or memory."""
+"""The delay before a job runs again after its worker ran out of descriptors, threads or memory, in microseconds."""
 
 EndState = Literal[State.COMPLETED, State.FAILED, State.CANCELLED]
 
 
 class Finish(Struct, frozen=True, kw_only=True, gc=False):
-    """The job is over.
+    """The job ends.
 
-    `keep`: for how many microseconds the storage keeps it with its result, None: as its queue says. `redrive_after`:
-    after how many a rule puts it back in line, None: never.
+    `keep`: how many microseconds the storage keeps it with its result; None: the queue's setting applies.
+    `redrive_after`: after how many microseconds a rule puts it back; None: never.
     """
 
     state: EndState
@@ -51,11 +51,11 @@ class Finish(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PutBack(Struct, frozen=True, kw_only=True):
-    """The job runs again: after `after` microseconds, or at once with its place in the line kept.
+    """The job runs again: after `after` microseconds, or at once with its position in the queue kept.
 
-    `quarantine`: alone in a process, for the last one that it ran in may have ended by its fault. `put_back_used`: what
-    the record says of that from now on (`JobRecord.put_back_used`). `until_known`: only by a worker that knows its task
-    and the version of its payload, and no earlier than one asks.
+    `quarantine`: it runs alone in a process, because it may have caused the end of its last process. `put_back_used`:
+    the new value of `JobRecord.put_back_used`. `until_known`: only a worker that knows the task and the payload version
+    may take it, when such a worker next claims.
     """
 
     charge: Charge
@@ -73,8 +73,9 @@ Decision = Finish | PutBack
 def counts(outcome: Outcome) -> bool:
     """Return True for an uncharged put-back that could repeat without a limit.
 
-    The run had begun, and its worker failed, or handed it back as if it stopped although it was not stopping, or ran
-    out of descriptors, threads or memory. Any other put-back is asked for, bounded elsewhere, or costs the job no run.
+    The run had begun, and its worker failed, or released it for a shutdown although it was not stopping, or ran out of
+    descriptors, threads or memory. Any other put-back is requested, has another limit, or happens before the run
+    begins.
     """
     match outcome:
         case (
@@ -88,10 +89,10 @@ def counts(outcome: Outcome) -> bool:
 
 
 def limited(job: JobRecord, outcome: Outcome) -> Outcome:
-    """Return the outcome to judge a run by: a counted put-back after the free one is a stall.
+    """Return the outcome to judge a run by: the second counted put-back in a row becomes a stall.
 
-    The first counted put-back since the job's last charge or end is free. A second one in a row could be the job's own
-    doing. An exception needs no stall for that: it is charged as a failure.
+    The first counted put-back since the job's last charge or end is free. The job itself may have caused a second one.
+    An exception need not become a stall: it is charged as a failure.
     """
     if job.put_back_used and isinstance(outcome, Interrupted) and counts(outcome):
         return Stalled("process_died", owner=job.owner or "", detail=AGAIN, delay=outcome.delay)
@@ -99,7 +100,7 @@ def limited(job: JobRecord, outcome: Outcome) -> Outcome:
 
 
 def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
-    """Say what becomes of a job after one run. Pure: the same arguments give the same answer."""
+    """Decide what happens to a job after one run. Pure: the same arguments give the same answer."""
     outcome = limited(job, outcome)
     used = job.put_back_used or counts(outcome)
     match outcome:
@@ -130,7 +131,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
                     charge="stalls",
                     redrive_after=None if job.policy.on_worker_lost == "fail" else _redrive_after(job),
                 )
-            # A handler that kept silent was the only one to blame; else nobody knows who took the process along.
+            # A handler that showed no progress is itself the cause. For any other stall, any run of the process may be
+            # the cause.
             return PutBack(charge="stalls", after=outcome.delay, reason=reason, quarantine=reason != "no_progress")
         case Rejected(error):
             return Finish(state=State.FAILED, error=error, reason="rejected", charge="failures")
@@ -161,7 +163,7 @@ def _retry(
 ) -> Decision:
     failures = job.failures + 1
     if final or failures >= job.policy.retry.max_attempts:
-        # What its policy calls final is not a matter of trying again later.
+        # Trying again later does not help a failure that the policy calls final.
         after = None if final else _redrive_after(job)
         return Finish(state=State.FAILED, error=error, reason=reason, charge="failures", redrive_after=after)
     rest = job.policy.retry.delay(failures, rng) if after is None else after
@@ -175,7 +177,7 @@ def _redrive_after(job: JobRecord) -> int | None:
 
 
 def _stall_error(job: JobRecord, stalled: Stalled) -> RecordedError:
-    """Return what the job failed by: why it may not run again, how its last run ended, and all that is known of it."""
+    """Return the error of a job that failed by its stalls: why it may not run again, and how its last run ended."""
     cause = (
         first_line(stalled.detail)
         if stalled.detail
@@ -186,7 +188,7 @@ def _stall_error(job: JobRecord, stalled: Stalled) -> RecordedError:
     else:
         stalls = f"the job stalled {job.stalls + 1} times, more than its max_count of {job.stall.max_stalls}"
         message = f"{stalls}; the last time {cause}"
-    # As a traceback ends: with the error.
+    # Like a traceback, the text ends with the error.
     trace = f"{stalled.detail}\n{STALL_ERROR}: {message}" if stalled.detail else ""
     return RecordedError(STALL_ERROR, message, trace)
 
@@ -203,7 +205,7 @@ _COMPLETED = RunEnd("completed")
 
 
 def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
-    """Say how a run ended, in the words of the run history."""
+    """Return how a run ended, in the terms of the run history."""
     match outcome:
         case Returned():
             return _COMPLETED
@@ -212,7 +214,8 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
         case Raised(error):
             return RunEnd("raised", error.type, error.message)
         case TimedOut(error):
-            # Where it was then is all that tells a later reader why; of an exception the job itself has the traceback.
+            # The position at the timeout is the only hint at the cause. For an exception the job itself keeps the
+            # traceback.
             return RunEnd("timed_out", error.type, "\n".join(part for part in (error.message, error.traceback) if part))
         case Rejected(error):
             return RunEnd("rejected", error.type, error.message)

@@ -1,7 +1,7 @@
-"""Which job a call comes to instead of making its own: by the key they share, as long as that job may be come to.
+"""Decides which existing job a call is merged into: the one with the same key, while its state allows it.
 
-Whether a key is held follows from the records of the jobs alone. There is no lock beside them that could be left
-behind, or be lost before its time; only a key that is held for a time is a note of its own, which time does away with.
+The records of the jobs alone determine which job holds a key. A separate lock does not exist, so it cannot be left
+behind or lost too early. Only a key with a window has a record of its own, which expires.
 """
 
 from typing import Literal, assert_never
@@ -13,7 +13,7 @@ from tenure.core.lifecycle import TERMINAL, State
 
 
 class Window(Struct):
-    """A key for a time: until when, how many jobs were made under it, and the latest of them."""
+    """A key with a time limit: its end, how many jobs were made under it, and the latest of them."""
 
     until: int
     jobs: int
@@ -21,25 +21,25 @@ class Window(Struct):
 
 
 Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
-"""What became of a call to enqueue."""
+"""The result of a call to enqueue."""
 
 
 def merge_name(key: MergeKey) -> str:
-    """Return the name that a key goes by in its queue: keys of different kinds never meet."""
+    """Return the name of a key in its queue; keys of different kinds have different names."""
     return f"{type(key).__struct_config__.tag}:{key.key}"
 
 
 def throttle_name(key: ThrottleKey) -> str:
-    """Return the name that a throttle's window goes by in its queue."""
+    """Return the name of a throttle's window in its queue."""
     return f"throttle:{key.key}"
 
 
 GATHERED_LIMIT = 8 * 1024 * 1024
-"""From so many bytes of arguments on, frames and all, a job gathers no more."""
+"""When a job has this many bytes of collected arguments, including frames, it collects no more calls."""
 
 
 def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
-    """Say whether a call with this key comes to a job that has the same."""
+    """Return True if a call with this key is merged into a job that has the same key."""
     match key:
         case UniqueKey(window=int()):
             return False
@@ -56,10 +56,10 @@ def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
 
 
 def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int, size: int = 0) -> int:
-    """Return when a job is due that was called for now, the `calls`-th time; `first`: when it first was, by its record.
+    """Return when a job is due after its `calls`-th call, which came now. `first`: the recorded time of its first call.
 
-    `size`: how many bytes of arguments it has gathered then.
-    One that was first called for later than now was so before the clock was set back, and waits as if from now on.
+    `size`: the job's bytes of collected arguments. If the first call lies later than now, the clock was set back since.
+    The job then waits as if the call came now.
     """
     if isinstance(key, CollectKey) and _full(key, calls, size):
         return now
@@ -72,5 +72,5 @@ def _full(key: CollectKey, calls: int, size: int) -> bool:
 
 
 def _yet_to_start(job: JobRecord) -> bool:
-    # What has run once has run with what it had taken in by then.
+    # A job that has started already used the calls that it had.
     return job.starts == 0 and job.state in (State.DELAYED, State.WAITING)

@@ -1,4 +1,4 @@
-"""Durations and instants as people write them, made into microseconds."""
+"""Converts durations and instants as people write them into microseconds."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ _LONGEST = timedelta(days=36_500)
 
 
 def duration(value: Duration, *, field: str, zero: bool = False) -> timedelta:
-    """Read a duration. `field` is named in the error; `zero` lets 0 pass.
+    """Parse a duration. Errors name `field`; `zero` permits 0.
 
     Raises:
         UsageError: not a finite, positive duration of at most a hundred years.
@@ -26,7 +26,7 @@ def duration(value: Duration, *, field: str, zero: bool = False) -> timedelta:
         case bool():
             raise UsageError(f"{field} = {shown(value)} is no duration; {_REMEDY}")
         case int() | float():
-            # Said this way round it refuses NaN too, and an integer too large for a float does not raise.
+            # This form also refuses NaN, and it does not raise for an integer that is too large for a float.
             if not abs(value) <= _LONGEST.total_seconds():
                 raise UsageError(f"{field} = {shown(value)} is not a finite number of seconds; {_REMEDY}")
             length = timedelta(seconds=value)
@@ -68,7 +68,7 @@ def instant(value: object, *, field: str) -> int:
     """Return an aware datetime as microseconds since 1970 (UTC).
 
     Raises:
-        UsageError: it is no datetime, a naive one, or before the year 1 or after the year 9999 in UTC.
+        UsageError: it is not a datetime, is naive, or lies before the year 1 or after the year 9999 in UTC.
     """
     if not isinstance(value, datetime):
         raise UsageError(f"{field} = {shown(value)} is no datetime; give one with a time zone, or use a delay")

@@ -1,7 +1,7 @@
-"""What may be announced: one class for each thing that has happened, named in the past tense.
+"""The event classes: one class per kind of event, named in the past tense.
 
-In the log an event is named in snake case without "Job" (`JobStalled` is `stalled`). `cursor` and `at` are the
-storage's: set when the event is recorded, empty on an event that never was.
+In the log an event's name is in snake case without "Job" (`JobStalled` is `stalled`). The storage sets `cursor` and
+`at` when it records the event; they are empty on an event that was never recorded.
 """
 
 import re
@@ -16,23 +16,23 @@ from tenure.core.job import DeadReason, OnExpire, RecordedError, StallReason
 from tenure.core.outcome import ReleaseReason, StopCode
 
 RESULT_SHOWN = 4096
-"""Results up to this many bytes travel in `JobCompleted`; larger ones are read from the record."""
+"""Results up to this many bytes are part of `JobCompleted`; larger ones must be read from the record."""
 
 
 def event_name(name: str) -> str:
-    """Return the name that a class of this name has in the log."""
+    """Return the log name of a class of this name."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("Job")).lower()
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=event_name):
-    """Something that has happened."""
+    """An event."""
 
     cursor: str = ""
     at: datetime | None = None
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
-    """Something that has happened to a job, in its run of that number (0: before the first)."""
+    """An event of a job, in its run of that number (0: before the first)."""
 
     queue: str
     id: str
@@ -41,42 +41,42 @@ class JobEvent(Event, frozen=True, kw_only=True):
 
 
 class JobEnqueued(JobEvent, frozen=True, kw_only=True):
-    """A job was remembered. Recorded on request."""
+    """A job was enqueued. Recorded on request."""
 
     due_at: datetime
     priority: int = 0
 
 
 class JobDeduplicated(JobEvent, frozen=True, kw_only=True):
-    """A call made no job: one that holds its key is there. Recorded on request."""
+    """A call made no job, because a job that holds its key exists. Recorded on request."""
 
     key: str
     existing_id: str
 
 
 class JobDebounced(JobEvent, frozen=True, kw_only=True):
-    """A later call took the place of this job's own. Recorded on request. `replaced_by`: the id of that call."""
+    """A later call replaced this job's own. Recorded on request. `replaced_by`: the id of that call."""
 
     key: str
     replaced_by: str
 
 
 class JobThrottled(JobEvent, frozen=True, kw_only=True):
-    """A call made no job: its key has had all that its window allows. Recorded on request. `retry_in` in seconds."""
+    """A call made no job, because its key's window is full. Recorded on request. `retry_in` in seconds."""
 
     key: str
     retry_in: float
 
 
 class JobCollected(JobEvent, frozen=True, kw_only=True):
-    """A job took in another call, its `count`-th. Recorded on request."""
+    """A job collected another call, its `count`-th. Recorded on request."""
 
     key: str
     count: int
 
 
 class JobRescheduled(JobEvent, frozen=True, kw_only=True):
-    """A job that had not started got another time or priority. Recorded on request."""
+    """A job that had not started got another due time or priority. Recorded on request."""
 
     due_at: datetime
     priority: int = 0
@@ -95,7 +95,7 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
 
 
 class JobProgressed(JobEvent, frozen=True, kw_only=True):
-    """A handler told how far it is. Recorded on request."""
+    """A handler reported its progress. Recorded on request."""
 
     value: float
     note: str | None = None
@@ -123,16 +123,16 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobReleased(JobEvent, frozen=True, kw_only=True):
-    """A run was handed back, charged to no budget; the job may run again after `delay` seconds."""
+    """A run was handed back without a charge to a budget; the job may run again after `delay` seconds."""
 
     reason: ReleaseReason | str
     delay: float = 0.0
 
 
 class JobStalled(JobEvent, frozen=True, kw_only=True):
-    """A run lost its worker; the job was put back (`recovered`) or had no stall left (`failed`).
+    """A run lost its worker; the job was put back (`recovered`) or had no stalls left (`failed`).
 
-    `count` is how often the job has stalled, `silent_for` the seconds since its holder was last heard of.
+    `count`: how often the job has stalled; `silent_for`: the seconds since its holder was last heard of.
     """
 
     count: int
@@ -144,9 +144,9 @@ class JobStalled(JobEvent, frozen=True, kw_only=True):
 
 
 class JobStopIgnored(JobEvent, frozen=True, kw_only=True):
-    """A run with an exclusive right was told to stop, and its handler goes on; it keeps the right until that ends.
+    """A run with an exclusive right was asked to stop, but its handler goes on and keeps the right until it ends.
 
-    `reason`: why it was told to stop.
+    `reason`: why it was asked to stop.
     """
 
     owner: str
@@ -154,9 +154,9 @@ class JobStopIgnored(JobEvent, frozen=True, kw_only=True):
 
 
 class JobCompleted(JobEvent, frozen=True, kw_only=True):
-    """A job came to its result. `duration` in seconds; `result` is None above 4 KiB: read the record.
+    """A job completed with a result. `duration` in seconds; `result` is None above 4 KiB: read the record.
 
-    `cancel_too_late`: a cancel had been asked for, but the work was done first.
+    `cancel_too_late`: the job was asked to stop, but finished first.
     """
 
     attempt: int
@@ -166,7 +166,7 @@ class JobCompleted(JobEvent, frozen=True, kw_only=True):
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A job failed for good and is a dead letter now."""
+    """A job failed permanently and is a dead letter now."""
 
     attempt: int
     reason: DeadReason | str
@@ -190,21 +190,21 @@ class JobExpired(JobEvent, frozen=True, kw_only=True):
 
 
 class JobRedriven(JobEvent, frozen=True, kw_only=True):
-    """Somebody put a job that was over back in line, with new budgets."""
+    """An operator or a rule put an ended job back in its queue, with new budgets."""
 
     by: str | None = None
     was: str
 
 
 class JobDeleted(JobEvent, frozen=True, kw_only=True):
-    """Somebody deleted a job."""
+    """A job was deleted by an operator."""
 
     by: str | None = None
     was: str
 
 
 class JobRepaired(JobEvent, frozen=True, kw_only=True):
-    """An audit found a record that its indexes contradicted. In a sound storage this never happens."""
+    """A record was repaired that was unreadable or contradicted its indexes. In a sound storage this never happens."""
 
     found: str
     mended: str
@@ -220,7 +220,7 @@ class RunFenced(JobEvent, frozen=True, kw_only=True):
 
 
 class LeaseLost(JobEvent, frozen=True, kw_only=True):
-    """This process stopped a run whose lease it no longer holds. Local, not recorded."""
+    """This process stopped a run whose lease it does not hold any more. Local, not recorded."""
 
     fence: int
     owner: str
@@ -228,27 +228,27 @@ class LeaseLost(JobEvent, frozen=True, kw_only=True):
 
 
 class QueuePaused(Event, frozen=True, kw_only=True):
-    """A queue gives out no more jobs."""
+    """A queue was paused: it gives out no jobs."""
 
     queue: str
     by: str | None = None
 
 
 class QueueResumed(Event, frozen=True, kw_only=True):
-    """A queue gives out jobs again."""
+    """A queue was resumed: it gives out jobs again."""
 
     queue: str
     by: str | None = None
 
 
 class QueueDrained(Event, frozen=True, kw_only=True):
-    """The last unfinished job of a queue is over. Recorded on request."""
+    """The last unfinished job of a queue has ended. Recorded on request."""
 
     queue: str
 
 
 class ScheduleFired(Event, frozen=True, kw_only=True):
-    """A schedule's tick made a job, or one that waits took its call in: that job. `late_by` in seconds."""
+    """A schedule's tick made a job, or was merged into the job named here. `late_by` in seconds."""
 
     name: str
     tick: datetime
@@ -260,7 +260,7 @@ class ScheduleFired(Event, frozen=True, kw_only=True):
 class ScheduleSkipped(Event, frozen=True, kw_only=True):
     """A schedule's tick made no job.
 
-    `overlap`: one of an earlier tick is unfinished. `duplicate`: one of this id, or of the unique key, is there.
+    `overlap`: a job of an earlier tick is unfinished. `duplicate`: a job of this id, or with the unique key, exists.
     `throttled`: the window of its key is full.
     """
 
@@ -270,7 +270,7 @@ class ScheduleSkipped(Event, frozen=True, kw_only=True):
 
 
 class ScheduleMissed(Event, frozen=True, kw_only=True):
-    """So many ticks of a schedule went by and are not made up for, as its policy says; `tick` is the latest of them."""
+    """A schedule's policy gave up `ticks` ticks that had passed; `tick` is the latest of them."""
 
     name: str
     tick: datetime
@@ -279,7 +279,7 @@ class ScheduleMissed(Event, frozen=True, kw_only=True):
 
 
 class LeadershipAcquired(Event, frozen=True, kw_only=True):
-    """A reaper leads from now on. `scope` is a queue on Redis and `*` elsewhere."""
+    """A reaper leads from now on. `scope`: the part of the storage that it leads, `*` for the whole."""
 
     scope: str
     owner: str
@@ -287,7 +287,7 @@ class LeadershipAcquired(Event, frozen=True, kw_only=True):
 
 
 class LeadershipLost(Event, frozen=True, kw_only=True):
-    """A reaper leads no longer: it `resigned`, was `superseded`, or could not reach the storage (`unreachable`)."""
+    """A reaper does not lead any more: it `resigned`, was `superseded` or `unreachable`, or its term `expired`."""
 
     scope: str
     owner: str
@@ -306,21 +306,21 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
 
 
 class WorkerStopping(Event, frozen=True, kw_only=True):
-    """A worker claims no more and drains."""
+    """A worker has stopped claiming and drains."""
 
     owner: str
     reason: str
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
-    """A worker is gone, having handed back `released` runs."""
+    """A worker has left, after it handed back `released` runs."""
 
     owner: str
     released: int
 
 
 class WorkerDied(Event, frozen=True, kw_only=True):
-    """A worker process died under its supervisor; `jobs` of its runs were taken back. `how`: what happened to it."""
+    """A worker process died under its supervisor; `jobs` of its runs were reclaimed. `how`: the cause of its death."""
 
     owner: str
     host: str
@@ -333,9 +333,9 @@ class WorkerDied(Event, frozen=True, kw_only=True):
 
 
 class WorkerHung(Event, frozen=True, kw_only=True):
-    """A worker is given up: its event loop, or the loop that claims, has not turned for `blocked_for` seconds.
+    """A worker was given up: its event loop or its claim loop has not turned for `blocked_for` seconds.
 
-    `stack` is where it hangs.
+    `stack`: where it hangs.
     """
 
     owner: str
@@ -344,7 +344,7 @@ class WorkerHung(Event, frozen=True, kw_only=True):
 
 
 class StorageReplaced(Event, frozen=True, kw_only=True):
-    """A worker found another partition in the place of the one it saw before: what the old one held is lost.
+    """A worker found another partition in place of the one that it saw before: the old one's data is lost.
 
     `old`, `new`: the identities of both.
     """
@@ -357,8 +357,8 @@ class StorageReplaced(Event, frozen=True, kw_only=True):
 class StorageRewound(Event, frozen=True, kw_only=True):
     """A worker found that a partition of the storage went back in time: acknowledged writes are lost.
 
-    `by`: how many of the last events that the worker had seen are not in its log any more, at the least; 0 if the log
-    has grown past them since.
+    `by`: at least how many of the last events that the worker had seen are missing from the log; 0 if the log has grown
+    past them since.
     """
 
     partition: str
@@ -373,20 +373,20 @@ class WorkerFailed(Event, frozen=True, kw_only=True):
 
 
 class ReaperFailed(Event, frozen=True, kw_only=True):
-    """A sweep failed; the next one comes. Local, not recorded."""
+    """A sweep failed; the next one follows. Local, not recorded."""
 
     scope: str
     error: str
 
 
 class EventsTrimmed(Event, frozen=True, kw_only=True):
-    """A reader came too late: what lies between its cursor and `oldest` is gone."""
+    """A reader came too late: the events between its cursor and `oldest` are deleted."""
 
     oldest: str
 
 
 class UnreadableEvent(Event, frozen=True, kw_only=True):
-    """An event that this version cannot read, perhaps because a newer one recorded it; `body` is what the log holds."""
+    """An event that this version cannot read, perhaps because a newer one recorded it; `body`: the text in the log."""
 
     body: str
 
@@ -449,7 +449,7 @@ OnRequest = Literal[
     "suspected",
     "queue_drained",
 ]
-"""The log's names of the events that are recorded only where a queue is told to: they double its writes."""
+"""The log names of events that a queue records only on request: they double its writes."""
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -471,13 +471,14 @@ def to_log(event: Event) -> bytes:
 
 
 def from_log(body: bytes | str) -> AnyEvent:
-    """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
+    """Decode an event of the log; an undecodable event must not stop the reader of later ones."""
     try:
         event = _decoder.decode(body)
     except msgspec.MsgspecError:
         return UnreadableEvent(body=body if isinstance(body, str) else body.decode(errors="replace"))
     if isinstance(event, JobCompleted) and isinstance(event.result, str):
-        # The log holds text; a result is bytes as its codec made them, and only the field's type cannot say so.
+        # The log holds text, but a result is bytes, as its codec made them. Only the field's type could tell, and it is
+        # Any.
         return structs.replace(event, result=msgspec.convert(event.result, bytes))
     return event
 
@@ -486,7 +487,7 @@ def at_micros(event: Event) -> int:
     """Return when the event was recorded, in microseconds since 1970.
 
     Raises:
-        ValueError: it never was.
+        ValueError: it was never recorded.
     """
     if event.at is None:
         raise ValueError(f"{type(event).__name__} was never recorded")

@@ -1,4 +1,4 @@
-"""How long to rest before the next try of what has failed: twice as long each time, and never the same for two."""
+"""The delay before the next retry after a failure: it doubles each time, with jitter."""
 
 from random import Random
 
@@ -6,16 +6,17 @@ from msgspec import Struct
 
 
 class ExponentialDelay(Struct, frozen=True):
-    """The shortest and the longest rest, in seconds."""
+    """The shortest and the longest delay, in seconds."""
 
     first: float
     last: float
 
     def rest(self, failures: int, rng: Random) -> float:
-        """Return the rest after so many failures in a row (1 or more), in seconds: between half and all of its length.
+        """Return the delay after `failures` failures in a row (1 or more), in seconds.
 
-        Drawn, so that many who lost the same thing at once do not come back for it at once.
+        It is a random value between half and all of its length, so that many clients that fail together do not retry
+        together.
         """
-        # 2^63 times anything is beyond any last rest, and an unbounded power of two would be an unbounded integer.
+        # 2^63 times any delay exceeds every maximum, and without a bound the power of two would be a huge integer.
         longest = min(self.last, self.first * float(1 << min(failures - 1, 63)))
         return longest * (0.5 + rng.random() / 2)

@@ -1,9 +1,9 @@
-"""Which failures are one fault: a short name for what they have in common, without the values of the single case.
+"""Fingerprints: a short name for the fault that several failures share, without the values of a single case.
 
-Two failures have the same fingerprint when their task, reason and error type are the same, their message is the same
-but for numbers, ids, addresses, paths and quoted values, and the innermost frame of their traceback is the same
-function of the same file, on whatever line and wherever it is installed. A task's stalls are one fault,
-whatever their post-mortems say, and so are its timeouts, wherever they found it.
+Two failures have the same fingerprint if their task, reason and error type are the same, their messages are the same
+except for numbers, ids, addresses, paths and quoted values, and the innermost frames of their tracebacks are the same
+function of the same file, on any line and wherever the file is installed. A task's stalls are one fault, whichever
+post-mortems they have. So are its timeouts, wherever the handler was.
 """
 
 import hashlib
@@ -48,21 +48,21 @@ _FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
 
 
 def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:
-    """Return what all failures of one fault have in common and no others have: twelve hexadecimal digits."""
+    """Return twelve hexadecimal digits that all failures of one fault share, and failures of other faults do not."""
     told = RecordedError("", "") if error is None else error
     if reason in _BY_STALLS:
-        # How its last run happened to end, and where it was just then, is told behind the semicolon and as traceback.
+        # The text after the semicolon and the traceback describe the end of the last run only, so they are left out.
         told = RecordedError(told.type, told.message.partition("; ")[0])
     elif reason == "timeout":
-        # Where it was when its time was over is not where the fault is, and each time elsewhere.
+        # The position at the timeout differs each time and does not show the fault.
         told = RecordedError(told.type, told.message)
     parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
-    # None of them holds a NUL, for no storage could keep it.
+    # The parts contain no NUL, because no storage could keep one.
     return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()
 
 
 def normalized(message: str) -> str:
-    """Return a message without the values of the single case."""
+    """Return a message without the values of a single case."""
     text = _QUOTED.sub("<text>", message[:_LOOKED_AT])
     if len(message) > _LOOKED_AT:
         text = _CUT.sub("<text>", text)
@@ -77,22 +77,22 @@ def normalized(message: str) -> str:
 
 
 def innermost(error: RecordedError) -> str:
-    """Return where an error was raised, as `folder/file.py:function`; empty if its traceback does not say."""
+    """Return where an error was raised, as `folder/file.py:function`; empty if its traceback does not show it."""
     text, said = error.traceback.rstrip(), error.message.rstrip()
     if said and text.endswith(said):
-        # A message may quote a traceback of elsewhere.
+        # A message may quote another traceback.
         text = text[: -len(said)]
-    # From the end, for the rest of a long traceback does not matter.
+    # Search from the end: the rest of a long traceback does not matter.
     place = len(text)
     while (place := text.rfind('File "', 0, place)) >= 0:
         frame = _FRAME.match(text, text.rfind("\n", 0, place) + 1)
         if frame is not None and frame.start(1) == place + 6:
-            # Where it is installed does not matter either: of its folders the last one is kept.
+            # Keep only the last folder: the place of installation does not matter.
             return f"{'/'.join(_SLASH.split(frame[1])[-2:])}:{frame[2].rstrip()}"
     return ""
 
 
 def _named(found: Match[str]) -> str:
-    """Keep the word that a number is part of, so that `user42` and `order42` stay two things."""
+    """Keep the word that a number is part of, so that `user42` and `order42` stay different."""
     named = _NAMED.fullmatch(found[0])
     return "#" if named is None else f"{named[1]}#"

@@ -1,10 +1,10 @@
-"""Frames: many payloads in one, each behind its length, whatever codec made them."""
+"""Frames: several payloads in one, each preceded by its length. They work with any codec."""
 
 _LENGTH = 4
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a payload with its length before it; frames put together are a payload of many."""
+    """Return a payload preceded by its length; the concatenation of frames is a payload of several."""
     return len(payload).to_bytes(_LENGTH, "big") + payload
 
 
@@ -12,7 +12,7 @@ def unframed(frames: bytes) -> list[bytes]:
     """Return the payloads that were framed, in order.
 
     Raises:
-        ValueError: these are no frames, or a part of them is missing.
+        ValueError: the bytes are not frames, or are incomplete.
     """
     found: list[bytes] = []
     at = 0

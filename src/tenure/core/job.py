@@ -1,7 +1,7 @@
-"""The records: a job as it is wished for, as it is remembered, and what one run of it left behind.
+"""The records of a job: the job to enqueue, the stored job, its runs and its log.
 
-Every instant is a whole number of microseconds since 1970 on the storage's clock, every duration a whole number of
-microseconds: exact, the same on every storage, and small enough (below 2^53) for Lua and JSON.
+Every instant is a whole number of microseconds since 1970 on the storage's clock. Every duration is a whole number of
+microseconds. Such numbers are exact, the same on every storage, and small enough (below 2^53) for Lua and JSON.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ FOREVER = 100 * 365 * 86_400 * 1_000_000
 """A hundred years: the lease of a job whose stall detection is switched off."""
 
 TRACE_KEPT = 16_384
-"""How many characters of where a handler was are kept."""
+"""The maximum length, in characters, of a stored trace of a handler."""
 
 Charge = Literal["failures", "stalls", "releases"]
 OnExpire = Literal["fail", "discard"]
@@ -26,14 +26,14 @@ UniqueScope = Literal["unfinished", "queued"]
 
 
 class Ref(Struct, frozen=True, order=True, gc=False):
-    """A job's name: its id means something within its queue only."""
+    """The identity of a job. Its id is unique within its queue only."""
 
     queue: str
     id: str
 
 
 class Owner(Struct, frozen=True):
-    """Who holds leases: one incarnation of one process. Only `id` (64 random bits) counts, the rest is for display."""
+    """A lease holder: one lifetime of one process. Only `id` (64 random bits) identifies it; the rest is for people."""
 
     id: str
     name: str = ""
@@ -42,7 +42,7 @@ class Owner(Struct, frozen=True):
 
 
 class Key(Struct, frozen=True):
-    """A right that at most `limit` active jobs of a queue share."""
+    """A concurrency key: at most `limit` active jobs of a queue share it."""
 
     name: str
     limit: int = 1
@@ -51,7 +51,7 @@ class Key(Struct, frozen=True):
 class UniqueKey(Struct, frozen=True, tag="unique"):
     """At most one job of a queue holds this key: while unfinished, while queued, or for `window` microseconds.
 
-    A later call of the same key makes no job: it is answered with the one that holds it.
+    A later call with the same key makes no job: its answer names the job that holds the key.
     """
 
     key: str
@@ -60,9 +60,9 @@ class UniqueKey(Struct, frozen=True, tag="unique"):
 
 
 class DebounceKey(Struct, frozen=True, tag="debounce"):
-    """A job runs `delay` microseconds after the last call of this key: later calls take the place of its own.
+    """The job runs `delay` microseconds after the last call with this key; each later call replaces the waiting one.
 
-    No later than `max_wait` microseconds after the first call.
+    It runs no later than `max_wait` microseconds after the first call.
     """
 
     key: str
@@ -71,9 +71,9 @@ class DebounceKey(Struct, frozen=True, tag="debounce"):
 
 
 class CollectKey(Struct, frozen=True, tag="collect"):
-    """A job gathers the calls of this key until none has come for `delay` microseconds, or `max_size` have.
+    """A job collects the calls with this key until none has come for `delay` microseconds, or it has `max_size` calls.
 
-    No later than `max_wait` microseconds after the first call.
+    It runs no later than `max_wait` microseconds after the first call.
     """
 
     key: str
@@ -83,11 +83,11 @@ class CollectKey(Struct, frozen=True, tag="collect"):
 
 
 MergeKey = UniqueKey | DebounceKey | CollectKey
-"""What makes a later call come to a job that is there, instead of making its own."""
+"""A key by which a later call is merged into an existing job instead of making a new one."""
 
 
 class ThrottleKey(Struct, frozen=True):
-    """At most `most` jobs of this key are made in each `window` microseconds; a window begins with its first job."""
+    """At most `most` jobs with this key are made in each `window` microseconds; a window begins with its first job."""
 
     key: str
     most: int
@@ -95,9 +95,9 @@ class ThrottleKey(Struct, frozen=True):
 
 
 class RateKey(Struct, frozen=True):
-    """Jobs that share this name start `interval` microseconds apart, all workers of the queue together.
+    """A rate: jobs that share this name start `interval` microseconds apart, over all workers of the queue.
 
-    `burst`: for how many intervals without a start they may make up at once. An interval of 0 is no limit.
+    `burst`: how many intervals without a start the jobs may make up for at once. An interval of 0 means no limit.
     """
 
     name: str
@@ -106,7 +106,7 @@ class RateKey(Struct, frozen=True):
 
 
 class StallTerms(Struct, frozen=True):
-    """What a job's lease is made of. `pinned` names the fields its own call set, which no queue setting overrides."""
+    """A job's lease settings. `pinned` names the fields that the call itself set; queue settings leave those alone."""
 
     lease: int = 20_000_000
     max_stalls: int = 1
@@ -115,7 +115,7 @@ class StallTerms(Struct, frozen=True):
     pinned: tuple[str, ...] = ()
 
     def under(self, setting: "StallSetting") -> "StallTerms":
-        """Return these terms with a queue's setting laid over all that the call did not pin."""
+        """Return these terms with a queue's setting laid over the fields that the call did not pin."""
         told = {
             name: value
             for name in ("lease", "max_stalls", "start_grace", "renewed")
@@ -131,7 +131,7 @@ class StallTerms(Struct, frozen=True):
 
 
 class StallSetting(Struct, frozen=True, omit_defaults=True):
-    """What a queue says of stalls for all its jobs; None leaves a field to the task."""
+    """The stall settings of a queue for all its jobs; None leaves a field to the task."""
 
     lease: int | None = None
     max_stalls: int | None = None
@@ -139,7 +139,7 @@ class StallSetting(Struct, frozen=True, omit_defaults=True):
     renewed: bool | None = None
 
     def under(self, told: "StallSetting") -> "StallSetting":
-        """Return this setting with all that is told laid over it."""
+        """Return this setting with the fields of `told` that are set laid over it."""
         return StallSetting(
             self.lease if told.lease is None else told.lease,
             self.max_stalls if told.max_stalls is None else told.max_stalls,
@@ -149,16 +149,16 @@ class StallSetting(Struct, frozen=True, omit_defaults=True):
 
 
 class Redriving(Struct, frozen=True):
-    """A rule that puts a failed job back in line by itself: `after` microseconds, each time twice as late."""
+    """A rule that puts a failed job back by itself, `after` microseconds after its end; the delay doubles each time."""
 
     after: int = 3_600_000_000
     times: int = 3
 
 
 class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the core judges a job by, carried as data so that a reaper without the task's code judges alike.
+    """The rules by which the core decides about a job: data, so that a reaper without the task's code can decide.
 
-    `result_ttl`: for how many microseconds a completed job is kept with its result; None leaves that to its queue.
+    `result_ttl`: how many microseconds a completed job is kept with its result; None leaves that to its queue.
     """
 
     retry: Backoff = Backoff()
@@ -170,7 +170,7 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecordedError(Struct, frozen=True):
-    """An exception as it is kept: text only."""
+    """An exception as stored: text only."""
 
     type: str
     message: str
@@ -181,22 +181,23 @@ _UNREADABLE = "UnreadableRecordError", "the record of this job cannot be read: "
 
 
 def unreadable_record(what: str) -> RecordedError:
-    """Return the error of a job whose record could not be read; `what`: which fields, and why."""
+    """Return the error of a job whose record could not be read. `what`: the unreadable fields, and why."""
     kind, begins = _UNREADABLE
     return RecordedError(kind, begins + what)
 
 
 def unreadable_in(error: RecordedError) -> str | None:
-    """Return which fields of a record could not be read, and why, if its error says so."""
+    """Return which fields of a record could not be read, and why, if the error comes from `unreadable_record`."""
     kind, begins = _UNREADABLE
-    # A handler's own error may have the same name.
+    # A handler's own error may have the same type name.
     return error.message.removeprefix(begins) if error.type == kind and error.message.startswith(begins) else None
 
 
 class NewJob(Struct, frozen=True, kw_only=True, gc=False):
-    """A wish, encoded: what the storage is asked to remember. `delay` and `ttl` count from the storage's now.
+    """A job to enqueue, with encoded arguments. `delay` and `ttl` count from the storage's now.
 
-    `weight`: how much its `fair_key` gets for every share of another's. `tick`: the instant of its schedule it is for.
+    `weight`: how many of its jobs start for each job of a `fair_key` of weight 1. `tick`: the instant of its schedule
+    that the job is for.
     """
 
     queue: str
@@ -228,23 +229,23 @@ class NewJob(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def ref(self) -> Ref:
-        """The job's name."""
+        """The job's identity."""
         return Ref(self.queue, self.id)
 
 
 class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
-    """A job as the storage remembers it.
+    """A job as the storage keeps it.
 
-    `score` orders the waiting (lowest first), `boost` is how far ahead of its time its priority puts it. `gathered`:
-    how many calls it has taken in, of one that collects; their arguments are framed in its payload (core/frames.py),
-    and take `gathered_bytes`.
-    `heard_at` is when the holder of its lease last gave a sign of life: its claim or its latest beat.
-    `starts` is the number of its latest run; `failures`, `stalls` and `releases` are what its runs were charged to.
-    `quarantined`: its last run was cut off together with its process, so the next one gets a process to itself.
-    `put_back_used`: since its last charge or end it was put back uncharged because its worker failed; the next time is
-    charged as a stall.
-    `ttl` is how long it may wait before it starts, counted anew by a redrive. `kept_until`: when a completed job's own
-    `result_ttl` is over. `redrive_at`: when a rule puts a failed one back in line, as it has done `redrives` times.
+    `score` orders the waiting jobs (lowest first). `boost`: how many microseconds its priority moves the job forward.
+    `gathered`: how many calls a collecting job contains; their arguments are framed in its payload (core/frames.py) and
+    take `gathered_bytes` bytes.
+    `heard_at`: when its lease holder last showed that it is alive, by its claim or its latest beat.
+    `starts`: the number of its latest run. `failures`, `stalls` and `releases` count how its runs were charged.
+    `quarantined`: its last run ended together with its process, so the next one gets a process of its own.
+    `put_back_used`: since its last charge or end the job was put back once without a charge because its worker failed;
+    the next time is charged as a stall.
+    `ttl`: how long the job may wait before it starts; a redrive starts the count again. `kept_until`: when a completed
+    job's own `result_ttl` is over. `redrive_at`: when a rule puts a failed job back; it has done so `redrives` times.
     """
 
     queue: str
@@ -308,33 +309,33 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def ref(self) -> Ref:
-        """The job's name."""
+        """The job's identity."""
         return Ref(self.queue, self.id)
 
     @property
     def attempt(self) -> int:
-        """The attempt that the current or next run is: what `max_attempts` bounds."""
+        """The attempt number of the current or next run, which `max_attempts` bounds."""
         return self.failures + 1
 
     @property
     def unreadable(self) -> str | None:
-        """Which fields of the record could not be read, and why; None if all could.
+        """The fields of the record that could not be read, and why; None if all could.
 
-        Those fields have neutral values. So the job never runs: its next run fails as undecodable.
+        Those fields have neutral values, so the job never runs: its next run fails as undecodable.
         """
         return None if self.error is None else unreadable_in(self.error)
 
     @property
     def exclusive(self) -> bool:
-        """Whether nothing may run beside it: it holds a key that others wait for, or must not be run twice."""
+        """True if no second run may start while one goes on: the job holds a concurrency key, or must not run twice."""
         return bool(self.keys) or self.policy.on_worker_lost == "fail"
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
-    """One start of a job: who ran it under which fence, and how it ended.
+    """One start of a job: which worker ran it under which fence, and how it ended.
 
-    `trace` is where its handler was at its latest beat that found it elsewhere than before: what is left of a run whose
-    process is gone. It is forgotten when the run ends.
+    `trace`: the latest reported position of its handler. If the run's process dies, it shows where the handler was. It
+    is deleted when the run ends.
     """
 
     number: int
@@ -352,7 +353,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
 
 class LogLine(Struct, frozen=True, kw_only=True):
-    """A line that a handler logged, with the run it came from."""
+    """A line that a handler logged, with the number of its run."""
 
     at: int
     run: int
@@ -362,14 +363,14 @@ class LogLine(Struct, frozen=True, kw_only=True):
 
 
 class LogPosition(Struct, frozen=True):
-    """How far a job's log has got: the run of the last line, its number in the run, and how many lines there were."""
+    """The end of a job's log: the run of its last line, that line's number in the run, and the total count of lines."""
 
     run: int = 0
     number: int = 0
     lines: int = 0
 
     def then(self, run: int, number: int) -> "LogPosition":
-        """Return how far it has got with one more line. Numbers that a run has skipped are lines that were not sent."""
+        """Return the position after one more line. Skipped numbers of a run are lines that the worker did not send."""
         unsent = number - 1 - (self.number if run == self.run else 0) if number else 0
         return LogPosition(run, number, self.lines + 1 + max(0, unsent))
 
@@ -377,7 +378,7 @@ class LogPosition(Struct, frozen=True):
 class JobDetail(Struct, frozen=True):
     """A job with its runs (the newest hundred) and its log (the newest thousand lines).
 
-    `log_dropped`: how many lines the log has lost: older ones, and those that a worker could not send.
+    `log_dropped`: how many lines are missing from the log: older lines, and lines that a worker could not send.
     """
 
     job: JobRecord

@@ -1,4 +1,4 @@
-"""Numbered claims: a number is claimed for once, and a claim whose answer was lost is handed back uncharged.
+"""Numbered claims: each number claims once, and a claim whose answer was lost is handed back without a charge.
 
 worker: call 7 ──► storage: highest seen is 7, gave out a and b ──► the answer is lost
 worker: call 8, answered 6 ──► storage: 7 is over and was not answered: a and b are handed back, then 8 claims
@@ -13,11 +13,11 @@ from tenure.core.job import Ref
 
 
 class Lane(Struct, frozen=True):
-    """How far an owner's claims have come in one of its lanes, in which one call at most is under way.
+    """The progress of an owner's claims in one of its lanes, which has at most one call under way.
 
-    `number`: of the call that carries this; in a beat, of the call that is under way or comes next. All calls with a
-    lower number are over: their answers have arrived, or will never be used. `answered`: the highest number whose
-    leases the owner has received.
+    `number`: the number of the call that carries this; in a beat, of the call that is under way or comes next. All
+    calls with a lower number are over: their answers have arrived, or will never be used. `answered`: the highest
+    number whose leases the owner has received.
     """
 
     id: int
@@ -26,9 +26,9 @@ class Lane(Struct, frozen=True):
 
 
 class LaneClaims(Struct, frozen=True):
-    """What a storage knows of one lane. `runs`: the number, job and fence of each run that is not acknowledged yet.
+    """A storage's state of one lane. `runs`: the number, job and fence of each run that is not acknowledged yet.
 
-    `at`: when the lane was last heard of, by the storage's clock.
+    `at`: when the lane was last used, by the storage's clock.
     """
 
     highest: int = 0
@@ -36,19 +36,19 @@ class LaneClaims(Struct, frozen=True):
     at: int = 0
 
     def has_seen(self, lane: Lane) -> bool:
-        """Return True if a call with this number, or a later one, was carried out before."""
+        """Return True if a call with this number, or a later one, was executed before."""
         return lane.number <= self.highest
 
     def lost(self, lane: Lane) -> list[tuple[Ref, int]]:
-        """Return the job and fence of each run that a call gave out which is over and was not answered."""
+        """Return the job and fence of each run that was given out by a finished call whose answer was lost."""
         return [(ref, fence) for number, ref, fence in self.runs if lane.answered < number < lane.number]
 
     def over(self, lane: Lane, now: int) -> "LaneClaims":
-        """Return what is known once all calls below a number are over, and those not answered are handed back."""
+        """Return the state after the end of all calls below a number, and the hand-back of lost runs."""
         return LaneClaims(
             max(self.highest, lane.number - 1), tuple(run for run in self.runs if run[0] >= lane.number), now
         )
 
     def claimed(self, lane: Lane, runs: Iterable[tuple[Ref, int]], now: int) -> "LaneClaims":
-        """Return what is known after a call that has not been seen before, and the runs that it gave out."""
+        """Return the state after a new call and the runs that it gave out."""
         return LaneClaims(lane.number, tuple((lane.number, ref, fence) for ref, fence in runs), now)

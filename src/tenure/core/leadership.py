@@ -1,11 +1,11 @@
-"""Who leads the sweeping, seen from one reaper: a lease on a role.
+"""Leadership of the sweeps, as one reaper sees it: a lease on a role.
 
     follower ──sweep answered with a term──► leader ──answered without──► follower (superseded)
        ▲                                        │
        └──────────── trusted no longer ◄────────┘  (unreachable: no answer until its trust ran out)
 
-Election happens inside the sweep, in the storage, so there is no gap between being the leader and acting as one, and
-two leaders do no harm. What is kept here serves only to tell people who leads and to decide when to ask again.
+The election is part of the sweep, inside the storage. So the elected leader does its work in the same step, and two
+leaders do no harm. The state here only shows people who leads, and decides when to ask again.
 """
 
 from random import Random
@@ -17,12 +17,12 @@ from tenure.core.events import Event, LeadershipAcquired, LeadershipLost
 LATE = 0.5
 """A follower asks again up to this many seconds after a term has run out, so that not all ask at once.
 
-Never more than a quarter of a sweep: a gap of three sweeps makes the pause guard believe that the host stood still.
-"""
+Never more than a quarter of a sweep interval: a gap of three sweeps makes the pause guard assume that the host stood
+still."""
 
 
 class Term(Struct, frozen=True):
-    """One term of office: who leads which scope, in which epoch. `length` in microseconds."""
+    """One term of a leader: its scope, owner and epoch. `length` in microseconds."""
 
     scope: str
     owner: str
@@ -31,19 +31,19 @@ class Term(Struct, frozen=True):
 
 
 class LeaderStatus(Struct, frozen=True):
-    """What a reaper knows of its own role: its terms, and until which uptime (seconds) it may trust them."""
+    """A reaper's own role: its terms, and the uptime (seconds) until which it may trust them."""
 
     terms: tuple[Term, ...] = ()
     trusted_until: float = 0.0
 
     @property
     def leads(self) -> bool:
-        """Whether it leads anywhere, as far as it knows."""
+        """True if the reaper believes that it leads a scope."""
         return bool(self.terms)
 
 
 def answered(standing: LeaderStatus, terms: tuple[Term, ...], *, asked_at: float) -> tuple[LeaderStatus, list[Event]]:
-    """Take in the storage's answer to a sweep that was sent at that uptime."""
+    """Return the status and events after the storage's answer to a sweep that was sent at that uptime."""
     before = {(term.scope, term.epoch): term for term in standing.terms}
     now = {(term.scope, term.epoch): term for term in terms}
     told: list[Event] = [
@@ -61,33 +61,33 @@ def answered(standing: LeaderStatus, terms: tuple[Term, ...], *, asked_at: float
 
 
 def unanswered(standing: LeaderStatus, *, at: float) -> tuple[LeaderStatus, list[Event]]:
-    """Take in that a sweep failed: past its trust a leader is a follower, whatever the storage may think."""
+    """Return the status and events after a failed sweep: when its trust has run out, a leader becomes a follower."""
     if not standing.leads or at < standing.trusted_until:
         return standing, []
     return _gone(standing, "unreachable")
 
 
 def resigned(standing: LeaderStatus) -> tuple[LeaderStatus, list[Event]]:
-    """Take in that the terms were given up."""
+    """Return the status and events after the terms were given up."""
     return _gone(standing, "resigned")
 
 
 def ask_again_in(every: float, retry_in: float | None, rng: Random) -> float:
-    """Return the seconds until the next sweep: a leader's turn, or a follower's try after the term has run out."""
+    """Return the seconds until the next sweep: a leader's interval, or a follower's wait for the end of the term."""
     return every if retry_in is None else retry_in + rng.random() * min(LATE, every / 4)
 
 
 def longest_rest(lease: float, every: float, term: float) -> float:
-    """Return for how long what has no lease and nothing due may be left alone; 0 if not for longer than between sweeps.
+    """Return how long a partition without leases or due jobs may be skipped; 0 if not longer than one interval.
 
-    A lease that begins meanwhile is to be watched in time, whatever happens:
+    A lease that begins meanwhile must be watched in time, in each of these cases:
 
-    - half a lease: a rest that ends too late, for the leader stood still, is a gap to the pause guard, which then
-      grants half a lease of grace for half a lease. Both are over when the lease is.
-    - a lease less three sweeps: what stood still for less than that after a rest is no gap, so all that stood still
-      unnoticed did so for less than a lease, and nothing has run out by it.
-    - a lease less a term and a sweep: if the leader dies with the holder, his term stands for the rest, and for its own
-      length after it; who follows him is there before the lease is out.
+    - Half a lease: a skip that ends too late, because the leader stood still, looks like a gap to the pause guard. The
+      guard then grants half a lease of grace for half a lease. Both are over when the lease is.
+    - A lease less three sweeps: a standstill after a skip counts as a gap only from three sweeps on. So an unnoticed
+      standstill lasts less than a lease, and no lease has run out by it.
+    - A lease less a term and a sweep: if the leader dies together with the holder, its term lasts for the skip and for
+      its own length after it. The next leader starts before the lease is out.
     """
     rest = min(lease / 2, lease - max(3 * every, term + every))
     return rest if rest > every else 0.0

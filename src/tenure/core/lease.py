@@ -1,14 +1,15 @@
-"""Leases: permission that runs out.
+"""Leases: the right to run a job for a limited time.
 
-Whoever claims a job gets a lease: the right to run it and to settle it once, under a fence that only rises.
+A worker that claims a job gets a lease: the right to run the job and to settle it once, under a fence number that only
+rises.
 
     claim ──► lease (fence 7) ──renew──► lease ──settle──► gone
                     │
                     └─ out, and silent through its grace ──reclaim──► lease (fence 8), the reaper's
 
-From the reclaim on, fence 7 settles nothing. The holder need not wait to be told: it asked for the lease (or its
-renewal) at a moment it knows, and the storage cannot have counted from any earlier one, so `trusted_until` of its own
-clock it is safe, less a margin for clocks that run at slightly different rates.
+After the reclaim, fence 7 cannot settle anything. The holder need not be notified. It knows when it sent the request
+for the lease (or its renewal), and the storage cannot have started the lease earlier. So the holder may act until
+`trusted_until` on its own clock, which keeps a margin for clocks that run at slightly different rates.
 """
 
 from msgspec import Struct
@@ -16,17 +17,18 @@ from msgspec import Struct
 from tenure.core.job import JobRecord, Ref, StallTerms
 
 REAPER_LEASE = 5_000_000
-"""How long a reaper holds what it reclaimed, in microseconds; it is not renewed, so a dead reaper is itself reaped."""
+"""How long a reaper holds a reclaimed job, in microseconds. It does not renew this lease, so jobs of a dead reaper are
+reclaimed too."""
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """The right to settle one run of a job. `job` is the record as the claim or the reclaim left it."""
+    """The right to settle one run of a job. `job` is the record after the claim or the reclaim."""
 
     job: JobRecord
 
     @property
     def ref(self) -> Ref:
-        """The job's name."""
+        """The job's identity."""
         return self.job.ref
 
     @property
@@ -41,7 +43,7 @@ class Lease(Struct, frozen=True, gc=False):
 
 
 def next_fence(fence: int, now: int) -> int:
-    """Return the fence after this one: it rises even where a failover forgot the last, for it follows the clock."""
+    """Return the next fence. It follows the clock, so it rises even if a failover lost the last fence."""
     return max(fence + 1, now)
 
 
@@ -51,7 +53,7 @@ def margin(lease: int) -> int:
 
 
 def trusted_until(asked_at: float, lease: int) -> float:
-    """Return the uptime, in seconds, until which a lease asked for at that uptime surely is still ours."""
+    """Return the uptime, in seconds, until which a lease requested at uptime `asked_at` is certainly still held."""
     return asked_at + (lease - margin(lease)) / 1_000_000
 
 
@@ -64,10 +66,10 @@ def lease_end(
     not_before: int = 0,
     exclusive: bool = False,
 ) -> int:
-    """Return when a lease given or renewed now runs out: never past the run's own limit or its progress clock.
+    """Return the end of a lease given or renewed now: never past the run's own limit or its progress deadline.
 
-    `not_before`: the end of the start grace, until which a young run is not asked for beats. `exclusive`: the worker
-    keeps both limits itself, since the run's right must not pass to another one before its handler has ended.
+    `not_before`: the end of the start grace; a run needs no beats before it. `exclusive`: the worker itself enforces
+    both limits, because the run's right must not pass to another run before its handler has ended.
     """
     end = max(now + length, not_before)
     if exclusive:
@@ -82,19 +84,20 @@ def lease_end(
 def answer_limit(beat: float, limit: float) -> float:
     """Return how many seconds each part of a storage gets to answer a beat that has `limit` seconds in all.
 
-    `beat`: the seconds between two beats. Half of them, so that a part that is silent delays the renewal of leases in
-    the other parts by less than a beat; a second at least, where the whole limit allows it, for a slow network.
+    `beat`: the seconds between two beats. The result is half of that, so that an unresponsive part delays the renewal
+    of leases in the other parts by less than a beat. It is at least one second, if the total limit allows it, for slow
+    networks.
     """
     return min(max(beat / 2, 1.0), limit * 0.8)
 
 
 def longest_lease(terms: StallTerms) -> int:
-    """Return the length that no sound lease on a job of these terms exceeds, counted from now."""
+    """Return the longest valid lease of a job with these terms, counted from now."""
     return max(terms.lease, terms.start_grace, REAPER_LEASE)
 
 
 def run_limit(now: int, *, lease: int, timeout: int | None, deadline: int | None) -> int | None:
-    """Return when a run that starts now is surely over: its limits, and a beat for its worker to say so."""
+    """Return when a run that starts now is certainly over: its limits, plus one beat for its worker to report."""
     limits = [limit for limit in (now + timeout if timeout is not None else None, deadline) if limit is not None]
     return min(limits) + lease // 4 if limits else None
 
@@ -111,10 +114,10 @@ def renewed_limits(
     ran: int | None,
     silent: int | None,
 ) -> tuple[int | None, int | None]:
-    """Return when a renewed run's own limit and its progress clock run out.
+    """Return the new time limit and progress deadline of a renewed run.
 
-    Its keeper measures how long it has `ran` and been `silent` on a clock that nobody sets. Counted from there, they
-    stay right when the storage's clock is set; None leaves what the storage remembers.
+    Its keeper measures `ran` and `silent` on a monotonic clock. Limits counted from these values stay right when the
+    storage's clock is set. None keeps the stored limit.
     """
     if ran is not None:
         run_until = run_limit(now - ran, lease=lease, timeout=timeout, deadline=deadline)
@@ -124,11 +127,11 @@ def renewed_limits(
 
 
 def grace_end(now: int, *, terms: StallTerms, lease_until: int, grace: int, resumed_at: int | None) -> int:
-    """Return until when a lease that has run out stays a mere suspect.
+    """Return until when an expired lease stays a suspect.
 
-    Usually the grace. Two beats (half the lease) where time itself is in doubt: nobody swept for a while, so the
-    storage or the whole host stood still and every holder is late alike; or the lease ends further ahead than it is
-    long, so the clock was set back.
+    Usually the grace applies. Two beats (half the lease) apply in two cases. First, no process swept for a while: the
+    storage or the whole host stood still, so every holder is late. Second, the lease ends further ahead than it is
+    long: the clock was set back.
     """
     beats = terms.lease // 2
     resumed = resumed_at is not None and resumed_at <= now < resumed_at + beats

@@ -1,10 +1,10 @@
-"""Which state may follow which. The drawing in docs/state-machine.md is held equal to this table by a test."""
+"""The states of a job and the allowed transitions. A test keeps the drawing in docs/state-machine.md equal to them."""
 
 from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     DELAYED = "delayed"
     WAITING = "waiting"
@@ -16,10 +16,10 @@ class State(StrEnum):
 
 
 TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED})
-"""States that nothing but a redrive, by an operator or by a rule, leads out of."""
+"""States that only a redrive, by an operator or by a rule, can leave."""
 
 REDRIVABLE = TERMINAL - {State.COMPLETED}
-"""States a redrive starts from."""
+"""States from which a job can be redriven."""
 
 TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
     {
@@ -46,4 +46,4 @@ TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
         (State.EXPIRED, State.DELAYED),
     }
 )
-"""Every move a job can make; None is the nothing it comes from, and active to active is a renewal or a reclaim."""
+"""Every transition of a job. None: the job does not exist yet; active to active is a renewal or a reclaim."""

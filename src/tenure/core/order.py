@@ -1,45 +1,45 @@
-"""Where in line a job stands: one score, the lowest first.
+"""The order of a queue: each job has one score, and the lowest comes first.
 
-A score is an instant: when the job came into line, less what its priority is worth in waiting. So whoever waits moves
-forward, and only a job that is a step's worth younger overtakes. The newest-first (`lifo`) count their instants down
-instead of up, and so stand before all others.
+A score is an instant: when the job entered the queue, less the waiting time that its priority is worth. So a waiting
+job moves forward, and a later job overtakes it only if its priority is worth more than the difference in age. Jobs with
+newest-first order (`lifo`) use the negative instant, so they come before all others.
 
-With a `fair_key` the instant is a virtual one. Each tenant's jobs stand a share apart, beginning where the line has got
-to (start-time fair queueing), so a tenant with a hundred thousand jobs spreads over the line, and the first job of any
-other stands at its front. Tenants are compared within one priority; a busy line's jobs without a key are one tenant.
-When nobody waits any more, all of it is forgotten.
+With a `fair_key` the instant is a virtual one. A tenant's jobs are one share apart, and begin at the queue's current
+virtual time (start-time fair queueing). So the jobs of a tenant with a hundred thousand jobs spread over the queue, and
+the first job of any other tenant comes near its front. Tenants are compared within one priority. In a fair queue all
+jobs without a key form one tenant. When no job waits any more, all of this is reset.
 """
 
 from msgspec import Struct, field
 
 FAIR_SHARE = 1_000_000
-"""How far a tenant's jobs stand apart in virtual time, in microseconds, at weight 1: sixty to a step of priority."""
+"""The distance between a tenant's jobs in virtual time, in microseconds, at weight 1: a sixtieth of a priority step."""
 
 FAIR_WEIGHT = 1000
-"""The largest weight: a thousand jobs for every one of a tenant of weight 1."""
+"""The largest weight: a thousand jobs for each job of a tenant of weight 1."""
 
 
 def place(at: int, *, boost: int, lifo: bool = False) -> int:
-    """Return the score of a job that comes into line at an instant."""
+    """Return the score of a job that enters its queue at an instant."""
     return (-at if lifo else at) - boost
 
 
 def came_at(score: int, *, boost: int, lifo: bool = False) -> int:
-    """Return the instant at which a job of this score came into line."""
+    """Return the instant at which a job of this score entered its queue."""
     return -(score + boost) if lifo else score + boost
 
 
 def share(weight: int) -> int:
-    """Return how far apart the jobs of a tenant of this weight stand."""
+    """Return the distance between the jobs of a tenant of this weight."""
     return FAIR_SHARE // weight
 
 
 class Fairness(Struct):
-    """How far a busy line has got in virtual time.
+    """The virtual time that a queue has reached.
 
-    `front`: what the best score given out was, of a priority below 0 without what that puts a job back. `reached`: of
-    each priority, the virtual instant of the latest job given out. `tags`: of each priority and tenant, that of its
-    last job in line.
+    `front`: the highest score given out; for a priority below 0, without the delay of that priority. `reached`: by
+    priority, the virtual instant of the latest job given out. `tags`: by priority and tenant, the virtual instant of
+    the tenant's last job.
     """
 
     front: int
@@ -49,27 +49,28 @@ class Fairness(Struct):
     def tag(self, key: str, *, boost: int, weight: int = 1, waits: bool = True) -> int:
         """Return the virtual instant of a tenant's next job, and remember it.
 
-        A tenant that waits with no other has had its turns, or was taken out of line before them: it owes nothing.
+        `waits`: the tenant has another waiting job. Without one its earlier jobs have had their turns, or were removed
+        before them, so they do not delay the next job.
         """
         last = self.tags.get((boost, key)) if waits else None
         tag = self.tags[boost, key] = next_tag(self.start(boost), last, weight)
         return tag
 
     def start(self, boost: int) -> int:
-        """Return the virtual instant that the line has got to, for jobs of a priority."""
+        """Return the virtual time that the queue has reached, for jobs of a priority."""
         return max(self.front, self.reached.get(boost, self.front))
 
     def given_out(self, score: int, boost: int) -> None:
-        """Note that a job was given out."""
-        # Not to where a low priority stands back: its next job would stand back from there again.
+        """Advance the virtual time, because a job was given out."""
+        # The front leaves out the delay of a low priority: the next job of that priority would add it again.
         self.front = max(self.front, score + min(boost, 0))
         self.reached[boost] = max(self.reached.get(boost, score + boost), score + boost)
 
     def forget(self) -> None:
-        """Forget the tags that the line has passed: they say no more than where it has got to."""
+        """Delete the tags below the virtual time, which have no effect any more."""
         self.tags = {lane: tag for lane, tag in self.tags.items() if tag > self.start(lane[0])}
 
 
 def next_tag(start: int, last: int | None, weight: int) -> int:
-    """Return the virtual instant of a tenant's next job in a line that has got to `start`, after `last`."""
+    """Return the virtual instant of a tenant's next job. `start`: the queue's virtual time; `last`: the tenant's."""
     return max(start, start if last is None else last) + share(weight)

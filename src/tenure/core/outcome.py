@@ -1,4 +1,4 @@
-"""What one run of a job came to: a fact, before anybody has decided what follows from it."""
+"""The outcome of one run: a fact, before the decision about the job."""
 
 from typing import Literal
 
@@ -22,23 +22,23 @@ ReleaseReason = Literal[
 StopCode = Literal[
     "no_progress", "lease_expired", "timeout", "cancelled", "unreachable", "shutdown", "worker_failed", "ended"
 ]
-"""Why an exclusive run was stopped whose handler goes on: what it comes to when that, or its process, ends.
+"""Why an exclusive run was stopped although its handler goes on; its outcome when the handler or its process ends.
 
-`ended`: nothing stopped it. Its call ended, as by a timeout of its middleware, and its thread goes on.
+`ended`: nothing stopped it. Its call ended, for example by a timeout in its middleware, and its thread goes on.
 """
 
 
 class Returned(Struct, frozen=True, tag=True):
-    """The handler returned; its result, encoded."""
+    """The handler returned. `result` is encoded."""
 
     result: bytes
 
 
 class Raised(Struct, frozen=True, tag=True):
-    """The handler raised. `final`: its policy says never again; `after`: it named its own delay.
+    """The handler raised. `final`: the policy rules out a retry; `after`: the error named its own delay.
 
     `shortage`: the error says that the machine or the process ran out of descriptors, threads or memory. `alone`: the
-    run harmed the other ones of its process, so the next one gets a process to itself.
+    run harmed the other runs of its process, so the next run gets a process of its own.
     """
 
     error: RecordedError
@@ -56,13 +56,13 @@ class TimedOut(Struct, frozen=True, tag=True):
 
 
 class Rejected(Struct, frozen=True, tag=True):
-    """The handler said: never again."""
+    """The handler rejected the job: a retry is pointless."""
 
     error: RecordedError
 
 
 class Unreadable(Struct, frozen=True, tag=True):
-    """Arguments that cannot be decoded, or a result that cannot be encoded: a further run would change nothing."""
+    """The arguments cannot be decoded, or the result cannot be encoded: a further run would change nothing."""
 
     error: RecordedError
 
@@ -71,7 +71,7 @@ UnknownReason = Literal["unknown_task", "newer_payload"]
 
 
 class Unknown(Struct, frozen=True, tag=True):
-    """This worker does not know the task, or not this version of its payload; another one may."""
+    """This worker does not know the task, or this version of its payload; another worker may."""
 
     reason: UnknownReason = "unknown_task"
 
@@ -83,7 +83,7 @@ class Snoozed(Struct, frozen=True, tag=True):
 
 
 class Interrupted(Struct, frozen=True, tag=True):
-    """The run was stopped, or never begun, for no fault of its own.
+    """The run was stopped, or never begun, for a reason outside of it.
 
     `begun`: the handler may have been called. `stopping`: the worker had been asked to stop, or was being recycled.
     """
@@ -95,17 +95,17 @@ class Interrupted(Struct, frozen=True, tag=True):
 
 
 class Cancelled(Struct, frozen=True, tag=True):
-    """The run stopped because somebody had asked for it, or its handler did."""
+    """The run stopped because of a cancel request, or its handler cancelled it."""
 
     reason: str | None = None
     by: str | None = None
 
 
 class Stalled(Struct, frozen=True, tag=True):
-    """The run's holder fell silent or died; told by a reaper or a supervisor, never by the run itself.
+    """The run's holder fell silent or died. A reaper or a supervisor reports this, never the run itself.
 
-    `blameless`: its process was ended by another run for certain, so this one is not charged for it. `begun`: False if
-    it is known that its handler was never called. `delay`: after how many microseconds the job may run again.
+    `blameless`: another run certainly ended the process, so this run is not charged. `begun`: False if its handler was
+    certainly never called. `delay`: after how many microseconds the job may run again.
     """
 
     reason: StallReason

@@ -1,26 +1,26 @@
-"""The identity of a storage's partition, and the comparison of what a worker saw of it with what is there now."""
+"""The identity of a storage's partition, and the comparison of its current state with what a worker saw before."""
 
 from msgspec import Struct
 
 from tenure.core.events import StorageReplaced, StorageRewound
 
 IDENTITY_LOST = "the partition had lost its identity, though its jobs are there; the identity is written again"
-"""What a storage says that had to write an identity again."""
+"""The message of a storage that had to write an identity again."""
 
 LOG_LOST = (
     "the write-ahead log of the file (-wal) was deleted or replaced while it was in use, and what it held may be lost; "
     "stop all processes that use the file, then start them again"
 )
-"""What a SQLite storage says that finds another write-ahead log than before."""
+"""The message of a SQLite storage whose write-ahead log was replaced."""
 
 
 class PartitionState(Struct, frozen=True):
-    """A partition of the storage as a beat found it.
+    """The state of one partition of the storage at a beat.
 
-    `partition`: its name, "*" where there is only one; `place`: its position among all. `identity`: a random text,
-    written once when the partition was created, at the instant `created`. `last_event`: the number of the last event in
-    its log, recorded at `last_event_at` (0: that event has been trimmed). `continues`: the log still holds the event
-    that the beat named as the last one, or has trimmed it. `trouble`: what the storage had to repair, in words.
+    `partition`: its name, "*" if there is only one; `place`: its position among all. `identity`: a random text, written
+    once when the partition was created, at the instant `created`. `last_event`: the number of the last event in its
+    log, recorded at `last_event_at` (0: that event has been trimmed). `continues`: the log still holds the event that
+    the beat named as the last one, or has trimmed it. `trouble`: a repair that the storage had to make, as a message.
     """
 
     partition: str

@@ -1,12 +1,12 @@
-"""What is known of a run that was cut off, as one text for a person: why it ended, where it was, what it last said.
+"""Writes the post-mortem of a run that was cut off: why it ended, where it was, and its last log lines.
 
     its process was killed by signal 9 (SIGKILL), cause unknown     the cause, in one clause that can be quoted
     job … worker … ran … process … beside it ran … progress …       what was known of it, as far as anything is
     its last log lines: …
     where its handler was at its last beat, 3.2 s before it died: …
 
-Who writes it may have been able to read only a part; what is not known is not mentioned, but for the place, which
-everybody looks for.
+The author may have been able to read only a part of these facts. Unknown facts are left out, except the position of the
+handler, which every reader looks for.
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ from tenure.core.job import JobRecord, LogLine, RunRecord, StallReason
 from tenure.core.text import storable
 
 LONGEST = 16_384
-"""Bytes that a post-mortem has at most."""
+"""The maximum length of a post-mortem, in bytes."""
 
 LINES = 20
-"""How many of the last log lines are quoted."""
+"""The maximum number of log lines in a post-mortem."""
 
 _LAG = 100_000
 _LINE = 400
@@ -34,9 +34,9 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Workplace(Struct, frozen=True):
-    """What a worker process last told of itself. `lag` and `told_ago` in microseconds, `memory` in bytes; 0: unknown.
+    """A worker process's last report on itself. `lag` and `told_ago` in microseconds, `memory` in bytes; 0: unknown.
 
-    `told_ago`: how old that was at the end of the run, where that is known better than from its lease.
+    `told_ago`: the age of that report at the end of the run, if it is known better than from the lease.
     """
 
     lag: int = 0
@@ -45,9 +45,9 @@ class Workplace(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """How a worker process ended. `how`: what "its process" did or what was done to it, as a clause without subject.
+    """How a worker process ended. `how`: a clause that follows the subject "its process".
 
-    `peak_memory`: in bytes. `stack`: where its threads were when it was killed, where somebody has asked it.
+    `peak_memory`: in bytes. `stack`: where its threads were when it was killed, if the killer asked for it.
     """
 
     how: str
@@ -64,7 +64,7 @@ def stall_cause(
     ending: Ending | None = None,
     max_block: int | None = None,
 ) -> str:
-    """Say in one clause why a run stalled, naming what ran out. `job` is the record as its taker has it."""
+    """Return in one clause why a run stalled, and which limit it exceeded. `job`: the record after the reclaim."""
     match reason:
         case "process_died":
             return "its process died, and nobody saw how" if ending is None else f"its process {ending.how}"
@@ -91,11 +91,11 @@ def post_mortem(
     beside: Sequence[str] = (),
     alone: bool = False,
 ) -> str:
-    """Return all that is known of a run that was cut off; its first line is the cause.
+    """Return all known facts of a run that was cut off; the first line is the cause.
 
-    `job` is the record as its taker has it, `silent_for` how long nothing had been heard of its holder, in
-    microseconds. `died`: whether its process had died, or only its lease was over. `beside`: the tasks of the other
-    runs in its process. `alone`: it had that process to itself, as a child of its worker.
+    `job`: the record after the reclaim. `silent_for`: how long its holder had been silent, in microseconds. `died`:
+    True if its process had died, False if only its lease was over. `beside`: the tasks of the other runs in its
+    process. `alone`: the run had a process of its own, as a child of its worker.
     """
     place = Workplace() if workplace is None else workplace
     end = "before it died" if died else "before it was given up"
@@ -114,17 +114,17 @@ def post_mortem(
 
 
 def first_line(text: str) -> str:
-    """Return the cause that a post-mortem begins with."""
+    """Return the cause, which is the first line of a post-mortem."""
     return text.partition("\n")[0]
 
 
 def seconds(length: int) -> str:
-    """Return microseconds as seconds, always in this unit, so that two of them can be compared at a glance."""
+    """Return microseconds as seconds, always in this unit, so that two values are easy to compare."""
     return f"{length / 1_000_000:.1f} s"
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes in readable form."""
     for unit, name in _UNITS:
         if count >= unit:
             return f"{count / unit:.1f} {name}"
@@ -132,8 +132,8 @@ def size(count: int) -> str:
 
 
 def ran_for(job: JobRecord, run: RunRecord | None) -> int | None:
-    """Return how long a run had gone on when it was taken, in microseconds; None where nobody knows."""
-    # The record's last sign of life is that of its taker now.
+    """Return how long a run had lasted when it was reclaimed, in microseconds; None if unknown."""
+    # After a reclaim, `heard_at` in the record is the instant of the reclaim.
     return None if run is None or job.heard_at is None else max(0, job.heard_at - run.start)
 
 
@@ -144,7 +144,7 @@ def _limit(job: JobRecord) -> str:
 def _out_of_lease(job: JobRecord, silent_for: int, run: RunRecord | None) -> str:
     length, ran = job.stall.lease, ran_for(job, run)
     if silent_for < length:
-        # Its holder was there all the time, and let the lease end, or had to.
+        # The holder was alive all the time, and let the lease end or had to.
         if ran is not None and job.timeout is not None and ran > job.timeout:
             return f"it went on for {seconds(ran)}, past its timeout of {spoken(job.timeout)}, and could not be stopped"
         if job.deadline is not None and job.heard_at is not None and job.heard_at > job.deadline:
@@ -154,7 +154,7 @@ def _out_of_lease(job: JobRecord, silent_for: int, run: RunRecord | None) -> str
             f"its handler gave no sign for {seconds(silent_for)}, longer than its lease of {spoken(length)}, "
             "which nothing else renews (heartbeat=False)"
         )
-    # It may have been heard of since, by a beat that was not for this lease.
+    # The worker may have sent a later beat that did not renew this lease.
     said = f" for {seconds(silent_for)}," if silent_for >= length else " for"
     return f"its worker was silent{said} longer than the lease of {spoken(length)}"
 
@@ -226,7 +226,7 @@ def _where(run: RunRecord | None, ending: Ending | None, ago: str) -> list[str]:
 
 
 def _last_frames(trace: str) -> str:
-    """Return the end of a stack as Python tells it: its innermost frame, which one looks for, is the last one."""
+    """Return the end of a Python stack: its innermost frame, which readers look for, comes last."""
     held = trace.encode(errors="replace")
     if len(held) <= _PLACE:
         return trace
@@ -234,7 +234,7 @@ def _last_frames(trace: str) -> str:
 
 
 def _last_threads(stack: str) -> str:
-    """Return the last threads of a dump by faulthandler: the main one is the last, its frames are innermost first."""
+    """Return the last threads of a faulthandler dump. The main thread is last; its frames are innermost first."""
     kept: list[str] = []
     for thread in reversed(stack.strip().split("\n\n")):
         kept.insert(0, thread)

@@ -1,11 +1,11 @@
-"""Rates: how often jobs may start, by one number for each rate, the instant up to which its time is taken.
+"""Rates: how often jobs may start. The state of a rate is one number: the instant up to which its time is taken.
 
-Every start takes an interval of time, from that instant on or from now, whichever is later. A start is allowed as long
-as no more than `burst` intervals are taken ahead. So in any stretch of time there start no more than its length has
-intervals, and `burst` besides: there is no window, and no edge at which two bursts could meet.
+Every start takes one interval of time, from that instant on or from now, whichever is later. A start is allowed as long
+as no more than `burst` intervals are taken ahead. So any stretch of time has at most as many starts as its length has
+intervals, plus `burst`. There are no windows, and so no window edges at which two bursts could meet.
 
-Jobs that share a rate need not agree how fast it is: after a deploy those that wait still bring the old one along. Each
-takes an interval of its own, and heeds what the others have taken.
+Jobs that share a rate may carry different speeds: after a deploy the waiting jobs still carry the old one. Each start
+takes its own job's interval, and respects the time that other jobs have taken.
 """
 
 from collections.abc import Iterable
@@ -16,41 +16,44 @@ from tenure.core.job import RateKey
 
 
 class RateReservation(Struct, frozen=True, order=True):
-    """Up to when the time of a rate is taken, and how far ahead whoever took last could take any, in microseconds."""
+    """The time that a rate's starts have taken: up to `until`, in microseconds.
+
+    `reach`: how far ahead the latest start was allowed to take time.
+    """
 
     until: int = 0
     reach: int = 0
 
 
 def opens_at(so_far: RateReservation, rate: RateKey, now: int) -> int:
-    """Return when the next job may start: not after now where it may start at once."""
+    """Return when the next job may start. If it may start at once, this is not after now."""
     return _sound(so_far, now) - rate.interval * rate.burst + 1
 
 
 def taken(so_far: RateReservation, rate: RateKey, now: int, *, starts: int = 1) -> RateReservation:
-    """Return how far time is taken once a job, or so many, have started now."""
+    """Return the taken time after a job, or `starts` jobs, have started now."""
     if not starts:
         return so_far
     return RateReservation(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 
 def regained(rate: RateKey, started: int, now: int) -> int:
-    """Return how much time is given back by a job that started in vain, in microseconds.
+    """Return how much time to give back for a start that was in vain, in microseconds.
 
-    What has gone by since is not: other jobs may have started in this time as if nothing had been taken.
+    Time that has passed since is not given back: other jobs may have started in it as if it had not been taken.
     """
     return max(0, rate.interval - max(0, now - started))
 
 
 def taken_if_open(at: int, rate: RateKey) -> RateReservation:
-    """Return how far time is taken of a rate that lets the next job start at an instant."""
+    """Return the taken time of a rate that lets the next job start at an instant."""
     return RateReservation(at + rate.interval * rate.burst - 1, _reach(rate))
 
 
 def retuned(so_far: RateReservation, rate: RateKey, now: int) -> RateReservation:
-    """Return how far time is taken of a rate that has been changed: it goes by its new pace at once.
+    """Return the taken time of a rate whose pace has changed: the new pace applies at once.
 
-    Of what is taken further ahead than a start can take by now nothing is left.
+    Time that is taken further ahead than a start could now take is dropped.
     """
     return so_far if so_far.until <= now + _reach(rate) else RateReservation(now, _reach(rate))
 
@@ -62,7 +65,7 @@ def free(so_far: RateReservation, rate: RateKey, now: int) -> int:
 
 
 def heeded(brought: Iterable[RateKey], told: RateKey | None, task: str) -> list[RateKey]:
-    """Return the rates that a start takes time of: what a task is told, in the place of all that are its own."""
+    """Return the rates that a start takes time of; a rate set for a task replaces all of the task's own."""
     if told is None:
         return [rate for rate in brought if rate.interval]
     others = (rate for rate in brought if rate.name != told.name and not is_of_task(rate.name, task))
@@ -70,7 +73,7 @@ def heeded(brought: Iterable[RateKey], told: RateKey | None, task: str) -> list[
 
 
 def is_of_task(name: str, task: str) -> bool:
-    """Say whether a rate is a task's own by its name: `task:<task>`, or `task/<interval>:<task>` beside it."""
+    """Return True if the name is that of a task's own rate: `task:<task>`, or its variant `task/<interval>:<task>`."""
     kind, _, of = name.partition(":")
     return of == task and (kind == "task" or kind.startswith("task/"))
 
@@ -80,6 +83,6 @@ def _reach(rate: RateKey) -> int:
 
 
 def _sound(so_far: RateReservation, now: int) -> int:
-    # What is taken further ahead than a start could take was taken before the clock was set back. To count a part of it
-    # would be to count that anew with each look, and never open.
+    # Time that is taken further ahead than a start could take was taken before the clock was set back. It is ignored
+    # completely: if a part of it counted, that part would count again at each look, and the rate would never open.
     return now if so_far.until > now + so_far.reach else so_far.until

@@ -1,33 +1,34 @@
-"""How long what is over is kept: jobs by their outcome, and the events that told of them."""
+"""Retention: how long ended jobs are kept, by outcome, and how long events are kept."""
 
 from msgspec import Struct
 
 from tenure.core.lifecycle import State
 
 FORGOTTEN_TOGETHER = 200
-"""How many jobs that are over, or events, are forgotten at once by a call that adds some to too many."""
+"""The usual limit of ended jobs, or of events, that one call deletes when it finds too many."""
 
 
 class KeepRule(Struct, frozen=True):
-    """How long jobs that are over are kept: `age` microseconds, and the newest `count` of them (None: all)."""
+    """How long ended jobs are kept: `age` microseconds, and the newest `count` of them (None: all)."""
 
     age: int
     count: int | None = None
 
     @property
     def most(self) -> int | None:
-        """How many there may be for a moment: the count and a tenth, at least 100. Sweeps keep to the count itself.
+        """The temporary maximum: the count plus a tenth, at least 100 more. Sweeps restore the count itself.
 
-        Above that, whatever ends a job also forgets the longest ended one. The difference leaves those who wait for a
-        job the time to read it, also where few are kept.
+        Above it, the call that ends a job also deletes the earliest ended jobs. The margin gives callers that wait for
+        a job the time to read it, also if few jobs are kept.
         """
         return None if self.count is None else self.count + max(self.count // 10, 100)
 
     def forgotten_at_once(self, jobs: int, ended: int) -> int:
-        """Return how many of `jobs` that are over are forgotten by the call that has ended `ended` of them.
+        """Return how many of `jobs` ended jobs are deleted by the call that has ended `ended` of them.
 
-        Above `most` a whole batch, as that costs little more than one; where more have ended, up to a quarter more than
-        these, so that a backlog shrinks. Never more, so that no call takes long.
+        Above `most` the call deletes a whole batch, because that costs little more than one job. If more jobs have
+        ended than a batch holds, it deletes up to a quarter more than these, so that a backlog shrinks. The number is
+        bounded, so that no call takes long.
         """
         if self.count is None or self.most is None or jobs <= self.most:
             return 0
@@ -36,7 +37,7 @@ class KeepRule(Struct, frozen=True):
 
 
 class RetentionRules(Struct, frozen=True, omit_defaults=True):
-    """How long a queue keeps its jobs after their end, by outcome; None leaves an outcome as it is built in."""
+    """How long a queue keeps its ended jobs, by outcome; None leaves an outcome at its default."""
 
     completed: KeepRule | None = None
     failed: KeepRule | None = None
@@ -44,7 +45,7 @@ class RetentionRules(Struct, frozen=True, omit_defaults=True):
     expired: KeepRule | None = None
 
     def under(self, told: "RetentionRules") -> "RetentionRules":
-        """Return this retention with all that is told laid over it."""
+        """Return these rules with the fields of `told` that are set laid over them."""
         return RetentionRules(
             completed=self.completed if told.completed is None else told.completed,
             failed=self.failed if told.failed is None else told.failed,
@@ -53,7 +54,7 @@ class RetentionRules(Struct, frozen=True, omit_defaults=True):
         )
 
     def of(self, state: State) -> KeepRule:
-        """Return for how long jobs that ended in a state are kept."""
+        """Return the rule for jobs that ended in a state."""
         told: KeepRule | None = getattr(self, state.value)
         return KEPT[state] if told is None else told
 
@@ -67,7 +68,7 @@ KEPT = {
     State.CANCELLED: KeepRule(7 * _DAY),
     State.EXPIRED: KeepRule(7 * _DAY),
 }
-"""What is built in, by outcome and queue."""
+"""The default rules, by outcome, for each queue."""
 
 EVENTS_KEPT = KeepRule(7 * _DAY, 100_000)
-"""How long the event log remembers."""
+"""How long the event log keeps its events."""

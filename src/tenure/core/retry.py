@@ -1,4 +1,4 @@
-"""When a failed job is tried again: a policy as data, and the arithmetic of its delays."""
+"""The retry policy of failed jobs, as data, and the calculation of its delays."""
 
 from random import Random
 from typing import Literal, assert_never
@@ -9,9 +9,10 @@ BackoffKind = Literal["fixed", "linear", "exponential"]
 
 
 class Backoff(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many attempts a job has and how long it rests between them; durations in microseconds.
+    """How many attempts a job has, and the delays between them; durations in microseconds.
 
-    A job on record tells only what differs from these defaults, so that another default would change what it has.
+    A stored job contains only the values that differ from these defaults, so a changed default also changes stored
+    jobs.
     """
 
     max_attempts: int = 3
@@ -21,14 +22,14 @@ class Backoff(Struct, frozen=True, kw_only=True, omit_defaults=True):
     jitter: float = 0.25
 
     def delay(self, failures: int, rng: Random) -> int:
-        """Return the rest after so many failures (1 or more), in microseconds; never above the cap."""
+        """Return the delay after this number of failures (1 or more), in microseconds; never above the cap."""
         match self.kind:
             case "fixed":
                 rest = self.base
             case "linear":
                 rest = self.base * failures
             case "exponential":
-                # 2^63 µs is beyond any cap, and an unbounded power of two would be an unbounded integer.
+                # 2^63 µs exceeds any cap, and without a bound the power of two would be a huge integer.
                 rest = self.base << min(failures - 1, 63)
             case _:
                 assert_never(self.kind)

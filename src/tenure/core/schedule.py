@@ -1,4 +1,4 @@
-"""A schedule as it is remembered: what to enqueue at which ticks, how far it has got, and what becomes of a tick."""
+"""A stored schedule: the job to enqueue, the ticks, its progress, and the rules for each tick."""
 
 from collections.abc import Iterable
 from typing import Literal, assert_never
@@ -15,22 +15,24 @@ Missed = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "queue_one", "allow"]
 
 Fate = Ref | Literal["overlap", "throttled", "duplicate"]
-"""What became of a tick that was to get a job: the job that it made or that took its call in, or why there is none."""
+"""The result of a tick that should get a job: the job that it made or was merged into, or why there is no job."""
 
 GRACE = 10_000_000
-"""By how much a tick may be late before it counts as missed, in microseconds: what a leader's death may take."""
+"""By how much a tick may be late before it counts as missed, in microseconds: the time that a change of leader may
+take."""
 
 AHEAD = 10_000_000
-"""By how much a schedule may have got further than the clock before that counts as set back, in microseconds."""
+"""How far the last tick may lie ahead of the clock before the clock counts as set back, in microseconds."""
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """A schedule. It says when by `cron` in the zone `tz`, or by `every` so many microseconds counted from 1970.
+    """A schedule. Its ticks follow `cron` in the time zone `tz`, or every `every` microseconds counted from 1970.
 
-    `job`: what each tick enqueues; its id is left empty. `missed`: what becomes of ticks late by more than `grace`;
-    `most`: how many of them `all` makes up for. `overlap`: what becomes of a tick while a job of an earlier one is
-    unfinished. `last_tick`: the latest that was dealt with, or when the schedule was made; `next_tick`: the next that
-    is due, None if there is none. `last_id`: the job of the latest tick that made one.
+    `job`: what each tick enqueues; its id is left empty. `missed`: the policy for ticks that are late by more than
+    `grace`;
+    `most`: how many of them `all` makes up for. `overlap`: the policy for a tick while a job of an earlier tick is
+    unfinished. `last_tick`: the latest tick that was handled, or when the schedule was made; `next_tick`: the next due
+    tick, None if there are no more. `last_id`: the job of the latest tick that made one.
     """
 
     name: str
@@ -49,23 +51,23 @@ class Schedule(Struct, frozen=True, kw_only=True):
     last_id: str | None = None
 
     def ticks_as(self, other: "Schedule") -> bool:
-        """Say whether both have the same ticks."""
+        """Return True if both have the same ticks."""
         return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
 
     def goes_on_from(self, expected: int) -> bool:
-        """Say whether it may be moved on by who believes that this was its last tick."""
+        """Return True if the schedule may advance, given that the caller expects this last tick."""
         return not self.paused and self.last_tick == expected
 
     def is_ahead(self, now: int) -> bool:
-        """Say whether it has got further than the clock, which was set back since: its next tick would be far off."""
+        """Return True if the last tick lies well after now: the clock was set back, so the next tick is far off."""
         return self.last_tick > now + AHEAD
 
 
 def put_over(known: Schedule | None, told: Schedule, now: int) -> Schedule:
-    """Return a schedule that is put, be it again: then what it does is as told, how far it has got is as known.
+    """Return a schedule after a put: its definition is that of `told`, its progress that of `known`.
 
-    With other ticks than before it goes on from the instant it is put at: those that it would have had are not missed.
-    So it does where the clock was set back.
+    If its ticks change, it continues from the instant of the put, and ticks that it would have had before are not
+    missed. It does the same if the clock was set back.
     """
     if known is None:
         return told
@@ -91,7 +93,7 @@ def put_over(known: Schedule | None, told: Schedule, now: int) -> Schedule:
 
 
 def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
-    """Return a schedule as it is paused, or goes on: what went by meanwhile is neither fired nor missed."""
+    """Return a schedule after a pause or a resume: ticks that passed in a pause are neither fired nor missed."""
     if paused or not known.paused:
         return structs.replace(known, paused=paused)
     last_tick = now if known.is_ahead(now) else max(known.last_tick, now)
@@ -99,7 +101,7 @@ def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None)
 
 
 def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
-    """Say whether a tick may make a job beside those of earlier ticks that are unfinished, in these states."""
+    """Return True if a tick may make a job, given the states of unfinished jobs of earlier ticks."""
     match overlap:
         case "skip":
             return not any(True for _ in unfinished)
@@ -112,7 +114,7 @@ def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
 
 
 def fate_of(made: Made, ref: Ref) -> Fate:
-    """Return what became of a tick whose job was enqueued, by what that call was told."""
+    """Return the result of a tick whose job was enqueued, given the result of that call."""
     match made:
         case "created" | "replaced" | "gathered":
             return ref
@@ -125,9 +127,9 @@ def fate_of(made: Made, ref: Ref) -> Fate:
 def moved_on(
     known: Schedule, tick: int, next_tick: int | None, *, missed: int, fate: Fate | None, now: int
 ) -> tuple[Schedule, list[Event]]:
-    """Return a schedule that has dealt with a tick, and what is told: of those given up with it, then of itself.
+    """Return a schedule after a tick, and the events: for the missed ticks first, then for the tick itself.
 
-    `missed`: how many are given up. `fate`: None where the tick was to get no job.
+    `missed`: how many ticks are given up. `fate`: None if the tick makes no job.
     """
     at = moment(tick)
     after = structs.replace(known, last_tick=tick, next_tick=next_tick)

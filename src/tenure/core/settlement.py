@@ -1,4 +1,4 @@
-"""A settlement: what a holder asks the storage to make of a run, with the events that tell of it."""
+"""A settlement: what a lease holder asks the storage to do with a run, with the events that report it."""
 
 from random import Random
 from typing import assert_never
@@ -23,7 +23,7 @@ from tenure.core.outcome import Cancelled, Interrupted, Outcome, Stalled
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """Applied if and only if the run (queue, id, fence, and the owner who sends it) still is the current one."""
+    """A decision for one run. It applies only if that run (queue, id, fence and sending owner) is the current one."""
 
     ref: Ref
     fence: int
@@ -33,7 +33,7 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
-    """Decide on an outcome and put it in the form that the storage applies. `took`: the run's seconds."""
+    """Decide on an outcome and return the settlement to send to the storage. `took`: the run's seconds."""
     job = lease.job
     outcome = limited(job, outcome)
     decision = decide(job, outcome, rng)
@@ -43,17 +43,17 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
 
 
 def is_kept_by_its_queue(asked: Settlement) -> bool:
-    """Say whether a settlement completes a job whose result has no lifetime of its own."""
+    """Return True if a settlement completes a job whose result has no lifetime of its own."""
     decision = asked.decision
     return isinstance(decision, Finish) and decision.state is State.COMPLETED and decision.keep is None
 
 
 def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
-    """Return what a settlement becomes where somebody has asked the job to stop.
+    """Return the settlement that applies if the job was asked to stop.
 
-    A job to be put back is over instead; one that succeeded or failed stands, and its success says that the cancel came
-    too late; a cancellation says whose wish it was. No rule puts it back in line: somebody wanted it to stop. The run
-    may not have known: only the record does.
+    A put-back becomes a cancellation. A success or a failure stays, and a success reports that the cancel came too
+    late. A cancellation names the person who requested it. No rule redrives the job, because its stop was requested.
+    The run may not know of the request: only the record does.
     """
     decision = asked.decision
     if isinstance(decision, PutBack):
@@ -74,8 +74,8 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
 
 
 def handed_back(job: JobRecord) -> Settlement:
-    """Return the settlement of a run that never began, because the answer which gave it out was lost."""
-    # No chance is involved in a release.
+    """Return the settlement of a run that never began, because the answer that gave it out was lost."""
+    # A release does not use the random numbers.
     return settlement(Lease(job), Interrupted("prefetch"), Random(0))
 
 
@@ -149,7 +149,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 )
             )
         case PutBack():
-            pass  # charged to the stalls, and told above
+            pass  # charged to the stalls; its event is above
         case _:
             assert_never(decision)
     return tuple(told)

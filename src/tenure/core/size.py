@@ -13,10 +13,10 @@ _UNITS = {
 
 
 def size(value: Size, *, field: str) -> int:
-    """Return the bytes.
+    """Return a size in bytes.
 
     Raises:
-        UsageError: it is no size, or none above 0.
+        UsageError: it is not a size, or not above 0.
     """
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", str(value))
     unit = None if found is None or isinstance(value, bool) else _UNITS.get(found[2].upper())

@@ -1,9 +1,9 @@
-"""Text as every storage can keep it."""
+"""Text in a form that every storage can keep."""
 
 
 def storable(text: str) -> str:
-    """Return the text with what no UTF-8 and no database can hold (lone surrogates, NUL) shown as a question mark.
+    """Return the text with a question mark for each character that no database can hold (lone surrogates, NUL).
 
-    An outcome must never fail to be recorded for the sake of its message.
+    The message of an outcome must never prevent its recording.
     """
     return text.encode(errors="replace").decode().replace("\0", "?")

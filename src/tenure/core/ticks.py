@@ -1,10 +1,10 @@
-"""Which ticks of a schedule get their jobs now, and which are given up.
+"""Decides which ticks of a schedule get their jobs now, and which are given up.
 
             given up          made up for          on time
     ──┼─────┼─────┼─────┼─────╫─────┼─────┼────────╫──┼──► now
     after                     `most`      late by more than the grace, or not
 
-What is on time always gets its job: a leader's death must not cost a tick. What is missed is for the policy.
+A tick on time always gets its job: a leader's death must not cost a tick. The policy decides about missed ticks.
 """
 
 from typing import assert_never
@@ -15,13 +15,13 @@ from tenure.core.cron import Cron, Every, Rhythm
 from tenure.core.schedule import Missed, Schedule
 
 STEP = 100
-"""How many ticks of one schedule get their jobs in one step; the next step comes at once."""
+"""How many ticks of one schedule get their jobs in one step; the next step follows at once."""
 
 
 class Turn(Struct, frozen=True):
-    """What one step makes of a schedule: first some ticks are given up, then others get their jobs.
+    """The ticks that one step handles: first some are given up, then others get their jobs.
 
-    `given_up`: how many, `given_up_to`: the latest of them (None: none). `more`: there are ticks left for another step.
+    `given_up`: how many; `given_up_to`: the latest of them (None: none). `more`: ticks remain for another step.
     """
 
     ticks: tuple[int, ...] = ()
@@ -33,10 +33,10 @@ class Turn(Struct, frozen=True):
 def turn(
     rhythm: Rhythm, *, after: int, now: int, grace: int, missed: Missed = "latest", most: int | None = None
 ) -> Turn:
-    """Return what becomes of the ticks after an instant, up to and with now.
+    """Decide about the ticks after one instant, up to and including now.
 
-    A tick is missed if it is late by more than `grace` microseconds. Of those that are, `skip` keeps none, `latest` the
-    latest if no tick on time follows, and `all` the newest `most` of them, or all.
+    A tick is missed if it is late by more than `grace` microseconds. Of the missed ticks, `skip` keeps none, `latest`
+    keeps the latest one unless a tick on time follows, and `all` keeps the newest `most` of them, or all.
     """
     late_until = now - grace - 1
     on_time = rhythm.between(max(after, late_until), now, STEP + 1)
@@ -62,10 +62,10 @@ def turn(
 
 
 def rhythm_of(schedule: Schedule) -> Rhythm:
-    """Return what gives a schedule its ticks.
+    """Return the rhythm that gives a schedule its ticks.
 
     Raises:
-        UsageError: its text or its zone is not known here.
+        UsageError: its text or its time zone is unknown here.
     """
     return Cron.parse(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
 
@@ -74,6 +74,6 @@ def begun(schedule: Schedule, now: int) -> Schedule:
     """Return a schedule that begins now.
 
     Raises:
-        UsageError: its text or its zone is not known here.
+        UsageError: its text or its time zone is unknown here.
     """
     return structs.replace(schedule, made=now, last_tick=now, next_tick=rhythm_of(schedule).next_after(now))

@@ -1,7 +1,7 @@
-"""What a record becomes when it is claimed, reclaimed, expired or redriven, and what is told of it.
+"""Computes a job's record after a claim, reclaim, expiry or redrive, and the events that report these changes.
 
-Every storage that works on whole records uses these; one that moves them in a script of its own says the same there,
-and the conformance suite holds it to that.
+Every storage that works on whole records uses these functions. A storage that changes records in a script of its own
+implements the same rules there, and the conformance suite verifies that they agree.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ from tenure.core.order import came_at, place
 
 
 def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) -> JobRecord:
-    """Return a job as its next run begins under that owner. `setting`: what its queue says of stalls."""
+    """Return the job's record at the start of its next run under that owner. `setting`: its queue's stall setting."""
     stall = job.stall if setting is None else job.stall.under(setting)
     run_until = run_limit(now, lease=stall.lease, timeout=job.timeout, deadline=job.deadline)
     progress_until = now + job.heartbeat_timeout if job.heartbeat_timeout is not None else None
@@ -65,7 +65,7 @@ def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) 
 
 
 def reclaimed(job: JobRecord, owner: str, now: int) -> JobRecord:
-    """Return an active job as a reaper holds it: the same run, under a new fence, for as long as a decision takes."""
+    """Return an active job's record after a reclaim: the same run under a new fence, with the reaper's short lease."""
     return structs.replace(
         job,
         fence=next_fence(job.fence, now),
@@ -79,12 +79,12 @@ def reclaimed(job: JobRecord, owner: str, now: int) -> JobRecord:
 
 
 def lapsed(job: JobRecord, now: int) -> bool:
-    """Say whether a job that has not started is too old to start; at the very instant it is."""
+    """Return True if a job that has not started is too old to start. It is too old from `expires_at` on, inclusive."""
     return job.expires_at is not None and job.expires_at <= now
 
 
 def expired(job: JobRecord, now: int) -> JobRecord:
-    """Return a job that waited too long as it is kept, where it is kept."""
+    """Return the record of a job that waited too long, if its policy keeps it."""
     return structs.replace(
         job,
         state=State.EXPIRED,
@@ -99,12 +99,12 @@ def expired(job: JobRecord, now: int) -> JobRecord:
 
 
 def too_late(ttl: int | None) -> RecordedError:
-    """Return the error of a job that waited too long, which its time to live alone makes."""
+    """Return the error of a job that waited too long. It depends only on the time to live."""
     return RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(ttl or 0)}")
 
 
 def expiry(job: JobRecord, now: int) -> JobExpired:
-    """Return what is told of a job that waited too long."""
+    """Return the event for a job that waited too long."""
     ttl = job.ttl or 0
     return JobExpired(
         queue=job.queue,
@@ -112,17 +112,17 @@ def expiry(job: JobRecord, now: int) -> JobExpired:
         task=job.task,
         run=job.starts,
         ttl=ttl / 1_000_000,
-        # Counted from where its time to live began: at its enqueue, or when its last redrive was due.
+        # The age counts from the start of the time to live: the enqueue, or the due time of the last redrive.
         age=(now - (job.expires_at or now) + ttl) / 1_000_000,
         on_expire=job.policy.on_expire,
     )
 
 
 def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False) -> JobRecord:
-    """Return a job that was over as it begins anew: new budgets and time to live; fence and starts go on rising.
+    """Return the record of a redriven job: new budgets and time to live. Fence and starts continue to rise.
 
-    A person's redrive also starts the rule's count over, or a job redriven by hand would have no rule left. The error
-    of an unreadable record stays: with neutral values, for example without its keys, the job must not run.
+    An operator's redrive also resets the rule's count; otherwise no automatic redrives would be left. The error of an
+    unreadable record stays: such a job must not run, because its neutral values may, for example, lack its keys.
     """
     run_at = now + delay
     return structs.replace(
@@ -149,12 +149,12 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
 
 
 def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None, boost: int | None) -> JobRecord:
-    """Return a job that has not started with a new time or priority; None: as it was.
+    """Return a job that has not started with a new time or priority; None leaves a value unchanged.
 
-    With a delay that is over it comes into line anew, and its score is as if nobody stood there.
+    A job whose new delay is over enters its queue again, with the score that it would get in an empty queue.
     """
     run_at = job.run_at if delay is None else now + delay
-    # Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+    # Without a delay it keeps its state: if the clock was set back, its old time might lie ahead again.
     later = job.state is State.DELAYED if delay is None else run_at > now
     weighs = job.boost if boost is None else boost
     came = came_at(job.score, boost=job.boost, lifo=job.lifo) if delay is None else max(run_at, now)
@@ -170,9 +170,10 @@ def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None
 
 
 def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, offset: int, size: int) -> JobRecord:
-    """Return a job that has taken in one more call, the `offset`-th of several, but for its arguments, `size` bytes.
+    """Return a collecting job's record after one more call, except for the call's arguments, which take `size` bytes.
 
-    One that waited until it was due and is so now comes into line; its score is as if nobody stood there.
+    `offset`: the call's position among several calls. A delayed job that is now due enters its queue with the score
+    that it would get in an empty queue.
     """
     calls, size = job.gathered + 1, job.gathered_bytes + size
     run_at = due_at(key, first=job.created, calls=calls, now=now, size=size)
@@ -197,21 +198,22 @@ def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, of
 
 
 def stall_reason(job: JobRecord, now: int) -> StallReason:
-    """Say which of its two clocks an active job that nobody renewed has outrun.
+    """Return which deadline an active job missed: its lease, or its progress deadline.
 
-    The progress clock has ended the lease only where it bounded it: the lease of an exclusive run goes beyond.
+    The progress deadline caused the end of the lease only if it bounded the lease. An exclusive run's lease may outlast
+    it.
     """
     bounded = job.progress_until is not None and (job.lease_until is None or job.lease_until <= job.progress_until)
     return "no_progress" if bounded and (job.progress_until or 0) <= now else "lease_expired"
 
 
 def silence(job: JobRecord, now: int) -> int:
-    """Return for how long nothing has been heard of a job's holder, in microseconds."""
+    """Return how long ago the job's holder last showed that it is alive, in microseconds."""
     return max(0, now - (job.heard_at or now))
 
 
 def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "renew"]) -> RunFenced:
-    """Return what is told of a write by this owner under this fence, when the job has gone on without it."""
+    """Return the event for a refused write by this owner under this fence: the run is no longer the current one."""
     return RunFenced(
         queue=job.queue,
         id=job.id,
@@ -225,12 +227,12 @@ def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "re
 
 
 def enqueued(job: JobRecord) -> JobEnqueued:
-    """Return what is told of a new job, where it is asked for."""
+    """Return the optional event for a new job."""
     return JobEnqueued(queue=job.queue, id=job.id, task=job.task, due_at=moment(job.run_at), priority=job.priority)
 
 
 def merged(new: NewJob, into: Ref, gathered: int) -> JobDeduplicated | JobDebounced | JobCollected:
-    """Return what is told of a call that came to a job that is there, where it is asked for."""
+    """Return the optional event for a call that was merged into an existing job."""
     key = "" if new.merge is None else new.merge.key
     match new.merge:
         case DebounceKey():
@@ -242,7 +244,7 @@ def merged(new: NewJob, into: Ref, gathered: int) -> JobDeduplicated | JobDeboun
 
 
 def rescheduled(job: JobRecord, by: str | None) -> JobRescheduled:
-    """Return what is told of a job with a new time or priority, where it is asked for."""
+    """Return the optional event for a job with a new time or priority."""
     return JobRescheduled(
         queue=job.queue,
         id=job.id,
@@ -255,7 +257,7 @@ def rescheduled(job: JobRecord, by: str | None) -> JobRescheduled:
 
 
 def begun(job: JobRecord, owner: Owner) -> JobStarted:
-    """Return what is told of a run that has just begun, where it is asked for."""
+    """Return the optional event for a run that has just begun."""
     return JobStarted(
         queue=job.queue,
         id=job.id,
@@ -271,12 +273,12 @@ def begun(job: JobRecord, owner: Owner) -> JobStarted:
 
 
 def progressed(job: JobRecord, value: float, note: str | None) -> JobProgressed:
-    """Return what is told of a handler's progress, where it is asked for."""
+    """Return the optional event for a handler's progress."""
     return JobProgressed(queue=job.queue, id=job.id, task=job.task, run=job.starts, value=value, note=note)
 
 
 def suspected(job: JobRecord, now: int) -> JobSuspected:
-    """Return what is told of a lease that has run out, where it is asked for."""
+    """Return the optional event for a lease that has run out."""
     return JobSuspected(
         queue=job.queue,
         id=job.id,

@@ -1,27 +1,27 @@
-"""How long the runs of a task usually take, and which of them go on far beyond that."""
+"""The typical duration of a task's runs, and which runs exceed it by far."""
 
 from collections.abc import Sequence
 
 SAMPLE = 50
-"""So many of the runs that completed of late tell what is usual."""
+"""How many of the latest completed runs the typical duration is computed from."""
 
 FEW = 10
-"""With fewer than these nobody can say what is usual."""
+"""With fewer runs than this there is no typical duration."""
 
 FAR = 10
-"""So many times as long as usual is far beyond it."""
+"""A run this many times as long as the typical duration is reported."""
 
 SHORT = 60_000_000
-"""What has not yet run for so many microseconds is remarkable to nobody."""
+"""Runs shorter than this are never reported as slow, in microseconds."""
 
 
 def usual(lengths: Sequence[int]) -> int | None:
-    """Return what nineteen in twenty of these runs did not pass; None if they are too few to tell."""
+    """Return the 95th percentile of these durations; None if there are too few."""
     if len(lengths) < FEW:
         return None
     return sorted(lengths)[round((len(lengths) - 1) * 0.95)]
 
 
 def is_far_beyond(ran: int, usually: int | None) -> bool:
-    """Say whether a run that has gone on for so long should be looked at; durations in microseconds."""
+    """Return True if a run that has lasted this long should be reported; durations in microseconds."""
     return usually is not None and ran >= SHORT and ran > FAR * usually

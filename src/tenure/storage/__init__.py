@@ -1,1 +1,1 @@
-"""The wall between deciding and remembering."""
+"""The storage protocol and its implementations."""

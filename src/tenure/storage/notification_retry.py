@@ -1,4 +1,4 @@
-"""Hints to wait for, from a storage whose notices may fail: then they are asked for anew, after a rest."""
+"""Waits for notifications, and subscribes again after a pause if the subscription fails."""
 
 import asyncio
 import logging
@@ -10,11 +10,12 @@ from tenure.storage.notifications import Listener
 from tenure.storage.protocol import Notifications, Storage
 
 PATIENCE = ExponentialDelay(0.5, 30.0)
-"""Between two tries to listen. Seldom: nothing rests on a hint, and whoever waits for one looks by itself as well."""
+"""The delay between two attempts to subscribe. It may be long: correctness does not depend on notifications, and each
+waiter polls as well."""
 
 
 class Hints:
-    """One listener on some topics, from now on."""
+    """One subscription to some topics, active from construction on."""
 
     def __init__(
         self,
@@ -25,7 +26,7 @@ class Hints:
         logger: logging.Logger,
         hear: Callable[[], None] | None = None,
     ) -> None:
-        """Listen. `hear`: called at a hint instead of waking who waits, where that is sooner."""
+        """Subscribe. `hear`: called at each hint instead of waking the waiter, if the storage supports that."""
         self._hear = hear
         self._storage = storage
         self._topics = tuple(topics)
@@ -37,12 +38,12 @@ class Hints:
         self._listen()
 
     async def next(self) -> None:
-        """Wait for the next hint that nobody was called at, however long that takes. Cancelling it loses nothing."""
+        """Wait, without a limit, for the next hint that did not go to `hear`. Cancelling the wait loses nothing."""
         while True:
             if self._notices is None:
                 await asyncio.sleep(self._again_at - asyncio.get_running_loop().time())
                 if self._listen():
-                    # Nobody did meanwhile, so anything may have happened.
+                    # There was no subscription meanwhile, so anything may have changed.
                     return
                 continue
             try:
@@ -54,7 +55,7 @@ class Hints:
                 return
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe."""
         if self._notices is not None:
             self._notices.close()
             self._notices = None
@@ -82,5 +83,5 @@ class Hints:
         try:
             self.close()
         except Exception:
-            # What is broken may be so beyond closing.
+            # A broken subscription may fail to close as well.
             self._notices = None

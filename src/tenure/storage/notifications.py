@@ -1,4 +1,4 @@
-"""Hints between the parts of one process: who listens for which topic, and a knock that any thread may give."""
+"""Notifications between the parts of one process: listeners by topic, notified from any thread."""
 
 import asyncio
 import contextvars
@@ -9,14 +9,14 @@ from typing import Self
 
 
 class NotificationHub:
-    """Passes hints on to the listeners of a topic. Knocking costs next to nothing where nobody listens."""
+    """Delivers hints to the listeners of a topic. Notifying a topic without listeners costs almost nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)
 
     def listen(self, topics: Iterable[str]) -> "Listener":
-        """Start to listen on the running loop; a knock from now on is not missed."""
+        """Start listening on the running loop; later notifications are not missed."""
         listener = Listener(self, tuple(topics), asyncio.get_running_loop())
         with self._lock:
             for topic in listener.topics:
@@ -24,32 +24,32 @@ class NotificationHub:
         return listener
 
     def knock(self, topics: Iterable[str]) -> None:
-        """Hint that something changed on these topics; from any thread."""
+        """Notify the listeners of these topics that something changed. May be called from any thread."""
         for listener in self._listening(topics):
             listener.wake()
 
     def knock_here(self, topics: Iterable[str]) -> None:
-        """Do as `knock`, on the loop of all who listen: they hear it a turn of the loop sooner."""
+        """Notify as `knock` does, but from the loop of all the listeners, which saves one turn of the loop."""
         for listener in self._listening(topics):
             listener.wake_here()
 
     def knock_all(self) -> None:
-        """Hint that anything may have changed."""
+        """Notify all listeners that anything may have changed."""
         if self._listeners:
             self.knock(tuple(self._listeners))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What anybody listens for."""
+        """The topics that have a listener."""
         return tuple(self._listeners)
 
     @property
     def heard(self) -> bool:
-        """Whether anybody listens."""
+        """True if there is a listener."""
         return bool(self._listeners)
 
     def clear(self) -> None:
-        """Forget every listener: after a fork they belong to loops of another process."""
+        """Remove every listener: after a fork they belong to loops of another process."""
         self._lock = threading.Lock()
         self._listeners.clear()
 
@@ -57,11 +57,11 @@ class NotificationHub:
         if not self._listeners:
             return ()
         with self._lock:
-            # A dict, not a set: the order of waking must not depend on where objects lie in memory.
+            # A dict, not a set: the order of waking must not depend on memory addresses.
             return dict.fromkeys(listener for topic in topics for listener in self._listeners.get(topic, ()))
 
     def forget(self, listener: "Listener") -> None:
-        """Stop to wake a listener."""
+        """Remove a listener."""
         with self._lock:
             for topic in listener.topics:
                 heard = self._listeners.get(topic, [])
@@ -72,10 +72,11 @@ class NotificationHub:
 
 
 class Listener:
-    """One who listens; an async iterator that yields None for each hint, merging those that come together."""
+    """A listener for some topics: an async iterator that yields None for each hint and merges simultaneous hints."""
 
     hear: Callable[[], None] | None = None
-    """What is called for each hint instead, on the listener's loop: a turn sooner than who waits can go on."""
+    """If set, it is called on the listener's loop for each hint, one turn of the loop before a waiter could continue.
+    """
 
     def __init__(self, hub: NotificationHub, topics: tuple[str, ...], loop: asyncio.AbstractEventLoop) -> None:
         self.topics = topics
@@ -83,22 +84,22 @@ class Listener:
         self._loop = loop
         self._event = asyncio.Event()
         self._told = False
-        # Woken as what it is, not as a part of whoever knocked.
+        # Run the callback in the listener's own context, not in the notifier's.
         self._context = contextvars.copy_context()
 
     def wake(self) -> None:
-        """Note a hint; from any thread."""
+        """Record a hint. May be called from any thread."""
         if self._told:
             return
         self._told = True
         try:
             self._loop.call_soon_threadsafe(self._tell, context=self._context)
         except RuntimeError:
-            # The listener's loop has closed without saying goodbye; there is nobody left to tell.
+            # The listener's loop was closed while the listener was still registered.
             self._hub.forget(self)
 
     def wake_here(self) -> None:
-        """Note a hint, on the loop that the listener is on."""
+        """Record a hint, from the listener's own loop."""
         self._told = True
         self._tell()
 
@@ -106,7 +107,7 @@ class Listener:
         if self.hear is None:
             self._event.set()
         else:
-            # Before it hears: what comes from now on is a hint of its own.
+            # Reset before the call: a hint that arrives during the call must cause another one.
             self._told = False
             self.hear()
 
@@ -119,11 +120,11 @@ class Listener:
         self._told = False
 
     def take(self) -> bool:
-        """Say whether there was a hint since the last time, without waiting for one."""
+        """Return True if there was a hint since the last call, without waiting for one."""
         told, self._told = self._told, False
         self._event.clear()
         return told
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._hub.forget(self)

@@ -1,8 +1,9 @@
-"""What every storage promises: fourteen verbs, each one atomic step and one round trip.
+"""The contract of every storage: fourteen verbs, each one atomic step and one round trip.
 
-A storage knows states, guards, indexes, limits and its own clock. It knows no task, no policy and no retry: what
-becomes of a job is decided by the core and handed in as a settlement. Requests carry durations; the storage adds them
-to its own now. All verbs may be called from several event loops of one process, and repeated after a lost reply.
+A storage knows job states, guards, indexes, limits and its own clock. It does not know tasks, policies or retries: the
+core decides what happens to a job after a run, and the caller passes that decision in as a settlement. Requests carry
+durations; the storage adds them to its own clock. Every verb may be called from several event loops of one process, and
+may be repeated after a reply was lost.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -30,27 +31,27 @@ PROMOTE_LIMIT = 100
 EXPIRE_LIMIT = 200
 TRIM_LIMIT = 500
 WINDOW_LIMIT = 5_000
-"""How many keys that were held for a time a sweep forgets: they are small, and there may be one for each job."""
+"""How many expired key windows one sweep deletes. They are small, and there may be one per job."""
 
 PASSED_LIMIT = 5_000
-"""How many rates and tenants a sweep forgets of whom nothing is to be said any more: they are as small."""
+"""How many unused rates and tenants one sweep deletes. They are as small as windows."""
 
 SCAN_LIMIT = 500
-"""How many jobs a claim looks at: those that it starts, and those that it finds expired or without a slot."""
+"""How many jobs one claim examines: the jobs that it starts, and those that are expired or blocked."""
 
 RUNS_KEPT = 100
 
 LOG_LINES_KEPT = 1000
-"""How many lines a job's log keeps, the newest."""
+"""How many lines a job's log keeps. The oldest lines are dropped first."""
 
 CALLS_KEPT = 10_000
-"""How many later calls a debounced job answers for, the latest; the id of an older one is unknown again."""
+"""How many later calls a debounced job answers for. The id of an older call is unknown again."""
 
 WORKER_KEPT = 600_000_000
-"""For how long after its last beat a worker that took no leave is shown, in microseconds."""
+"""How long after its last beat a worker that did not sign off is shown, in microseconds."""
 
 LOOK_LIMIT = 500
-"""How many keys a sweep looks at, whether those parked under them have room after all."""
+"""How many keys one sweep checks for jobs that are parked although the key has room."""
 
 CHORE_LIMITS = {
     "reclaimed": SWEEP_LIMIT,
@@ -62,19 +63,19 @@ CHORE_LIMITS = {
     "trimmed": TRIM_LIMIT,
     "forgotten": TRIM_LIMIT,
 }
-"""How much of each chore one sweep does; where a limit is reached, the next sweep comes at once."""
+"""How many items of each chore one sweep handles. If a limit is reached, the next sweep follows at once."""
 
 DUE_LIMIT = 100
-"""How many due schedules a sweep names, and how many changes of schedules one call may make."""
+"""How many due schedules a sweep returns, and how many schedule changes one call may make."""
 
 EVENT_LOAN = 5_000_000
-"""How long a batch of events is lent to one caller of a named reader, in microseconds."""
+"""How long a batch of events is reserved for one caller of a named reader, in microseconds."""
 
 SettleVerdict = Literal["done", "duplicate", "lost", "gone"]
 
 
 class Finding(Struct, frozen=True):
-    """Something `examine` noticed, with its remedy."""
+    """A problem or an all-clear that `examine` reports, with its remedy."""
 
     level: Literal["ok", "warning", "error"]
     subject: str
@@ -83,11 +84,12 @@ class Finding(Struct, frozen=True):
 
 
 class EnqueueResult(Struct, frozen=True, gc=False):
-    """What became of one enqueue: `ref` is the job that lives, be it the new one or the one that was there.
+    """The result of one enqueue. `ref` is the live job: the new one, or the one that already existed.
 
-    `created`: a new job. `duplicate`: a job of this id, or one that holds its unique key, was there. `replaced`: this
-    call took the place of the one that the job was waiting with. `gathered`: the job took this call in, too.
-    `throttled`: nothing was made; `ref` is the latest job of the key, and after `retry_in` microseconds there is room.
+    `created`: a new job was made. `duplicate`: a job with this id, or one that holds its unique key, already existed.
+    `replaced`: this call replaced the call that the debounced job was waiting with. `gathered`: a collecting job added
+    this call to its batch. `throttled`: no job was made; `ref` is the latest job of the key, and the key has room again
+    after `retry_in` microseconds.
     """
 
     made: Made
@@ -96,12 +98,12 @@ class EnqueueResult(Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(Struct, frozen=True):
-    """A claim: up to `room` due jobs from these queues, the first named first.
+    """A claim: up to `room` due jobs from these queues, in the given queue order.
 
-    `lane`: numbers the call, so that it claims once however often it arrives, and acknowledges earlier ones. Without
-    it a call is never refused, and what it claims is never handed back.
-    `tasks`: the tasks that the caller knows, each with the newest version of its payload that the caller can read.
-    None means all. A claim sends the same dict as the claim before as long as the tasks are the same.
+    `lane`: numbers the call, so that it claims only once however often it arrives, and acknowledges earlier calls. A
+    call without a lane is never refused, and the jobs that it claims are never handed back.
+    `tasks`: the tasks that the caller knows, each with the newest payload version that the caller can read. None means
+    all tasks. A caller sends the same dict object in each claim as long as its tasks are the same.
     """
 
     queues: tuple[str, ...]
@@ -111,10 +113,10 @@ class ClaimRequest(Struct, frozen=True):
 
 
 class SettlementResult(Struct, frozen=True, gc=False):
-    """What became of one settlement.
+    """The result of one settlement.
 
-    `done`: applied. `duplicate`: this very settlement was applied before. `lost`: the run is no longer the current
-    one; nothing was written but a `RunFenced`. `gone`: no such job.
+    `done`: applied. `duplicate`: the same settlement was applied before. `lost`: the run is no longer the current one;
+    nothing was written except a `RunFenced` event. `gone`: the job does not exist.
     """
 
     ref: Ref
@@ -123,14 +125,16 @@ class SettlementResult(Struct, frozen=True, gc=False):
 
 
 class ExchangeResult(Struct, frozen=True):
-    """The answer to an exchange: a verdict each, the leases won, and when to ask again.
+    """The answer to an exchange: one verdict per settlement, the leases claimed, and when to ask again.
 
-    A storage of several servers answers for those of them that it reaches. Verdicts that are missing are asked for
-    again; what a server claimed that did not answer is handed back by the order's lane.
-    `left`: ready jobs were left behind: there was no room, the call had looked at as many as one may, or its answer
-    had become long. `next_due`: microseconds until the next delayed job of the ordered queues falls due, or a rate that
-    holds jobs back lets one start; None if there is neither.
-    `seen`: the call's number was seen before, so nothing was claimed; what it claimed then is not acknowledged.
+    A storage of several servers answers for the servers that it reaches. The caller repeats settlements whose verdicts
+    are missing. If a server claimed jobs but did not answer, the claim's lane hands them back.
+    `left`: ready jobs remain, because the caller had no room, the call reached its scan limit, or its answer became
+    long.
+    `next_due`: microseconds until the next delayed job of the claimed queues falls due, or until a rate that holds jobs
+    back lets one start; None if neither exists.
+    `seen`: the call's number was seen before, so nothing was claimed; the jobs that it claimed then are not
+    acknowledged.
     """
 
     verdicts: tuple[SettlementResult, ...] = ()
@@ -141,9 +145,9 @@ class ExchangeResult(Struct, frozen=True):
 
 
 class NewLogLine(Struct, frozen=True):
-    """A line on its way to the log; `ago` is how many microseconds before the beat it was written.
+    """A log line that is not stored yet; `ago` is how many microseconds before the beat it was written.
 
-    `number`: the lines of a run are counted from 1, so that a line that is sent again is kept once. 0: not counted.
+    `number`: the lines of a run are counted from 1, so that a line that is sent twice is stored once. 0: not counted.
     """
 
     level: str
@@ -154,14 +158,16 @@ class NewLogLine(Struct, frozen=True):
 
 
 class LeaseRenewal(Struct, frozen=True):
-    """One lease to extend. `sign`: the handler itself gave a sign of life since the last beat.
+    """A request to extend one lease. `sign`: the handler itself sent a heartbeat since the last beat.
 
-    `extend=False` only asks whether the run is still ours and wanted: for a lease that the handler alone renews. `ran`
-    and `silent`: for how long the run has gone on, and since its last sign, in microseconds of the holder's uptime.
-    `trace`: where the handler is, if that is not where the last beat found it; at most `TRACE_KEPT` characters. It is
-    kept with the run whether the lease is extended or not, until the run's end is recorded.
+    `extend=False` only asks whether the caller still holds the run and whether it should go on. It is used for a lease
+    that only the handler renews. `ran` and `silent`: how long the run has lasted, and how long ago its last heartbeat
+    was, in microseconds of the holder's uptime.
+    `trace`: the handler's current position in its code, if it differs from the one that the last beat sent; at most
+    `TRACE_KEPT` characters. It is stored with the run, even if the lease is not extended, until the run's end is
+    recorded.
     `exclusive`: the run holds an exclusive right, which must not pass to another run while its handler goes on. Its
-    worker stops it at its limits and settles it when the handler has ended, so the limits do not bound this lease.
+    worker stops the run at its limits and settles it when the handler has ended, so the limits do not bound this lease.
     """
 
     ref: Ref
@@ -178,14 +184,14 @@ class LeaseRenewal(Struct, frozen=True):
 
 
 class WorkerInfo(Struct, frozen=True):
-    """What a worker tells of itself with each beat.
+    """What a worker reports about itself in each beat.
 
-    `turned_ago`: microseconds since its claim loop last turned. `lag`: the longest that its event loop kept anything
-    waiting since the beat before, in microseconds. `memory`: what its process occupies, in bytes; 0 where nobody knows.
-    `quiet`: an operator has told it to claim no more. `tasks`: the tasks that it knows, each with the newest version of
-    its payload that it can read; None means all. `unstopped`: the runs that were told to stop, go on, and keep their
-    exclusive rights; the first few of them. `why`: why it claims no more by itself; empty if it does.
-    `alarm`: what it found wrong with the storage as a whole; empty if nothing.
+    `turned_ago`: microseconds since its claim loop last completed a turn. `lag`: the longest delay of its event loop
+    since the beat before, in microseconds. `memory`: the memory that its process uses, in bytes; 0 if unknown.
+    `quiet`: an operator ordered it to stop claiming. `tasks`: the tasks that it knows, each with the newest payload
+    version that it can read; None means all. `unstopped`: the first few runs that were asked to stop but go on and keep
+    their exclusive rights. `why`: why it stopped claiming by itself; empty if it claims. `alarm`: a problem that it
+    found with the storage as a whole; empty if none.
     """
 
     queues: tuple[str, ...] = ()
@@ -203,31 +209,32 @@ class WorkerInfo(Struct, frozen=True):
 
 
 class RenewRequest(Struct, frozen=True):
-    """One renewal of everything an owner holds, and what its process has to announce."""
+    """One renewal of all leases of an owner, with the events that its process reports."""
 
     owner: Owner
     renewals: tuple[LeaseRenewal, ...] = ()
     worker: WorkerInfo | None = None
     events: tuple[Event, ...] = ()
     last: bool = False
-    """The owner takes its leave: its worker record goes with this beat."""
+    """The owner signs off: the storage deletes its worker record with this beat."""
     guarding: bool = False
-    """Sent by who watches over the owner's process, and will reclaim from it: nobody else shall take the owner for dead
-    before, where its life can be seen. What it holds is lost to the silent all the same, when its leases are out."""
+    """The sender watches the owner's process and will reclaim from it. No other process may treat the owner as dead
+    before that, if it can see that the owner's process is alive. The owner's leases are still reclaimed when they run
+    out."""
     first_event: int | None = None
-    """The number of the first of the events: those of an owner are counted from 1, so that an event that is sent again
-    is recorded once, as long as the owner's record is there. None: they are not counted."""
+    """The number of the first event. Events of an owner are counted from 1, so that an event that is sent twice is
+    recorded once, as long as the owner's record exists. None: they are not counted."""
     answer_within: int | None = None
-    """The microseconds after which the sender wants an answer. A storage of several parts waits no longer for any of
-    them, and reports what that one did not answer; None leaves the limit to the storage."""
+    """The time limit for the answer, in microseconds. A storage of several parts waits no longer than this for any
+    part, and reports the renewals that the part did not answer. None leaves the limit to the storage."""
     lanes: tuple[Lane, ...] = ()
-    """How far its claims have come: what calls gave out that are over and were not answered is handed back."""
+    """The state of its claims. Runs of finished calls whose answers were lost are handed back."""
     seen: tuple[PartitionState, ...] | None = None
-    """What the owner last saw of each partition. None: the answer need not tell."""
+    """The state of each partition that the owner last saw. None: the answer need not report partitions."""
 
 
 class CancelRequest(Struct, frozen=True):
-    """A run that somebody asked to stop."""
+    """A run that was asked to stop."""
 
     ref: Ref
     fence: int
@@ -235,12 +242,12 @@ class CancelRequest(Struct, frozen=True):
 
 
 class RenewResult(Struct, frozen=True):
-    """The answer to a beat, exceptions only: what is no longer ours, what shall stop, what the operator ordered.
+    """The answer to a beat. It lists exceptions only: lost runs, runs to stop, and the operator's orders.
 
-    `unanswered`: what could not be renewed, for the one of several servers that keeps it was out of reach. `orders`:
-    all that are in force ("quiet", "stop"); None: the server that keeps them was out of reach, and the worker's record
-    and events, which it keeps too, may not have reached it. Send them again. `partitions`: if the beat tells what the
-    owner saw, the state of each partition that the beat came to, before the events of the beat were recorded.
+    `unanswered`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
+    orders in force ("quiet", "stop"). None: the server that stores them was unreachable. That server also stores the
+    worker's record and events, which may not have arrived, so the caller sends them again. `partitions`: if the beat
+    contains `seen`, the state of each partition that the beat reached, before the events of the beat were recorded.
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()
@@ -253,8 +260,8 @@ class RenewResult(Struct, frozen=True):
 class SweepRequest(Struct, frozen=True):
     """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds.
 
-    `rest`: for how long a storage of many parts may leave one alone in which nothing waits for a sweep; its leader
-    leads it meanwhile. By 0 all are swept. A storage of one part takes no rest.
+    `rest`: how long a storage of many parts may skip a part that has no work for a sweep. The caller remains its leader
+    meanwhile. With 0 every part is swept. A storage of one part ignores this.
     """
 
     owner: Owner
@@ -265,7 +272,7 @@ class SweepRequest(Struct, frozen=True):
 
 
 class StalledLease(Struct, frozen=True):
-    """A lease taken from a holder that died or fell silent; the taker's for five seconds, under a new fence."""
+    """A lease taken from a holder that died or fell silent. The caller holds it for five seconds under a new fence."""
 
     lease: Lease
     reason: StallReason
@@ -274,16 +281,17 @@ class StalledLease(Struct, frozen=True):
 
 
 class SweepResult(Struct, frozen=True):
-    """What one turn of the leader did.
+    """The result of one turn of the leader.
 
-    `retry_in`: microseconds until the reigning term ends, None for a leader or without election. `more`: a limit was
-    reached, sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired, unparked, redriven,
-    trimmed, and how many events were forgotten. A job that is forgotten counts as many as the calls it answers for.
-    `troubles`: chores that failed, one line each; the others were done all the same.
-    `due`: schedules with a tick that has come by `now`, the storage's clock, for whoever swept to move on, and those
-    that have got further than it (`Schedule.is_ahead`); `next_tick`: microseconds until the next schedule has one, None
-    if none will. All three are for the leader only. `again_in`: microseconds after which the next sweep finds
-    more to do than it would at once; None if the rhythm is the reaper's own.
+    `retry_in`: microseconds until the current leader's term ends; None for the leader and without election. `more`: a
+    limit was reached, so sweep again at once. `did`: how many jobs were suspected, reclaimed, promoted, expired,
+    unparked, redriven and trimmed, and how many events were deleted. A deleted job counts once for each call that it
+    answers for.
+    `troubles`: chores that failed, one line each; the other chores ran.
+    `due`: schedules with a tick that is due at `now`, the storage's clock. The caller advances them. It also contains
+    schedules whose last tick lies after `now` (`Schedule.is_ahead`). `next_tick`: microseconds until the next tick of
+    any schedule, None if there is none. All three are for the leader only. `again_in`: microseconds after which the
+    next sweep finds more work than it would at once; None if the reaper keeps its own interval.
     """
 
     terms: tuple[Term, ...] = ()
@@ -299,11 +307,12 @@ class SweepResult(Struct, frozen=True):
 
 
 class ReclaimResult(Struct, frozen=True):
-    """What a dead owner held, now the caller's for five seconds. `more`: call again.
+    """The jobs that a dead owner held. The caller now holds them for five seconds. `more`: call again.
 
-    `doubtful`: the caller may hold jobs that no answer named, and can reclaim them from itself in another name. A part
-    of the storage did not answer, or the caller held jobs before this call: those of an earlier answer that it has not
-    settled yet, or of one that was lost: a network may carry out a request twice and pass the second answer on.
+    `doubtful`: the caller may hold jobs that no answer named. It can reclaim them from itself under another owner id.
+    Either a part of the storage did not answer, or the caller held jobs before this call. Those come from an earlier
+    answer and are not settled yet, or from an answer that was lost: a network may deliver a request twice and return
+    the second answer.
     """
 
     stalled: tuple[StalledLease, ...] = ()
@@ -312,7 +321,7 @@ class ReclaimResult(Struct, frozen=True):
 
 
 class CancelJob(Struct, frozen=True, tag="cancel"):
-    """Cancel a job: at once unless it is active; then its run is asked to stop."""
+    """Cancel a job. A job that is not active ends at once; the run of an active job is asked to stop."""
 
     ref: Ref
     reason: str | None = None
@@ -320,10 +329,10 @@ class CancelJob(Struct, frozen=True, tag="cancel"):
 
 
 class RedriveJob(Struct, frozen=True, tag="redrive"):
-    """Put a job that is over back in line, with new budgets and a new time to live; `delay` microseconds from now.
+    """Put an ended job back in its queue with new budgets and a new time to live, due in `delay` microseconds.
 
-    `ended`: only if it still is at the end that it came to at that instant. Whoever chose the job from a listing says
-    so, or it might be redriven for a failure that nobody has looked at.
+    `ended`: apply only if the job's end is still the one at this instant. A caller that chose the job from a listing
+    sets it; otherwise the call might redrive the job after a later failure that the caller has not seen.
     """
 
     ref: Ref
@@ -333,7 +342,7 @@ class RedriveJob(Struct, frozen=True, tag="redrive"):
 
 
 class DeleteJob(Struct, frozen=True, tag="delete"):
-    """Forget a job that is not active. `ended`: only if it still is at the end that it came to at that instant."""
+    """Delete a job that is not active. `ended`: only if its end is still the one at this instant."""
 
     ref: Ref
     by: str | None = None
@@ -341,7 +350,7 @@ class DeleteJob(Struct, frozen=True, tag="delete"):
 
 
 class RescheduleJob(Struct, frozen=True, tag="reschedule"):
-    """Give a job that has not started another due time (microseconds from now) or another priority."""
+    """Change the due time (microseconds from now) or the priority of a job that has not started."""
 
     ref: Ref
     delay: int | None = None
@@ -351,7 +360,7 @@ class RescheduleJob(Struct, frozen=True, tag="reschedule"):
 
 
 class RetainJob(Struct, frozen=True, tag="retain"):
-    """Keep a completed job with its result for `ttl` microseconds from now, whatever was said before."""
+    """Keep a completed job with its result for `ttl` microseconds from now. This replaces any earlier lifetime."""
 
     ref: Ref
     ttl: int
@@ -361,9 +370,9 @@ Revision = CancelJob | RedriveJob | DeleteJob | RescheduleJob | RetainJob
 
 
 class RevisionResult(Struct, frozen=True):
-    """What became of one revision. `state`: where the job stood when it was refused, asked, or changed.
+    """The result of one revision. `state`: the job's state when it was refused, asked to stop, or changed.
 
-    `holder`: a redrive was refused because this job, unfinished, holds the unique key that both have.
+    `holder`: the redrive was refused because this unfinished job holds the unique key that both jobs have.
     """
 
     ref: Ref
@@ -373,7 +382,7 @@ class RevisionResult(Struct, frozen=True):
 
 
 class PutSchedule(Struct, frozen=True, tag="put"):
-    """Make a schedule, or change what one of its name does; how far that has got stays as it is (`put_over`)."""
+    """Create a schedule, or change the schedule of that name; its progress stays as it is (`put_over`)."""
 
     schedule: Schedule
 
@@ -384,7 +393,7 @@ class PutSchedule(Struct, frozen=True, tag="put"):
 
 
 class PauseSchedule(Struct, frozen=True, tag="pause"):
-    """Pause a schedule, or let it go on at `next_tick`: what went by in a pause is not missed."""
+    """Pause a schedule, or resume it at `next_tick`. Ticks that fell into the pause do not count as missed."""
 
     name: str
     paused: bool
@@ -392,15 +401,15 @@ class PauseSchedule(Struct, frozen=True, tag="pause"):
 
 
 class RemoveSchedule(Struct, frozen=True, tag="remove"):
-    """Forget a schedule; the jobs it has made stay."""
+    """Delete a schedule; the jobs that it has made stay."""
 
     name: str
 
 
 class Tick(Struct, frozen=True, tag="tick"):
-    """Move a schedule on to a tick, if its last one is the expected one and it is not paused, and enqueue its job.
+    """Advance a schedule to a tick and enqueue its job, if its last tick is the expected one and it is not paused.
 
-    `job`: None where the tick makes none. `missed`: how many ticks up to this one are given up by this step.
+    `job`: None if the tick makes no job. `missed`: how many ticks up to this one are skipped by this step.
     """
 
     name: str
@@ -415,7 +424,7 @@ Change = PutSchedule | PauseSchedule | RemoveSchedule | Tick
 
 
 class ScheduleResult(Struct, frozen=True):
-    """What became of a change to a schedule. `ref`: the job that a tick made or that took its call in, if one did."""
+    """The result of a schedule change. `ref`: the job that a tick made, or the job that its call was merged into."""
 
     name: str
     verdict: Literal["done", "superseded", "gone"]
@@ -423,17 +432,17 @@ class ScheduleResult(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """What a setting is for."""
+    """The queue, task or worker that a setting applies to."""
 
     kind: Literal["queue", "task", "worker"]
     name: str
 
 
 class Settings(Struct, frozen=True, omit_defaults=True):
-    """What every worker must know of a queue, a task or a worker; None leaves a field as it is.
+    """Settings of a queue, a task or a worker that every worker must know; None leaves a field unchanged.
 
-    `record`: which of the events that are recorded on request a queue records. `rate`: how often jobs of a queue may
-    start, or those of a task in each queue, whatever they bring along.
+    `record`: which of the optional events a queue records. `rate`: how often jobs of a queue may start, or how often
+    jobs of a task may start in each queue; a task's rate replaces the rates that its jobs carry.
     """
 
     paused: bool | None = None
@@ -445,7 +454,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     stop: bool | None = None
 
     def under(self, told: "Settings") -> "Settings":
-        """Return these settings with all that is told laid over them, stall terms and retention field by field."""
+        """Return these settings with `told` laid over them; stall terms and retention are merged field by field."""
         stall = told.stall if self.stall is None or told.stall is None else self.stall.under(told.stall)
         kept = told.retention
         if self.retention is not None:
@@ -462,10 +471,10 @@ class Settings(Struct, frozen=True, omit_defaults=True):
 
 
 class Query(Struct, frozen=True, kw_only=True):
-    """Which jobs to list, newest first. `after` is the cursor of the page before; what is none is a ValueError.
+    """Which jobs to list, newest first. `after` is the previous page's cursor; an invalid cursor raises ValueError.
 
-    `merge`: only unfinished ones with this key (`merge_name`). `reasons`: why they failed. `tags`: all of these.
-    `ended_after` (inclusive) and `ended_before` (exclusive): between which instants they came to their end.
+    `merge`: only unfinished jobs with this key (`merge_name`). `reasons`: why they failed. `tags`: jobs that have all
+    of these. `ended_after` (inclusive) and `ended_before` (exclusive): the instants between which the jobs ended.
     """
 
     queues: tuple[str, ...] = ()
@@ -482,17 +491,17 @@ class Query(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True):
-    """One page of records, and the cursor of the next (None: this was the last)."""
+    """One page of records, and the cursor of the next page (None: this was the last page)."""
 
     jobs: tuple[JobRecord, ...] = ()
     next: str | None = None
 
 
 class UnknownTask(Struct, frozen=True):
-    """A task and a version of its payload that jobs of a queue are parked under until a worker knows both.
+    """A task and payload version that no worker knows yet; jobs of a queue are parked under it.
 
-    `waited`: microseconds that the longest-waiting of these jobs has waited, as far as the first of them tell
-    (`UNKNOWN_LOOKS`).
+    `waited`: microseconds that the longest-waiting of these jobs has waited, judged by the first `UNKNOWN_LOOKS` of
+    them.
     """
 
     task: str
@@ -501,10 +510,11 @@ class UnknownTask(Struct, frozen=True):
 
 
 class QueueSurvey(Struct, frozen=True, kw_only=True):
-    """One queue at a glance. `oldest_waiting`: microseconds that its longest-waiting job has waited.
+    """Statistics of one queue. `oldest_waiting`: microseconds that its longest-waiting job has waited.
 
-    `parked`: how many of the waiting have no slot to go to. `discarded`: how many ever expired without a record.
-    `unknown`: what jobs are parked under until a worker knows it, at most `LOOK_LIMIT` of these, by task and version.
+    `parked`: how many of the waiting jobs are parked. `discarded`: how many jobs ever expired without a record.
+    `unknown`: the task versions that jobs are parked under until a worker knows them, sorted by task and version; at
+    most `LOOK_LIMIT`.
     """
 
     queue: str
@@ -517,14 +527,15 @@ class QueueSurvey(Struct, frozen=True, kw_only=True):
 
     @property
     def paused(self) -> bool:
-        """Whether it gives out no jobs."""
+        """True if the queue gives out no jobs."""
         return bool(self.settings.paused)
 
 
 class WorkerSurvey(Struct, frozen=True, kw_only=True):
-    """One worker at a glance. `seen_ago` and `turned_ago` in microseconds; stale after three beats of either.
+    """Statistics of one worker. `seen_ago` and `turned_ago` are in microseconds; stale after three beats of either.
 
-    `died`: its process is known to be dead. A worker that took no leave is shown for ten minutes after its last beat.
+    `died`: its process is known to be dead. A worker that did not sign off is shown for ten minutes after its last
+    beat.
     """
 
     owner: Owner
@@ -546,9 +557,9 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """The whole storage at a glance; `now` is its clock, `swept_ago` the microseconds since a leader last swept.
+    """Statistics of the whole storage; `now` is its clock, `swept_ago` the microseconds since a leader last swept.
 
-    `task_rates`: what tasks are set in the place of their own rates, by their names.
+    `task_rates`: by task name, the rates that are set in place of the tasks' own rates.
     """
 
     queues: tuple[QueueSurvey, ...] = ()
@@ -562,9 +573,9 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 
 class EventReader(Struct, frozen=True):
-    """A named reader of the event log, and the one process of it that asks.
+    """A named reader of the event log, and the process that asks in its name.
 
-    `begin`: the cursor where it begins if the storage does not know it yet; None: at the end.
+    `begin`: the cursor to start at if the storage does not know the reader yet; None: at the end of the log.
     """
 
     name: str
@@ -575,7 +586,7 @@ class EventReader(Struct, frozen=True):
 class EventPage(Struct, frozen=True):
     """Events in order without a gap, and the cursor that follows them.
 
-    `unanswered`: one of several servers was out of reach; what it has comes by this cursor when it is back.
+    `unanswered`: one of several servers was unreachable; this cursor returns its events when it is reachable again.
     """
 
     events: tuple[AnyEvent, ...] = ()
@@ -584,7 +595,7 @@ class EventPage(Struct, frozen=True):
 
 
 class Notifications(Protocol):
-    """Hints that something changed, coalesced: each turn yields once, whatever happened in between."""
+    """Hints that something changed, coalesced: each iteration yields once, however many changes came in between."""
 
     def __aiter__(self) -> AsyncIterator[None]:
         """Return itself."""
@@ -595,141 +606,149 @@ class Notifications(Protocol):
         ...
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...
 
 
 class Storage(Protocol):
-    """Where jobs are remembered."""
+    """Stores jobs, schedules, settings and events."""
 
     url: str
     """Its address, without secrets."""
 
     shared: bool
-    """Whether other processes can see it."""
+    """True if other processes can use the same data."""
 
     apart: bool
-    """Whether it works while its callers do, so that it pays to ask for more before it has answered."""
+    """True if the storage works concurrently with its callers: it pays to send a request before the last answer."""
 
     async def open(self) -> None:
-        """Make ready for use. Idempotent.
+        """Prepare for use. Idempotent.
 
         Raises:
-            SchemaMismatchError: what lies there is not ours, or of another version; it is left untouched.
+            SchemaMismatchError: the data is not Tenure's, or has another schema version; it is left unchanged.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of everything held open. Idempotent; nothing acknowledged is lost."""
+        """Release all resources. Idempotent; no acknowledged write is lost."""
         ...
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
-        """Look for whatever endangers the promise, each finding with its remedy.
+        """Check for conditions that could lose or repeat jobs; each finding names its remedy.
 
-        `deep`: also what takes the longer the more is kept, such as an audit of all counters. Without it every
-        storage answers within seconds, however much lies in it.
+        `deep`: also run checks that take longer the more data there is, such as an audit of all counters. Without it
+        every storage answers within seconds, however much data it holds.
         """
         ...
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Remember each new job once; all of this call's jobs for one queue, or none of them.
+        """Store each new job once. Per queue, the call stores all of its jobs or none of them.
 
-        Guard: the (queue, id) is unknown, or its result's lifetime is over, and its unique key is free; otherwise the
-        receipt is `duplicate` and names the job that is there. An id that a job has taken in is known, too: with a
-        debounce or collect key a call comes to the job that holds the key, as long as that has not started. A key that
-        is throttled lets no more jobs be made than its window allows. The limit that comes with a key holds for the
-        key from now on.
+        Guard: the (queue, id) is unknown, or its result's lifetime is over, and its unique key is free. Otherwise the
+        result is `duplicate` and names the existing job. An id that was merged into another job is known, too. With a
+        debounce or collect key, a call is merged into the job that holds the key, as long as that job has not started.
+        A throttle key admits no more jobs than its window allows. The limit that a call brings for a concurrency key
+        applies to the key from now on.
 
         Raises:
-            StorageFullError: no room; nothing was written.
+            StorageFullError: the storage has no room; nothing was written.
         """
         ...
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """Apply each settlement if its run still is the current one, then claim what is ordered: one step, one trip.
+        """Apply each settlement whose run is still the current one, then claim jobs: one step, one round trip.
 
-        Guard of a settlement: active, and fence and owner match, be the lease out or not. A put-back of a job that
-        was asked to stop ends it as cancelled. Guard of a claim: due, not expired, its queue and task not paused, all
-        its keys have room, all its rates and its queue's allow. A claim raises the fence, counts a start, takes the
-        time of its rates and opens a run. What it meets on its way is moved out of the way: too old, it expires;
-        without a slot or before its rate allows, it is parked under the first key that is full, else the first rate
-        that is not open. Whoever leaves a slot lets the best one parked there back in line; so does time, under a rate.
+        Guard of a settlement: the job is active, and fence and owner match, even if the lease has run out. A put-back
+        of a job that was asked to stop ends the job as cancelled.
+
+        Guard of a claim: the job is due and not expired, its queue and task are not paused, all its keys have room, and
+        all its rates and its queue's rate allow a start. A claim raises the fence, counts a start, takes the time of
+        the job's rates and opens a run. It moves jobs that it cannot start out of the way. A job that is too old
+        expires. A job without room is parked under its first full key, else under its first rate that is not open. When
+        a job leaves a key, the best job that is parked under that key is released. Under a rate, passing time releases
+        jobs.
+
         A run that is put back `until_known` costs its rates nothing: the job keeps its score and is parked under its
-        task and version. A claim takes jobs that are parked so, if the caller knows both, in the order of their scores
-        with the others; it looks at up to `PLACE_LIMIT` of these names. A job that has started before and that the
-        caller does not know is parked in the same way.
-        Where a queue has more completed jobs than `Keep.most`, a call that completes some also forgets a bounded
-        number of the longest completed (`Keep.forgotten_at_once`). At most 256 settlements and 128 jobs a call.
+        task and version. If the caller knows both, its claim takes such jobs in score order with the others; it looks
+        at up to `PLACE_LIMIT` task versions. A job that has started before and whose task the caller does not know is
+        parked in the same way.
 
-        An order with a lane claims nothing if its number, or a later one of this owner and lane, was seen before. Runs
-        that earlier calls of the lane gave out, and that its `answered` does not cover, are handed back first:
-        uncharged, unbegun, with the job's score kept. A storage forgets a lane ten minutes after it last heard of it.
+        If a queue has more completed jobs than `KeepRule.most`, a call that completes some also deletes a bounded
+        number of the jobs that completed first (`KeepRule.forgotten_at_once`). At most 256 settlements and 128 jobs a
+        call.
+
+        A claim with a lane claims nothing if its number, or a later one of this owner and lane, was seen before. Runs
+        that earlier calls of the lane gave out, and that its `answered` does not cover, are handed back first: without
+        a charge, as never begun, with the job's score kept. A storage deletes a lane ten minutes after its last use.
         """
         ...
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        """Remember that an owner lives, and extend every lease it names that nobody has taken, out or not.
+        """Record that an owner is alive, and extend every named lease that it still holds, even if it has run out.
 
-        Guard: fence and owner match. Never past the run's limit or its progress clock, unless the renewal says that
-        the run is exclusive; a suspicion ends only where the new end lies ahead. A renewal of a run that is no longer
-        the owner's is refused and recorded (`RunFenced`). The beat's events are recorded as they are. A log line or an
-        event that came before, by its number, is left out. At most 500 renewals a call. Its lanes hand back what an
-        order's lane does; what a call gave out that is still under way stays. A partition that has lost its identity
-        gets it back from what the owner saw, if only that is missing, and another one if all is lost.
+        Guard: fence and owner match. A lease never extends past the run's limit or its progress deadline, unless the
+        renewal says that the run is exclusive. A suspicion ends only if the new lease end lies ahead. A renewal of a
+        run that the owner no longer holds is refused and recorded (`RunFenced`).
+
+        The beat's events are recorded unchanged. A log line or an event that was received before, by its number, is
+        skipped. At most 500 renewals a call. The request's lanes hand back runs as a claim's lane does, but the runs of
+        a call that is still under way stay. A partition that has lost its identity gets it back from the owner's `seen`
+        if only the identity is missing, and gets a new one if all data is lost.
         """
         ...
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
-        """Elect or renew the bidder (unless it asks for no term), then do one bounded turn of the chores.
+        """Elect or renew the caller (unless it asks for no term), then run one bounded turn of the chores.
 
-        In this order: reclaim what died or whose grace is over, make suspects of leases that have run out, expire what
-        is too old to start, promote what fell due, let back in line what has room, redrive by rule, trim. Each step is
-        guarded by the record's own state, so two leaders do no harm. One chore that fails keeps none of the others from
-        being done.
+        In this order: reclaim jobs whose owner died or whose grace is over; mark expired leases as suspect; expire jobs
+        that are too old to start; promote jobs that fell due; release parked jobs that have room; redrive by rule;
+        trim. The record's own state guards each step, so two leaders do no harm. A chore that fails does not prevent
+        the others.
         """
         ...
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Take every active job of an owner known to be dead, without grace; up to 200 a call.
 
-        Whoever calls in the name of an owner that it uses for nothing else can reclaim from that one, in another name,
-        what it was given by a call whose answer was lost.
+        If a caller uses an owner id only for this call, it can recover the jobs of a lost answer: it reclaims them from
+        that id under another one.
         """
         ...
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """Cancel, redrive, delete, reschedule or retain jobs that are not active; ask an active one to stop.
 
-        Who is asked to stop is hinted at once: by the owner's topic.
+        The worker of a run that is asked to stop is notified at once, on its owner's topic.
         """
         ...
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
-        """Change schedules, and move one on by a tick if and only if its last tick is the expected one.
+        """Change schedules, and advance a schedule by a tick if and only if its last tick is the expected one.
 
-        A tick's job is enqueued in the same step, unless its schedule's overlap forbids: an unfinished job of an
-        earlier tick with `skip`, one that has yet to start with `queue_one`. What became of a tick is recorded. At most
+        A tick's job is enqueued in the same step, unless the schedule's overlap rule forbids it: `skip` while a job of
+        an earlier tick is unfinished, `queue_one` while one has yet to start. The result of a tick is recorded. At most
         100 changes a call.
         """
         ...
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
-        """Set what every worker must know; return the settings in force. Idempotent; an unset field stays.
+        """Change settings that every worker must know; return the settings in force. Idempotent; unset fields stay.
 
-        An order for a worker is hinted at once: by its topic.
+        A worker is notified of an order at once, on its topic.
         """
         ...
 
     async def resign(self, term: Term) -> None:
-        """Give up that term and no other."""
+        """Give up this leader term and no other."""
         ...
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
-        """Return each job with its runs and log; None is unknown, never pending.
+        """Return each job with its runs and log. None means unknown; it never means pending.
 
-        A completed job whose own result lifetime is over is unknown, swept or not.
+        A completed job whose own result lifetime is over is unknown, even if no sweep has deleted it yet.
         """
         ...
 
@@ -738,7 +757,7 @@ class Storage(Protocol):
         ...
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """Return counts and workers at a glance, from counters, also with zero workers."""
+        """Return job counts, queues and workers, computed from counters; this works without any worker."""
         ...
 
     async def events(
@@ -751,16 +770,16 @@ class Storage(Protocol):
     ) -> EventPage:
         """Return what happened after the cursor, in order and without a gap; `EventsTrimmed` first if it was cut.
 
-        With a `ref`: only what happened to that job.
+        With a `ref`: only events of that job.
 
-        With a reader's name the storage keeps the cursor: the call says how far its last batch was handled, and the
-        next batch is lent to this caller alone for five seconds (asking again renews the loan). Empty while it is on
-        loan to another caller; how far that was handled counts all the same.
-        A reader that comes with a cursor and that the storage does not know was lost with the log that the cursor was
-        of: it starts at the oldest event.
-        A cursor of None starts at the kept cursor (a new reader's is `Reader.begin`), or without a reader at the oldest
-        event; `EVENTS_END` starts behind the newest. Without a reader, one of `cursors.recorded_within` starts behind
-        the last event that is older than this. What is no cursor is a ValueError.
+        With a reader's name the storage keeps the cursor. The call states how far its last batch was handled, and
+        reserves the next batch for this caller for five seconds (asking again renews the loan). The page is empty while
+        the batch is on loan to another caller, but the stated progress counts anyway. If a reader brings a cursor but
+        the storage does not know the reader, the reader was lost together with the log that the cursor belonged to. It
+        then starts at the oldest event. A cursor of None starts at the kept cursor (for a new reader at
+        `EventReader.begin`), or without a reader at the oldest event. `EVENTS_END` starts after the newest. Without a
+        reader, a cursor of `cursors.recorded_within` starts after the last event that is older than the given age. An
+        invalid cursor raises ValueError.
         """
         ...
 
@@ -770,22 +789,22 @@ class Storage(Protocol):
 
 
 def queue_topic(queue: str) -> str:
-    """Return the topic that hints at work in a queue."""
+    """Return the topic for hints that a queue has work."""
     return f"queue:{queue}"
 
 
 def job_topic(ref: Ref) -> str:
-    """Return the topic that hints at a change of a job; names hold no NUL, so it names one job only."""
+    """Return the topic for hints that a job changed; names hold no NUL, so the topic belongs to one job only."""
     return f"job:{ref.queue}\0{ref.id}"
 
 
 def owner_topic(owner: str) -> str:
-    """Return the topic that hints at something an owner should ask for at once."""
+    """Return the topic for hints that an owner should send a beat at once."""
     return f"owner:{owner}"
 
 
 def knows(tasks: Mapping[str, int] | None, task: str, version: int) -> bool:
-    """Return True if a caller that knows these tasks knows one in this version of its payload."""
+    """Return True if a caller with these tasks knows this task in this payload version."""
     return tasks is None or tasks.get(task, 0) >= version
 
 
@@ -795,37 +814,36 @@ def unknown_place(task: str, version: int) -> str:
 
 
 def task_of_place(name: str) -> tuple[str, int]:
-    """Return the task and the version that jobs are parked under by this name."""
+    """Return the task and version of the key name that jobs are parked under; the inverse of `unknown_place`."""
     task, _, version = name.removeprefix(UNKNOWN).rpartition(":")
     return task, int(version)
 
 
 UNKNOWN = "unknown:"
-"""What the name of the key begins with under which jobs are parked that no claiming worker has known so far."""
+"""The prefix of key names under which jobs of unknown tasks are parked."""
 
 UNKNOWN_LOOKS = 100
-"""How many jobs of an unknown task a survey looks at for the longest-waiting one."""
+"""How many jobs of an unknown task a survey examines to find the longest-waiting one."""
 
 PLACE_LIMIT = 250
-"""How many names of unknown tasks a claim looks at, in all of its queues.
+"""How many names of unknown tasks one claim looks at, over all of its queues.
 
-If a queue has more of them and the caller knows more tasks, each claim looks at another part of the names.
-"""
+If a queue has more of them and the caller knows more tasks, each claim looks at another part of the names."""
 
 PAUSED = "paused:"
-"""What the name of the key begins with under which the jobs of a paused task are parked."""
+"""The prefix of key names under which the jobs of a paused task are parked."""
 
 RATE = "rate:"
-"""What the name of the key begins with under which jobs are parked until their rate allows them to start."""
+"""The prefix of key names under which jobs are parked until their rate lets them start."""
 
 QUEUE_RATE = "queue"
-"""The name of the rate that a queue is set."""
+"""The name of the rate that is set for a queue."""
 
 TASK_RATE = "task:"
-"""What the name of a task's rate begins with, be it set or brought along by its jobs."""
+"""The prefix of the names of task rates, both those that are set and those that jobs carry."""
 
 EVENTS_END = "$"
-"""The cursor that stands behind the newest event, whatever that is."""
+"""The cursor after the newest event."""
 
 EVENTS_TOPIC = "events"
-"""The topic that hints at new events."""
+"""The topic for hints that there are new events."""

@@ -1,7 +1,7 @@
-"""Reads the packaged scripts of a storage's verbs: files of named statements, so that no query is written in Python.
+"""Reads the packaged scripts of a storage: files of named statements, so that Python code contains no queries.
 
-A statement begins at a line `-- name: <word>`; what stands above the first such line is the file's head comment. A file
-without any is one statement, named after the file.
+A statement begins at a line `-- name: <word>`. The text above the first such line is the file's head comment. A file
+without such a line is one statement, named after the file.
 """
 
 import re

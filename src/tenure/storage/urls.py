@@ -1,4 +1,4 @@
-"""From an address to a storage; a driver is imported only when its address is used."""
+"""Creates a storage from its URL; imports a driver only if the URL needs it."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class StorageURL:
-    """A URL, read: which storage, in which file, and how sure a write must be."""
+    """A parsed URL: the storage, the file path, and the durability of a write."""
 
     url: str
     scheme: Literal["memory", "sqlite"]
@@ -31,7 +31,7 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
     """Return the storage at a URL, not yet opened.
 
     Raises:
-        UsageError: the URL is none, or names a storage or an option that does not exist.
+        UsageError: the URL is invalid, or names an unknown storage or option.
     """
     address = read(url)
     if isinstance(address, redis.RedisAddress):
@@ -52,14 +52,14 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
 
 
 def read(url: object) -> StorageURL | redis.RedisAddress:
-    """Return what a URL says; no driver is imported for that and nothing opened.
+    """Parse a URL without importing a driver or opening a connection.
 
     Raises:
-        UsageError: the URL is none, or names a storage or an option that does not exist.
+        UsageError: the URL is invalid, or names an unknown storage or option.
     """
     if not isinstance(url, str):
         raise UsageError(f"storage URL {shown(url)} is no text; {KNOWN}")
-    # Whatever it is, it may hold a password.
+    # Even an invalid URL may contain a password.
     told = redis.shown_of(url)
     try:
         parts = urlsplit(url)

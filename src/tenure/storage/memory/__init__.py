@@ -1,1 +1,1 @@
-"""The storage in memory: the model that every storage must equal."""
+"""The memory storage, and the model that every storage must equal."""

@@ -1,4 +1,4 @@
-"""How the model takes in a call: as a job of its own, or by one that is there."""
+"""The model's enqueue: makes a new job for a call, or merges the call into an existing job."""
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
@@ -18,19 +18,20 @@ from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult, job
 
 
 class EnqueueRules(ModelState):
-    """Remembers each call once."""
+    """Stores each call once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._taken_in: dict[Ref, Ref] = {}
-        """Which job took in a call: what an id answers for that is no job's own."""
+        """The id of each merged call, and the job that it was merged into."""
         self._calls: dict[Ref, list[Ref]] = {}
         self._gathered: dict[Ref, list[bytes]] = {}
-        """What each job has gathered since it was last looked at: joined then, not with each call."""
+        """The calls that each job has collected since its record was last read: they are joined then, not at each call.
+        """
         self._windows: dict[tuple[str, str], Window] = {}
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-        """Remember each new job once."""
+        """Store each new job once."""
         now = self._clock.now()
         receipts = [self._remember(job, now, offset) for offset, job in enumerate(jobs)]
         self._shelf.let_in(now)
@@ -51,7 +52,7 @@ class EnqueueRules(ModelState):
         return EnqueueResult("created", new.ref)
 
     def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        """Return the job that a call comes to."""
+        """Return the existing job that a call is merged into, or None."""
         if new.merge is None:
             return None
         if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
@@ -60,9 +61,9 @@ class EnqueueRules(ModelState):
         return self._living(new.queue, new.merge, now)
 
     def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
-        """Return the job that may be come to by a key; what has waited for too long is expired first."""
+        """Return the job that a call with this key is merged into; expire those that have waited too long."""
         while (there := self._shelf.come_to(queue, key)) is not None:
-            # One that has started is too old for nothing.
+            # A job that has started does not expire.
             if there.state is State.ACTIVE or not lapsed(there, now):
                 return there.ref
             self._expire(there, now)
@@ -72,7 +73,7 @@ class EnqueueRules(ModelState):
         window = self._windows.get((queue, name))
         if window is None or window.until <= now:
             return None
-        # One that ends further ahead than it is long began before the clock was set back.
+        # A window that ends further ahead than its length began before the clock was set back.
         window.until = min(window.until, now + length)
         return window
 
@@ -91,10 +92,10 @@ class EnqueueRules(ModelState):
         return receipt
 
     def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
-        """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
+        """Replace the call that a debounced job is waiting with; the job keeps its id and fence."""
         self._answer_for(new.ref, old.ref)
         calls = self._calls.pop(old.ref)
-        # Without its calls, so that they go on being answered for.
+        # Its calls are kept, so that their ids still lead to the job.
         self._drop(old)
         job = structs.replace(
             _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
@@ -107,7 +108,7 @@ class EnqueueRules(ModelState):
         self._calls[job.ref] = calls
 
     def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
-        """Add a call to those that a job has gathered; return how many they are."""
+        """Add a call to a collecting job; return how many calls it has now."""
         self._answer_for(new.ref, into.ref)
         brought = framed(new.payload)
         after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(brought))
@@ -121,17 +122,17 @@ class EnqueueRules(ModelState):
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
-        """Every job there is, with all that it has gathered."""
+        """Every job, with all of its collected calls."""
         for ref in list(self._gathered):
             self._whole(ref)
         return self._jobs
 
     def _whole(self, ref: Ref) -> JobRecord:
-        """Return the record of a job with all that it has gathered."""
+        """Return a job's record with all of its collected calls."""
         gathered = self._gathered.pop(ref, None)
         if gathered is not None:
             job = self._jobs[ref]
-            # Where it stands does not depend on that.
+            # The indexes do not depend on the payload.
             self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *gathered)))
         return self._jobs[ref]
 
@@ -143,11 +144,11 @@ class EnqueueRules(ModelState):
             del self._taken_in[calls.pop(0)]
 
     def _answers_for(self, job: Ref) -> int:
-        """Return how many calls a job answers for, its own among them: all are forgotten with it."""
+        """Return how many calls a job answers for, including its own: all are deleted with it."""
         return 1 + len(self._calls.get(job, ()))
 
     def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
-        """Count a job against the window of its key, or return what a call is told that finds it full."""
+        """Count a job against the window of its throttle key; return the answer of a call that finds it full."""
         asked = new.throttle
         if asked is None:
             return None
@@ -170,7 +171,8 @@ class EnqueueRules(ModelState):
             run_at = due_at(new.merge, first=now, calls=1, now=now)
         job = _wished(new, run_at, now, offset)
         if before is not None:
-            # The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
+            # The id's next job continues from the fence of the previous one: an outside resource may have seen that
+            # fence.
             job = structs.replace(job, fence=before.fence, settled_fence=before.settled_fence)
         self._put(job, now, offset)
         self._tell(enqueued(job), now)
@@ -192,21 +194,21 @@ class EnqueueRules(ModelState):
             del self._taken_in[call]
 
     def _free_window(self, job: JobRecord) -> None:
-        """Give back the key that a job held for a time, if it still is that job's."""
+        """Free the key window that a job holds, if it is still this job's."""
         if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
             place = job.queue, merge_name(job.merge)
             if place in self._windows and self._windows[place].ref == job.ref:
                 del self._windows[place]
 
     def _forget_windows(self, now: int) -> None:
-        """Forget the keys whose time is over, the longest over first."""
+        """Delete the key windows whose time is over, the earliest first."""
         over = [(window.until, held) for held, window in self._windows.items() if window.until <= now]
         for _, held in nsmallest(WINDOW_LIMIT, over):
             del self._windows[held]
 
 
 def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
-    """Return the record of a new job, the `offset`-th of its call, as it stands before it comes into line."""
+    """Return the record of a new job, the `offset`-th of its call, before it gets its place in the queue."""
     collects = isinstance(new.merge, CollectKey)
     payload = framed(new.payload) if collects else new.payload
     return JobRecord(
@@ -217,7 +219,7 @@ def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         payload=payload,
         headers=new.headers,
         tags=new.tags,
-        # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+        # The jobs of one call are a microsecond apart, so that they keep the order of the call.
         score=place(max(run_at, now) + offset, boost=new.boost, lifo=new.lifo),
         priority=new.priority,
         boost=new.boost,

@@ -1,4 +1,4 @@
-"""The model's event log: what happened, in order, and the places that named readers keep in it."""
+"""The model's event log: events in order, and the cursors of named readers."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPag
 
 @dataclass
 class _ReaderPosition:
-    """A named reader's place in the log, and to whom its next batch is lent."""
+    """A named reader's cursor, and the caller that its next batch is lent to."""
 
     cursor: int
     lent_to: str | None = None
@@ -19,14 +19,14 @@ class _ReaderPosition:
 
 
 class EventLog:
-    """Events under cursors that only rise; what is forgotten leaves its cursors behind."""
+    """Events with rising cursors. Cursors of deleted events are not reused."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
         self.readers: dict[str, _ReaderPosition] = {}
         self._trimmed = 0
         self._begins = 0
-        """The cursor before the first of `events`: of those forgotten, many are deleted at a time."""
+        """The cursor before the first of `events`. Trimmed events are deleted from the list in large batches."""
 
     @property
     def last(self) -> int:
@@ -34,7 +34,7 @@ class EventLog:
         return self._begins + len(self.events)
 
     def record(self, event: Event, now: int) -> None:
-        """Append an event; where there are too many, forget the oldest."""
+        """Append an event; if there are too many, delete the oldest."""
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
         self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
 
@@ -43,7 +43,7 @@ class EventLog:
         return at_micros(self._after(cursor - 1)) if self._trimmed < cursor <= self.last else 0
 
     def page(self, cursor: str | None, limit: int, of: Ref | None = None, *, now: int) -> EventPage:
-        """Return what happened after the cursor, to one job alone where that is asked for."""
+        """Return the events after the cursor; with `of`, only those of one job."""
         if cursor == EVENTS_END:
             return EventPage((), str(self.last))
         if (age := age_of(cursor)) is not None:
@@ -51,16 +51,16 @@ class EventLog:
         return self._read(place_of(cursor) if cursor else 0, limit, of)
 
     def lend(self, cursor: str | None, limit: int, reader: EventReader, now: int) -> EventPage:
-        """Lend a named reader's next batch to this caller alone; the cursor says how far the last one was handled."""
+        """Lend a named reader's next batch to this caller only; the cursor says how far the last batch was handled."""
         handled = place_of(cursor) if cursor else 0
         if handled > self.last or reader.name not in self.readers:
-            # It is of an earlier log, and says nothing of this one.
+            # The cursor belongs to an earlier log and is meaningless in this one.
             handled = 0
         begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
         kept = self.readers.setdefault(reader.name, _ReaderPosition(self._trimmed if cursor else begin))
-        # What was handled was handled, even if the loan has passed on since.
+        # Handled events count as handled, even if the batch has been lent to another caller since.
         kept.cursor = max(kept.cursor, handled)
-        # A loan that ends further ahead than it is long was made before the clock was set back.
+        # A loan that ends further ahead than its length was made before the clock was set back.
         if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
             return EventPage((), str(kept.cursor))
         page = self._read(kept.cursor, limit)
@@ -69,7 +69,7 @@ class EventLog:
         return page
 
     def forget(self, now: int) -> int:
-        """Forget the oldest events, those too old or beyond the count, a bounded number; return how many."""
+        """Delete a bounded number of events that are too old or exceed the limit; return the count."""
         kept = self.last - self._trimmed
         surplus = max(0, kept - (EVENTS_KEPT.count or 0))
         aged = 0
@@ -97,7 +97,7 @@ class EventLog:
 
     def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
         told: list[AnyEvent] = []
-        # A place behind the end was given before the storage was put back to an earlier state.
+        # A cursor beyond the end was given out before the storage was restored to an earlier state.
         if not self._trimmed <= cursor <= self.last:
             cursor = self._trimmed
             told.append(EventsTrimmed(oldest=str(cursor)))

@@ -1,7 +1,7 @@
-"""Where the model keeps its jobs: each record once, and in exactly the indexes that its state puts it in.
+"""The model's jobs: each record once, and in exactly the indexes that belong to its state.
 
-There is one door, `replace`. Whoever moves a job through it moves it in every index and takes or frees its slots; whom
-that lets back in line is seen to in the same step, by `let_in`. A slot is an active job, never a number.
+Every change of a job goes through `replace`, which updates every index and takes or frees its concurrency keys.
+`let_in` releases parked jobs in the same step. A key's usage is the set of its active jobs, never a counter.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -44,7 +44,7 @@ G = TypeVar("G")
 
 
 class OrderedJobs:
-    """Jobs in the order of a number: a score, a due time, the end of a lease."""
+    """Jobs in the order of a number, such as a score, a due time, or the end of a lease."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, Ref]] = []
@@ -56,35 +56,35 @@ class OrderedJobs:
         return iter(self._entries)
 
     def add(self, at: int, ref: Ref) -> None:
-        """Put a job in its place."""
+        """Insert a job at its position."""
         insort(self._entries, (at, ref))
 
     def drop(self, at: int, ref: Ref) -> None:
-        """Take a job out; it must be there."""
+        """Remove a job, which must be there."""
         place = bisect_left(self._entries, (at, ref))
         if place == len(self._entries) or self._entries[place] != (at, ref):
             raise LookupError(f"{ref} is not indexed at {at}")
         del self._entries[place]
 
     def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
-        """Return the first jobs in order, those beyond `until` left out."""
+        """Return the first jobs in order, without those beyond `until`."""
         found = self._entries[: max(limit, 0)]
         return [ref for at, ref in found if until is None or at <= until]
 
     def beyond(self, at: int, limit: int) -> list[Ref]:
-        """Return the first jobs in order of those beyond a number."""
+        """Return the first jobs in order whose number is greater than `at`."""
         behind = bisect_right(self._entries, at, key=lambda entry: entry[0])
         return [ref for _, ref in self._entries[behind : behind + max(limit, 0)]]
 
     @property
     def head(self) -> int | None:
-        """The first job's number."""
+        """The number of the first job, None if there are none."""
         return self._entries[0][0] if self._entries else None
 
 
 @dataclass
 class QueueIndexes:
-    """What is indexed of one queue."""
+    """The indexes of one queue."""
 
     ready: OrderedJobs = field(default_factory=OrderedJobs)
     delayed: OrderedJobs = field(default_factory=OrderedJobs)
@@ -92,16 +92,19 @@ class QueueIndexes:
     over: dict[State, OrderedJobs] = field(default_factory=lambda: {state: OrderedJobs() for state in sorted(TERMINAL)})
     fairness: Fairness | None = None
     tenants: dict[tuple[int, str], dict[Ref, None]] = field(default_factory=dict[tuple[int, str], dict[Ref, None]])
-    """Who waits of each priority and tenant, those without a key left out."""
+    """The waiting jobs of each priority and tenant, without the jobs that have no fair key."""
     opening: dict[str, int] = field(default_factory=dict[str, int])
-    """When each rate that jobs are parked under lets one start."""
+    """For each rate that jobs are parked under: when it next lets a job start."""
     unfinished: int = 0
     discarded: int = 0
 
 
 @dataclass
 class KeyState:
-    """A key of a queue: its limit, who holds it, and how many unfinished jobs name it (without any it is forgotten)."""
+    """The state of a concurrency key: its limit, its holders, and how many unfinished jobs name it.
+
+    A key that no unfinished job names is deleted.
+    """
 
     limit: int
     holders: dict[Ref, None] = field(default_factory=dict[Ref, None])
@@ -109,12 +112,12 @@ class KeyState:
 
     @property
     def free(self) -> int:
-        """How many more may start."""
+        """How many more jobs of this key may start."""
         return max(0, self.limit - len(self.holders))
 
 
 class JobIndexes:
-    """The records, and every index they stand in."""
+    """The records, and every index that contains them."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class JobIndexes:
         self.redrives = OrderedJobs()
         self.slots: dict[tuple[str, str], KeyState] = {}
         self.taken: dict[tuple[str, str], RateReservation] = {}
-        """How far the time of each rate of a queue is taken."""
+        """For each rate of a queue: up to when its time is taken."""
         self._paused = paused
         self._task_rate = task_rate
         self._knock = knock
@@ -143,7 +146,7 @@ class JobIndexes:
         self._made = 0
 
     def add(self, job: JobRecord, now: int) -> None:
-        """Take in a new job; the limits of its keys hold from now on."""
+        """Add a new job; the limits of its keys apply from now on."""
         self._made += 1
         self.order[job.ref] = self._made
         self._put(None, job)
@@ -154,27 +157,27 @@ class JobIndexes:
                 self.unpark(job.queue, key.name, now)
 
     def replace(self, before: JobRecord, after: JobRecord) -> None:
-        """Put a job's new record in the place of the old one."""
+        """Replace a job's record with a new one."""
         self._take_out(before)
         self._put(before, after)
         self._let_in(before, after)
 
     def drop(self, job: JobRecord) -> None:
-        """Forget a job."""
+        """Delete a job."""
         self._take_out(job)
         self._count(job, None)
         del self.jobs[job.ref], self.order[job.ref]
         self._let_in(job, None)
 
     def score(self, job: JobRecord, at: int, now: int) -> int:
-        """Return the score of a job that comes into its queue's line, as if at an instant."""
+        """Return the score of a job that enters its queue as if at an instant."""
         line = self.lines[job.queue]
         if not len(line.ready) and not line.parked:
             line.fairness = None
         if job.lifo:
             return place(at, boost=job.boost, lifo=True)
         if job.fair_key is not None and line.fairness is None:
-            # Who comes in late makes nobody begin in the past.
+            # A late arrival must not start the virtual clock in the past.
             line.fairness = Fairness(max(at, now))
         if line.fairness is not None:
             key = job.fair_key or ""
@@ -183,23 +186,24 @@ class JobIndexes:
         return place(at, boost=job.boost)
 
     def score_again(self, job: JobRecord, now: int) -> int:
-        """Return the score of a job that comes back at once: where it stood, or where the line has got to before that.
+        """Return the score of a job that comes back at once: its old one, or the queue's virtual time if that is lower.
 
-        The line may have forgotten how far it had got, or the clock may have been set back.
+        The virtual time may be lower because the queue's fair order was reset, or because the clock was set back.
         """
         fairness = self.lines[job.queue].fairness
         reached = now if fairness is None else fairness.start(job.boost)
         return job.score if job.lifo else min(job.score, place(reached, boost=job.boost))
 
     def promoted(self, job: JobRecord, now: int) -> JobRecord:
-        """Return a delayed job as it comes into line."""
+        """Return a delayed job as it enters its queue."""
         at = came_at(job.score, boost=job.boost, lifo=job.lifo)
         return structs.replace(job, state=State.WAITING, score=self.score(job, at, now))
 
     def full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
-        """Return what a job must be parked under before it may start, None where all its keys and rates have room.
+        """Return the name that a job must be parked under, or None if all its keys and rates let it start.
 
-        `tasks`: what the caller knows. Only a job that has started before is held against it: the first start is fast.
+        `tasks`: the tasks that the caller knows. They are checked only for a job that has started before, so that a
+        first start stays fast.
         """
         if self._paused(job.task):
             return PAUSED + job.task
@@ -212,7 +216,7 @@ class JobIndexes:
         return full
 
     def rates(self, job: JobRecord) -> list[RateKey]:
-        """Return the rates that a job's start takes time of: its own, those of its task replaced by its setting."""
+        """Return the rates that a job's start takes time of; a rate set for the task replaces the task's own rates."""
         return heeded(job.rates, self._task_rate(job.task), job.task)
 
     def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
@@ -220,12 +224,12 @@ class JobIndexes:
         return opens_at(self._taken(queue, rate), rate, now)
 
     def take_time(self, queue: str, rates: Iterable[RateKey], now: int) -> None:
-        """Take the time of a start."""
+        """Take the rates' time for one start."""
         for rate in rates:
             self.taken[queue, rate.name] = taken(self._taken(queue, rate), rate, now)
 
     def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
-        """Give back the time of a start in vain, so that the next job may start that much earlier."""
+        """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
         for rate in rates:
             so_far, more = self._taken(queue, rate), regained(rate, started, now)
             if so_far.until > now:
@@ -235,12 +239,12 @@ class JobIndexes:
                     opening[RATE + rate.name] -= more
 
     def known_places(self, queue: str, tasks: Mapping[str, int] | None) -> list[str]:
-        """Return what jobs are parked under until a worker knows it, as far as this caller does."""
+        """Return the names of unknown tasks that jobs are parked under and that this caller knows."""
         names = (name for name in self.lines[queue].parked if name.startswith(UNKNOWN))
         return [name for name in names if knows(tasks, *task_of_place(name))]
 
     def first_known(self, queue: str, tasks: Mapping[str, int] | None) -> JobRecord | None:
-        """Return the first job in line for a caller that knows these tasks; one parked for it comes back in line."""
+        """Return the first job for a caller that knows these tasks; release it if it is parked as unknown."""
         line = self.lines[queue]
         lines = [line.ready, *(line.parked[name] for name in self.known_places(queue, tasks))]
         heads = [entry for entry in (next(iter(index), None) for index in lines) if entry is not None]
@@ -252,13 +256,13 @@ class JobIndexes:
         return self.jobs[job.ref]
 
     def given_out(self, job: JobRecord) -> None:
-        """Note how far a line has got in virtual time, where it counts in that."""
+        """Advance the queue's virtual time, if the job counts in it."""
         fairness = self.lines[job.queue].fairness
         if fairness is not None and not job.lifo:
             fairness.given_out(job.score, job.boost)
 
     def park(self, job: JobRecord, under: str, now: int) -> None:
-        """Take a ready job out of line until there is room."""
+        """Park a ready job until there is room."""
         self.replace(job, structs.replace(job, parked_under=under))
         if under.startswith(RATE):
             self._note_opening(job.queue, under, now)
@@ -266,9 +270,10 @@ class JobIndexes:
             self._knock(job.queue)
 
     def open_up(self, queue: str, now: int) -> None:
-        """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
+        """Release the jobs that the rates of a queue allow to start by now, no faster than they could have started.
 
-        So many at a time, and first of those rates that have been open for the longest.
+        Each call releases up to `PROMOTE_LIMIT` jobs, beginning with the rates that have been open for the longest
+        time.
         """
         opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.lines[queue].opening.items() if at <= now])
         left = PROMOTE_LIMIT
@@ -278,24 +283,24 @@ class JobIndexes:
             left -= self._open(queue, name, now, limit=left)
 
     def open_anew(self, queue: str, name: str, now: int) -> int:
-        """Let in whom a rate allows to start, whoever was let in before; return how many that were."""
+        """Release every job this rate now allows, ignoring earlier releases. Return the count."""
         self.lines[queue].opening.pop(name, None)
         return self._open(queue, name, now)
 
     def look_anew(self, now: int) -> None:
-        """Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back."""
+        """Let the next claim check all parked rates: their opening times were set before the clock was set back."""
         for queue, line in self.lines.items():
             if any(at > now for at in line.opening.values()):
                 line.opening = {name: 0 if at > now else at for name, at in line.opening.items()}
                 self._knock(queue)
 
     def retune_queue(self, queue: str, rate: RateKey, now: int) -> None:
-        """Go by the new pace of a queue's rate."""
+        """Apply a queue rate's new pace."""
         if (queue, rate.name) in self.taken:
             self.taken[queue, rate.name] = retuned(self.taken[queue, rate.name], rate, now)
 
     def retune_task(self, task: str, rate: RateKey, now: int) -> None:
-        """Go by the new pace of a task's rate, and look anew at who waits for any that is its own."""
+        """Apply a task rate's new pace, and check all jobs that are parked under one of the task's own rates."""
         for queue, line in self.lines.items():
             self.retune_queue(queue, rate, now)
             own = (RATE + rate for rate in _rates(line.parked) if is_of_task(rate, task))
@@ -303,17 +308,17 @@ class JobIndexes:
                 self.open_anew(queue, name, now)
 
     def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
-        """Return the job that a call with this key comes to: the eldest that may be."""
+        """Return the oldest job that a call with this key can be merged into."""
         sharing = self._merging.get((queue, merge_name(key)), {})
         found = [ref for ref in sharing if may_be_come_to(self.jobs[ref], key)]
         return self.jobs[min(found, key=self.order.__getitem__)] if found else None
 
     def unfinished_of(self, schedule: str) -> list[State]:
-        """Return where the unfinished jobs of a schedule stand."""
+        """Return the states of a schedule's unfinished jobs."""
         return [self.jobs[ref].state for ref in self._scheduled.get(schedule, {})]
 
     def forget_passed(self, now: int) -> None:
-        """Forget what says no more than nothing: time that has gone by, tags that their lines have passed."""
+        """Delete state that has no effect any more: rate time that has passed, and tags below the virtual time."""
         passed = [(taken.until, of) for of, taken in self.taken.items() if taken.until <= now]
         for _, of in nsmallest(PASSED_LIMIT, passed):
             del self.taken[of]
@@ -324,7 +329,7 @@ class JobIndexes:
                 line.fairness.forget()
 
     def unpark(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
-        """Let as many jobs back in line as have room under a key or a rate; return how many that were."""
+        """Release as many parked jobs as have room under a key or a rate; return the count."""
         parked = self.lines[queue].parked.get(name)
         if parked is None:
             return 0
@@ -337,10 +342,10 @@ class JobIndexes:
         return len(let_in)
 
     def let_in(self, now: int) -> None:
-        """Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
+        """Release jobs parked under keys that were freed since the last call; each step that moves jobs ends with it.
 
-        Once for all of them: where many leave one key in a step, each free slot is offered once. Under a rate each
-        makes place for one more, for the others that it allows stand in line already.
+        It runs once per step: if many jobs leave one key, each free place is offered once. Under a rate, each job that
+        left makes room for one more job, because the other jobs that the rate allows are ready already.
         """
         while self._freed:
             (queue, name), left = self._freed.popitem()
@@ -350,10 +355,10 @@ class JobIndexes:
                 self.unpark(queue, name, now, room=min(room, left) if name.startswith(RATE) else room)
 
     def parked(self) -> list[tuple[str, str]]:
-        """Return queues and keys that jobs are parked under: those of paused tasks, and the next so many of the others.
+        """Return queues and keys that jobs are parked under: those of paused tasks, and the next `LOOK_LIMIT` others.
 
-        Each call goes on behind the last, so that all of them come round, however many there are. Where anybody stands
-        in line they are left out: whoever is there is looked at first, and may be waiting for the very slot.
+        Each call continues after the last one, so that every key is reached, however many there are. Queues with ready
+        jobs are left out: a claim looks at ready jobs first, and one of them may be waiting for the same place.
         """
         places = sorted((queue, name) for queue, line in self.lines.items() for name in line.parked)
         others = [
@@ -367,7 +372,7 @@ class JobIndexes:
         return [place for place in places if place[1].startswith(PAUSED)] + others
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
-        """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
+        """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""
         for name, line in self.lines.items():
             yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
             yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
@@ -376,10 +381,10 @@ class JobIndexes:
         yield from (("leases", at, ref) for at, ref in self.leases)
         yield from (("suspects", at, ref) for at, ref in self.suspects)
 
-    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _room(self, queue: str, name: str, parked: OrderedJobs, now: int) -> int:
-        """Return how many of those parked under a name may be let in."""
+        """Return how many of the jobs parked under a name may be released."""
         if name.startswith(PAUSED):
             return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
         if name.startswith(RATE):
@@ -389,14 +394,14 @@ class JobIndexes:
         return 0 if slots is None else slots.free
 
     def _rate(self, queue: str, name: str, parked: OrderedJobs) -> RateKey | None:
-        """Return the rate that the first of those parked under it goes by, None where it has that rate no more."""
+        """Return the rate of the first job parked under this name; None if the job does not have that rate any more."""
         first = self.jobs[parked.first(1)[0]]
         return next((rate for rate in self.rates(first) if RATE + rate.name == name), None)
 
     def _open(self, queue: str, name: str, now: int, *, limit: int = PROMOTE_LIMIT) -> int:
-        """Let in whom a rate allows to start, and note when the next may be let in: when all these might have started.
+        """Release the jobs that a rate allows to start, and record when the next release may follow their starts.
 
-        In the place of who leaves the line without starting another is let in at once.
+        If a job leaves the queue without starting, another one is released at once in its place.
         """
         line = self.lines[queue]
         parked = line.parked.get(name)
@@ -413,7 +418,7 @@ class JobIndexes:
         return let_in
 
     def _note_opening(self, queue: str, name: str, now: int, *, so_far: RateReservation | None = None) -> None:
-        """Note when a rate lets the first of those start who are parked under it; `so_far`: with those let in."""
+        """Record when a rate lets its first parked job start; `so_far`: the rate's time including the released jobs."""
         line = self.lines[queue]
         parked = line.parked.get(name)
         if parked is None:
@@ -429,9 +434,9 @@ class JobIndexes:
         return self.taken.get((queue, rate.name), RateReservation())
 
     def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
-        """Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates.
+        """Record the keys and rates that a job has freed, by ending its run or by leaving the queue without a start.
 
-        When the last one that was parked under a rate is gone, nobody asks any more when that opens.
+        When no job is parked under a rate any more, its opening time is deleted.
         """
         line = self.lines[before.queue]
         if before.parked_under is not None and before.parked_under not in line.parked:
@@ -456,7 +461,7 @@ class JobIndexes:
             del line.parked[job.parked_under]
 
     def _places(self, job: JobRecord) -> Iterator[tuple[OrderedJobs, int]]:
-        """Yield the indexes that the job's state puts it in, and its number there."""
+        """Yield the indexes that the job's state puts it in, with its sort number there."""
         line = self.lines[job.queue]
         match job.state:
             case State.WAITING if job.parked_under is not None:
@@ -472,7 +477,7 @@ class JobIndexes:
             case State.COMPLETED if job.kept_until is not None:
                 yield self.kept, job.kept_until
             case State.FAILED if job.redrive_at is not None:
-                # Retention must not take what a rule has yet to put back.
+                # Retention must not delete a job that a rule will redrive.
                 yield self.redrives, job.redrive_at
             case _:
                 yield line.over[job.state], job.finished or 0
@@ -480,7 +485,7 @@ class JobIndexes:
             yield self.aging, job.expires_at
 
     def _count(self, before: JobRecord | None, after: JobRecord | None) -> None:
-        """Keep the slots and the number of the unfinished in step with one job's move."""
+        """Update the key holders, groups and counters for one job's change."""
         job = after or before
         if job is None:
             return
@@ -506,7 +511,7 @@ class JobIndexes:
 
 
 def _group(groups: dict[G, dict[Ref, None]], name: G, ref: Ref, *, inside: bool) -> None:
-    """See that a job is in a group or not; a group without jobs is forgotten."""
+    """Add a job to a group or remove it; a group without jobs is deleted."""
     if inside:
         groups.setdefault(name, {})[ref] = None
     elif name in groups:

@@ -1,7 +1,7 @@
-"""The executable specification: what a storage does, in plain dicts and sorted lists. Read this first.
+"""The executable specification of a storage, in plain dicts and sorted lists. Read this first.
 
-Nothing here waits or takes a lock; each method is one atomic step. `Memory` is this with a lock around it, and every
-other storage is held equal to it by the conformance suite.
+Nothing here waits or takes a lock; each method is one atomic step. `MemoryStorage` adds a lock, and the conformance
+suite verifies that every other storage behaves the same.
 """
 
 from collections import Counter, defaultdict
@@ -121,18 +121,18 @@ from tenure.storage.protocol import (
 
 @dataclass
 class _LastBeat:
-    """What is known of a worker: its last beat, and when that was."""
+    """A worker's last beat, and when it arrived."""
 
     beat: RenewRequest
     started: int
     at: int
     died: bool = False
     announced: int = 0
-    """The number of the last event that it has announced."""
+    """The number of the last event that the worker reported."""
 
 
 class Model(ScheduleStore):
-    """A storage without the waiting, in four layers: books, intake, timetable, and here the flow."""
+    """A storage without waiting, in four layers: state, enqueue, schedules, and here all other verbs."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -144,12 +144,12 @@ class Model(ScheduleStore):
         self._created = clock.now()
         self._resumed_at: int | None = None
 
-    # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the hot path and sweeps ───────────────────────────────────────────────────────────────────────────────────
 
     def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """Apply each settlement whose run is the current one, then claim what is ordered."""
+        """Apply each settlement whose run is the current one, then claim jobs."""
         now = self._clock.now()
         verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
         seen = order is not None and order.lane is not None and self._has_seen(owner, order.lane, now)
@@ -174,14 +174,14 @@ class Model(ScheduleStore):
         )
 
     def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
-        """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
+        """Return True if a call's number was seen before; if not, hand back runs whose answers were lost."""
         if self._claims.get((owner.id, lane.id), LaneClaims()).has_seen(lane):
             return True
         self._hand_back(owner, lane, now)
         return False
 
     def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
-        """Hand back what calls of a lane gave out that are over and were not answered."""
+        """Hand back the runs that a lane's finished calls gave out in answers that were lost."""
         known = self._claims.get((owner.id, lane.id), LaneClaims())
         for ref, fence in known.lost(lane):
             job = self._jobs.get(ref)
@@ -190,12 +190,12 @@ class Model(ScheduleStore):
         self._claims[owner.id, lane.id] = known.over(lane, now)
 
     def _glance(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
-        """Return whether a queue has a job that could be claimed, and when time alone gives it another."""
+        """Return whether a queue has a claimable job, and when time alone will make another one claimable."""
         line = self._lines[queue]
         opens_at = self._queue_opens_at(queue, now)
         dues = [] if line.delayed.head is None else [line.delayed.head]
         if line.opening:
-            # Nobody is let in line by a rate of his own before the queue's own lets him start.
+            # A job's own rate releases it only once the queue's rate allows a start.
             dues.append(max(min(line.opening.values()), opens_at))
         ready = bool(len(line.ready) or self._shelf.known_places(queue, tasks))
         if ready and opens_at > now:
@@ -310,7 +310,7 @@ class Model(ScheduleStore):
         return leases
 
     def _queue_opens_at(self, queue: str, now: int) -> int:
-        """Return when a queue's own rate lets the next of its jobs start."""
+        """Return when a queue's own rate next allows a start."""
         rate = self._setting("queue", queue).rate
         return now if rate is None or not rate.interval else self._shelf.opens_at(queue, rate, now)
 
@@ -342,7 +342,7 @@ class Model(ScheduleStore):
         return Lease(started)
 
     def _all_rates(self, job: JobRecord) -> list[RateKey]:
-        """Return the rates that a job's start takes time of, that of its queue among them."""
+        """Return the rates that a start of this job takes time of, including its queue's rate."""
         told = self._setting("queue", job.queue).rate
         return [*self._shelf.rates(job), *([told] if told and told.interval else ())]
 
@@ -354,14 +354,14 @@ class Model(ScheduleStore):
             )
 
     def renew(self, beat: RenewRequest) -> RenewResult:
-        """Remember that an owner lives, and extend every lease it names that nobody has taken."""
+        """Record that an owner is alive, and extend every lease in the request that it still holds."""
         now = self._clock.now()
         lost: list[tuple[Ref, int]] = []
         cancelling: list[CancelRequest] = []
         for asked in beat.renewals:
             job = self._jobs.get(asked.ref)
             if job is None or not self._holds(job, beat.owner.id, asked.fence):
-                # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+                # A run that this owner has settled meanwhile is not fenced off: beat and settlement crossed.
                 if job is not None and job.settled_fence != asked.fence:
                     self._record(refused(job, beat.owner.id, asked.fence, "renew"), now)
                 lost.append((asked.ref, asked.fence))
@@ -431,7 +431,7 @@ class Model(ScheduleStore):
             job.stall.lease,
             run_until=run_until,
             progress_until=progress_until,
-            # A run cannot have started later than now: if it seems so, the clock was set back since.
+            # A run cannot have started later than now. If it seems so, the clock was set back since.
             not_before=min(job.started or now, now) + job.stall.start_grace,
             exclusive=asked.exclusive,
         )
@@ -452,7 +452,7 @@ class Model(ScheduleStore):
         )
 
     def sweep(self, bid: SweepRequest) -> SweepResult:
-        """Elect the bidder if need be, then do one bounded turn of the chores."""
+        """Elect the caller if necessary, then do one bounded turn of the chores."""
         now = self._clock.now()
         terms: tuple[Term, ...] = ()
         if bid.term is not None:
@@ -493,13 +493,13 @@ class Model(ScheduleStore):
         )
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
-        """Return the reigning term, the owner's if it may be, and how long it still lasts."""
+        """Return the current leader's term, which is the owner's if possible, and how long it still lasts."""
         if self._term is not None:
             term, until = self._term
             if term.owner == owner.id and now < until:
                 self._term = (structs.replace(term, length=length), now + length)
                 return self._term[0], length
-            # A term that ends further ahead than it is long was given before the clock was set back.
+            # A term that ends further ahead than its length was given before the clock was set back.
             if now < until <= now + term.length:
                 return term, until - now
             self._record(LeadershipLost(scope="*", owner=term.owner, epoch=term.epoch, reason="expired"), now)
@@ -573,22 +573,22 @@ class Model(ScheduleStore):
             if self._holder(job, now) is None:
                 self._redrive(job, now, by="rule", by_rule=True)
             else:
-                # A later job of its key is at the work already.
+                # An unfinished job of the same unique key has replaced this one.
                 self._replace(job, structs.replace(job, redrive_at=None))
         return len(due)
 
     def _trim(self, now: int) -> int:
-        """Forget what has been kept for long enough, the longest ended first."""
+        """Delete the jobs whose retention is over, the earliest ended first."""
         gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
         for queue, line in sorted(self._lines.items()):
             kept = self._setting("queue", queue).retention or RetentionRules()
             for state, over in sorted(line.over.items()):
                 keep = kept.of(state)
                 surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
-                # What ended later than now did so before the clock was set back: it is older than it looks.
+                # A job that ended later than now ended before the clock was set back, so it is older than it looks.
                 gone += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(gone))))
                 room = TRIM_LIMIT - len(gone)
-                # Both are the longest ended, so the longer list holds the shorter.
+                # Both lists begin with the earliest ended job, so the longer list contains the shorter.
                 aged, worn = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
                 gone += aged if len(aged) > len(worn) else worn
         trimmed = 0
@@ -602,10 +602,10 @@ class Model(ScheduleStore):
     def _forget_at_once(
         self, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult], now: int
     ) -> None:
-        """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many.
+        """If a queue has too many completed jobs, delete some of the oldest together with these completions.
 
-        Left to the sweeps: jobs that may have taken in other calls; and all where the clock was set back, for then the
-        longest completed ones do not come first.
+        The sweeps handle the other cases: jobs that may have merged calls, and all jobs if the clock was set back,
+        because then the earliest completed jobs do not come first.
         """
         completed = Counter(
             asked.ref.queue
@@ -642,10 +642,10 @@ class Model(ScheduleStore):
         stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
         return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
 
-    # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
+    # ── operator actions ──────────────────────────────────────────────────────────────────────────────────────────
 
     def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
-        """Cancel, redrive, delete or reschedule."""
+        """Cancel, redrive, delete, reschedule or retain jobs."""
         now = self._clock.now()
         revised = [self._revise(revision, now) for revision in revisions]
         self._shelf.let_in(now)
@@ -729,7 +729,7 @@ class Model(ScheduleStore):
         self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
 
     def _holder(self, job: JobRecord, now: int) -> Ref | None:
-        """Return the unfinished job that holds a job's unique key."""
+        """Return the unfinished job that holds this job's unique key."""
         return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
 
     def _reschedule(self, job: JobRecord, asked: RescheduleJob, now: int) -> None:
@@ -741,7 +741,7 @@ class Model(ScheduleStore):
         self.knocked.append(queue_topic(job.queue))
 
     def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
-        """Lay settings over those in force."""
+        """Merge settings into those in force."""
         now = self._clock.now()
         before = self._setting(target.kind, target.name)
         after = before.under(settings)
@@ -764,7 +764,7 @@ class Model(ScheduleStore):
         return after
 
     def resign(self, term: Term) -> None:
-        """Give up that term and no other."""
+        """Give up this leader term and no other."""
         if self._term is not None and (self._term[0].owner, self._term[0].epoch) == (term.owner, term.epoch):
             self._term = None
             self._record(
@@ -779,7 +779,7 @@ class Model(ScheduleStore):
         now = self._clock.now()
         found: list[JobDetail | None] = []
         for ref in refs:
-            # A call that another job has taken in is answered for by that.
+            # The id of a merged call names the job that it was merged into.
             ref = self._taken_in.get(ref, ref)
             job = self._jobs.get(ref)
             gone = job is None or self._past(job, now)
@@ -808,7 +808,7 @@ class Model(ScheduleStore):
         )
 
     def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """Return counts and workers at a glance."""
+        """Return job counts, queues and workers."""
         now = self._clock.now()
         counts: defaultdict[str, defaultdict[State, int]] = defaultdict(lambda: defaultdict(int))
         for job in self._jobs.values():
@@ -886,13 +886,13 @@ class Model(ScheduleStore):
         return self._journal.lend(cursor, limit, reader, self._clock.now())
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
-        """Yield what the indexes hold: the index's name, the number a job stands there at, the job."""
+        """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""
         return self._shelf.indexed()
 
-    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
-        """Say whether this owner's run under this fence is the job's current one: the guard of every write."""
+        """Return True if the owner's run under this fence is the job's current one. Every write is guarded by this."""
         return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
 
 

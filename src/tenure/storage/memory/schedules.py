@@ -1,4 +1,4 @@
-"""The model's schedules: put, paused, removed, and moved on tick by tick, each tick once."""
+"""The model's schedules: create, pause and remove them, and advance them so that each tick happens once."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from tenure.storage.protocol import (
 
 
 class ScheduleStore(EnqueueRules):
-    """Remembers schedules, and who has dealt with which of their ticks."""
+    """Stores schedules and their progress."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -63,9 +63,9 @@ class ScheduleStore(EnqueueRules):
         return fate_of(receipt.made, receipt.ref)
 
     def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
-        """Return the schedules that are due, and how long until another has a tick.
+        """Return the due schedules, and how long until the next tick of another one.
 
-        Those with a tick that has come, the longest due first; then those that have got further than the clock.
+        Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
         """
         going = [schedule for schedule in self._schedules.values() if not schedule.paused]
         ticking = sorted((one.next_tick, one.name) for one in going if one.next_tick is not None)

@@ -1,4 +1,4 @@
-"""What the model writes everything down in: records, runs, logs, settings, events, and the hints that go out."""
+"""The model's state: records, runs, logs, settings, events, and the notifications to send."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, q
 
 
 class ModelState:
-    """Records and what goes with them. `knocked` collects the topics that each step hints at."""
+    """Records and their related data. `knocked` collects the topics that each step notifies."""
 
     def __init__(self, clock: Clock) -> None:
         self.knocked: list[str] = []
@@ -26,13 +26,13 @@ class ModelState:
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
         self._logged: dict[Ref, LogPosition] = {}
-        """The run of the last line in each log, and the line's number there."""
+        """For each job, how far its log has got."""
         self._settings: dict[Target, Settings] = {}
         self._journal = EventLog()
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
-        """Every job there is; for whoever holds the invariants against it."""
+        """Every job, for the invariant checks."""
         return self._jobs
 
     def _replace(self, before: JobRecord, after: JobRecord) -> None:
@@ -54,7 +54,7 @@ class ModelState:
         self.knocked.append(job_topic(job.ref))
 
     def _past(self, job: JobRecord, now: int) -> bool:
-        """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+        """Return True if a completed job's own lifetime is over: it counts as deleted, even before a sweep."""
         return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
     def _record(self, event: Event, now: int) -> None:
@@ -62,7 +62,7 @@ class ModelState:
         self.knocked.append(EVENTS_TOPIC)
 
     def _tell(self, event: JobEvent, now: int) -> None:
-        """Record an event where its queue asks for it."""
+        """Record an optional event if its queue records that type."""
         if name_of(event) in (self._setting("queue", event.queue).record or ()):
             self._record(event, now)
 

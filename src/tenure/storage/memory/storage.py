@@ -1,4 +1,4 @@
-"""The storage for tests and for work that may vanish with its process: the model, behind a lock."""
+"""The storage for tests and for jobs that may be lost with their process: the model behind a lock."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class MemoryStorage:
-    """Keeps everything in this process. What it promises lasts as long as the process does."""
+    """Keeps everything in this process; all data ends with the process."""
 
     url = "memory://"
     shared = False
@@ -46,17 +46,17 @@ class MemoryStorage:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())
         self._hub = NotificationHub()
-        # The keeper renews from a thread of its own.
+        # The keeper renews leases from its own thread.
         self._lock = threading.Lock()
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     async def close(self) -> None:
-        """Nothing to close: what is remembered stays with the object."""
+        """Do nothing: the data stays with the object."""
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
-        """Say what everybody should know of memory."""
+        """Return the warning that memory is not durable."""
         return [
             Finding(
                 "warning",

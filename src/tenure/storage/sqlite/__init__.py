@@ -1,4 +1,4 @@
-"""Jobs in one SQLite file, shared by all processes of one machine."""
+"""The SQLite storage: jobs in one file, shared by all processes of one machine."""
 
 from tenure.storage.sqlite.storage import SQLiteStorage
 

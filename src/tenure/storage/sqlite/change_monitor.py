@@ -1,7 +1,7 @@
-"""What other processes have done since the last look, and whom that concerns.
+"""Detects commits of other processes, and chooses the topics to notify.
 
-A commit of another process may have changed anything, so it is a hint at every topic but one kind: an owner asks at
-once when it is hinted at, so it is looked up whether one of its runs was asked to stop.
+A commit of another process may have changed anything, so it notifies all topics except owner topics. An owner sends a
+beat at each notification, so its topic is notified only if one of its runs was asked to stop.
 """
 
 import sqlite3
@@ -18,24 +18,24 @@ Run = tuple[int, int]
 
 
 class ChangeMonitor:
-    """Looks through the connection that writes, whose own commits it does not see."""
+    """Reads through the writing connection, whose own commits it does not see."""
 
     def __init__(self) -> None:
         self._seen: tuple[sqlite3.Connection, int] | None = None
         self._cancelling: dict[str, set[Run]] = {}
 
     def note(self, connection: sqlite3.Connection) -> None:
-        """Take what is there for seen: whoever will listen from now on has not missed it."""
+        """Mark the current state as seen: a listener that starts later has not missed it."""
         self._seen = (connection, _version(connection))
         self._cancelling.clear()
 
     def told(self, connection: sqlite3.Connection, topics: Iterable[str]) -> None:
-        """Take for told what owners can see who are hinted at next, by a step of this process."""
+        """Mark the requests to stop of these owners as notified, because a step of this process notifies them next."""
         for topic in {topic for topic in topics if topic.startswith(_OWNER)}:
             self._cancelling[topic] = _asked_to_stop(connection, topic)
 
     def look(self, connection: sqlite3.Connection, topics: Sequence[str]) -> list[str] | None:
-        """Return which of the topics listened for to hint at; None if no other process has committed."""
+        """Return the topics to notify, out of those that have listeners; None if no other process has committed."""
         now = (connection, _version(connection))
         if now == self._seen:
             return None

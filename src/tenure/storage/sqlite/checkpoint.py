@@ -1,7 +1,7 @@
-"""When the log is carried over into the database file.
+"""Decides when to checkpoint, that is, to copy the write-ahead log into the database file.
 
-SQLite 3.7.0 to 3.51.2 can corrupt a database when one connection checkpoints while another commits. So SQLite never
-does it by itself here: we do, under the writers' lock, with which no commit of ours can overlap.
+SQLite 3.7.0 to 3.51.2 can corrupt a database when one connection checkpoints while another commits. So SQLite's
+automatic checkpoints are off. We checkpoint under the writers' lock, which excludes all commits of ours.
 """
 
 import os
@@ -11,20 +11,20 @@ from tenure.clock import Clock
 from tenure.storage.sqlite.statements import query
 
 LEADERS_PAGES = 1000
-"""The leader checkpoints as soon as the log has grown by so many pages, at its sweep."""
+"""The leader checkpoints at its sweep when the log has grown by this number of pages."""
 
 ANYBODYS_PAGES = 8 * LEADERS_PAGES
-"""Anybody does by so many: somebody may enqueue a million jobs while nobody leads."""
+"""Any process checkpoints above this growth, in case a million jobs are enqueued while there is no leader."""
 
 EVERY = 5.0
-"""The leader also does whenever so many seconds have passed."""
+"""The leader also checkpoints after this number of seconds."""
 
 _PAGE = 4096 + 24
 _CHECKPOINT = query("session", "checkpoint")
 
 
 class Checkpoints:
-    """Remembers how long the log was after the last checkpoint: it is written from the start then, and seldom cut."""
+    """Remembers the log's size after the last checkpoint: SQLite then overwrites the log and rarely truncates it."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._log = f"{path}-wal"
@@ -33,7 +33,7 @@ class Checkpoints:
         self._size = 0
 
     def consider(self, connection: sqlite3.Connection, *, leading: bool) -> None:
-        """Checkpoint if it is time; the caller holds the writers' lock and has committed."""
+        """Checkpoint if it is time. The caller holds the writers' lock and has committed."""
         try:
             size = os.stat(self._log).st_size
         except OSError:
@@ -46,7 +46,7 @@ class Checkpoints:
         try:
             connection.execute(_CHECKPOINT).fetchall()
         except sqlite3.Error:
-            # What was committed stands in the log; it is carried over another time.
+            # The commits are safe in the log. A later checkpoint copies them.
             return
         self._at = now
         self._size = size

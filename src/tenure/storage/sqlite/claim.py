@@ -1,4 +1,4 @@
-"""Claims in SQL: what fell due is made ready, and the best of the ready are started as far as they may."""
+"""Claims in SQL: promotes jobs that fell due, and starts the best ready jobs that may start."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _TRIM_RUNS = query("exchange", "trim_runs")
 
 
 def promote(step: Transaction, queue: str, limit: int) -> int:
-    """Make waiting what fell due in a queue, or expired where it is too old by now; return how many that were."""
+    """Promote the jobs of a queue that fell due, or expire those that are too old; return their number."""
     due = step.all(_DUE, (queue, step.now, limit))
     if not due:
         return 0
@@ -36,7 +36,7 @@ def promote(step: Transaction, queue: str, limit: int) -> int:
     for seq in aged:
         expire(step, seq, the_job(step, seq))
     young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
-    # A look at an empty line forgets how far it has got, so there is none unless a job comes into line.
+    # `is_fair` resets the fair order of an empty queue, so call it only if a job enters the queue.
     if young and (fair_queue.is_fair(step, queue) or any(keyed for _, keyed in young)):
         for seq, _ in young:
             _promote(step, seq, the_job(step, seq))
@@ -48,14 +48,14 @@ def promote(step: Transaction, queue: str, limit: int) -> int:
 
 
 def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
-    """Make one job waiting whose score depends on who stands in line before it."""
+    """Promote one job whose score depends on the jobs that wait before it."""
     at = came_at(job.score, boost=job.boost, lifo=job.lifo)
     step.run(_COME_IN, (fair_queue.score(step, job, at), seq))
     step.moved(job.queue, left="delayed", to="waiting")
 
 
 class Claim:
-    """One claim of an owner: as many jobs as there is room for, of so many that may be looked at."""
+    """One claim of an owner: as many jobs as it has room for, within a limit on the jobs examined."""
 
     def __init__(self, step: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
         self.leases: list[Lease] = []
@@ -67,13 +67,13 @@ class Claim:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for more jobs, and more may be looked at."""
+        """True if the claim has room for more jobs and may examine more."""
         return min(self._room - len(self.leases), self._looks) > 0
 
     def take_from(self, queue: str, known: Sequence[str]) -> None:
-        """Start the best of a queue, and move out of the way whatever may not start.
+        """Start the best jobs of a queue, and move jobs that may not start out of the way.
 
-        `known`: what jobs are parked under whose task and version the owner knows.
+        `known`: the names of unknown tasks that jobs are parked under and that the owner knows.
         """
         step = self._step
         while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
@@ -82,9 +82,9 @@ class Claim:
                 return
 
     def _go_through(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
-        """Look at the first of a line one by one, until somebody was let in who may stand before the next of them.
+        """Process the first jobs of a queue one by one, until a released job may have a better score than the next one.
 
-        Returns how many were let in.
+        Returns how many jobs were released.
         """
         step = self._step
         stall = setting(step, "queue", queue).stall
@@ -125,20 +125,20 @@ class Claim:
 
 
 def _first_known(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
-    """Return the seqs and records of the first in line and under known places, as if none of them were plain."""
+    """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
     seqs = first_seqs(step, queue, known, limit)
     records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
     return [(seq, records[seq], False) for seq in seqs]
 
 
 def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
-    """Return the seqs and records of the first in line, each with whether it is plain."""
+    """Return seqs and records of the first ready jobs, and whether each is plain."""
     row = step.one(_READY, (queue, limit))
     if row is None or row[1] is None:
         return []
     listed, payloads = row
     line = rows.ready(listed)
-    # Where any text is not UTF-8 each is looked at by itself.
+    # If any text is not UTF-8, each job is read separately.
     readable = type(listed) is str
     others = [job.seq for job in line if not (job.plain and readable)]
     records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(others),))} if others else {}

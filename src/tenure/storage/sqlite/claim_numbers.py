@@ -1,7 +1,7 @@
-"""Numbered claims of the owners in this process, and the hand-back of what they lost.
+"""The numbered claims of this process's owners, and the hand-back of runs whose answers were lost.
 
-An owner is one process and this process is its only way to the file, so its numbers are kept in memory: they end with
-the owner. A transaction keeps its changes to itself until it is committed, because it may be rolled back and repeated.
+An owner is one process, and this process is its only way to the file. So the numbers are kept in memory and end with
+the owner. A transaction publishes its changes only after the commit, because it may be rolled back and repeated.
 """
 
 from tenure.core.job import Owner
@@ -14,11 +14,11 @@ from tenure.storage.sqlite.transaction import Lanes, Transaction
 from tenure.storage.sqlite.transitions import find_job
 
 _KEPT = 64
-"""Above this number of lanes those that have not been heard of for long are forgotten."""
+"""Above this number of lanes, lanes that were unused for long are deleted."""
 
 
 def has_seen(step: Transaction, owner: Owner, lane: Lane) -> bool:
-    """Return True if a call's number was seen before; if not, hand back what earlier calls lost."""
+    """Return True if a call's number was seen before; if not, hand back runs whose answers were lost."""
     if step.lane(owner.id, lane.id).has_seen(lane):
         return True
     hand_back(step, owner, lane)
@@ -26,7 +26,7 @@ def has_seen(step: Transaction, owner: Owner, lane: Lane) -> bool:
 
 
 def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
-    """Hand back what calls of a lane gave out that are over and were not answered."""
+    """Hand back the runs that a lane's finished calls gave out in answers that were lost."""
     known = step.lane(owner.id, lane.id)
     lost = [(found[1], fence) for ref, fence in known.lost(lane) if (found := find_job(step, ref)) is not None]
     settle(
@@ -42,7 +42,7 @@ def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
 
 
 def keep(lanes: Lanes, step: Transaction) -> None:
-    """Keep what a transaction has changed, now that it is committed."""
+    """Publish a transaction's changes after its commit."""
     lanes |= step.lanes
     if step.lanes and len(lanes) > _KEPT:
         for place in [place for place, known in lanes.items() if known.at <= step.now - WORKER_KEPT]:

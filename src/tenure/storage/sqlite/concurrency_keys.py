@@ -1,8 +1,8 @@
-"""Concurrency keys in SQL: who holds a slot, who is parked, and who is let back in line.
+"""Concurrency keys in SQL: which jobs hold a key, which are parked under it, and which are released.
 
-A slot is a row for an active job and one of its keys, never a number. A job without a slot to go to stands parked
-under the first of its keys that is full, out of everybody's way; a job of a paused task does so under a name that no
-slot is ever taken of, and one whose rate is not open under that rate (rates.py).
+A holder is a row for an active job and one of its keys, so there are no counters. A job without room is parked under
+its first full key and leaves the ready jobs. A job of a paused task is parked under a name that no job can hold. A job
+whose rate is not open is parked under that rate (rates.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _UNPARK = query("exchange", "unpark")
 
 
 def name(step: Transaction, job: NewJob) -> None:
-    """Let a new job name its keys; the limits that it brings along hold from now on."""
+    """Register a new job's keys; the limits that it carries apply from now on."""
     count(step, job.queue, job.keys, 1)
     for key in job.keys:
         slots = step.slots(job.queue, key.name)
@@ -33,7 +33,7 @@ def name(step: Transaction, job: NewJob) -> None:
 
 
 def count(step: Transaction, queue: str, keys: Sequence[Key], more: int) -> None:
-    """Note that so many more unfinished jobs name these keys."""
+    """Add to the number of unfinished jobs that name these keys."""
     for key in keys:
         slots = step.slots(queue, key.name)
         if not slots.named:
@@ -42,15 +42,15 @@ def count(step: Transaction, queue: str, keys: Sequence[Key], more: int) -> None
 
 
 def unbound(step: Transaction, queue: str, task: str) -> bool:
-    """Say whether a job of a task that brings neither keys nor rates may start, and takes nothing by it."""
+    """Return True if a job of this task without keys and rates may start and takes nothing by its start."""
     told = setting(step, "task", task)
     return not told.paused and told.rate is None and rates.of_queue(step, queue) is None
 
 
 def full(step: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
-    """Return what a job must be parked under before it may start, None where all its keys and rates have room.
+    """Return the name that a job must be parked under, or None if all its keys and rates let it start.
 
-    `tasks`: what the caller knows. Only a job that has started before is held against it.
+    `tasks`: the tasks that the caller knows. They are checked only for a job that has started before.
     """
     if setting(step, "task", job.task).paused:
         return PAUSED + job.task
@@ -61,19 +61,19 @@ def full(step: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> 
 
 
 def take(step: Transaction, job: JobRecord) -> None:
-    """Take a slot of each key of a job that starts."""
+    """Make a starting job a holder of each of its keys."""
     for key in job.keys:
         step.slots(job.queue, key.name).held += step.run(_TAKE_SLOT, (job.queue, key.name, job.id))
 
 
 def leave(step: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
-    """Leave the slots of a job that is active no more."""
+    """Remove a job that is not active any more from the holders of its keys."""
     for key in keys:
         step.slots(queue, key.name).held -= step.run(_LEAVE_SLOT, (queue, key.name, job))
 
 
 def park(step: Transaction, seq: int, job: JobRecord, under: str) -> None:
-    """Take a ready job out of line until there is room."""
+    """Park a ready job until there is room."""
     step.run(_PARK, (under, seq))
     step.moved(job.queue, to="parked")
     offer_place(step, job)
@@ -84,27 +84,27 @@ def park(step: Transaction, seq: int, job: JobRecord, under: str) -> None:
 
 
 def come_back(step: Transaction, seq: int, job: JobRecord) -> JobRecord:
-    """Put a parked job back in line, and return it as it is there."""
+    """Release a parked job, and return its new record."""
     step.run(_PARK, (None, seq))
     step.moved(job.queue, left="parked")
     return structs.replace(job, parked_under=None)
 
 
 def offer(step: Transaction, queue: str, keys: Sequence[Key]) -> None:
-    """Note the keys of a job that has left a slot."""
+    """Record the keys of a job that was their holder."""
     step.freed.update((queue, key.name) for key in keys)
 
 
 def offer_place(step: Transaction, job: JobRecord) -> None:
-    """Note the keys and rates of a job that has left its place in line, though they may be free."""
+    """Record the keys and rates of a job that has left the ready jobs, because they may be free."""
     offer(step, job.queue, job.keys)
     step.freed.update((job.queue, name) for name in rates.names(step, job))
 
 
 def open_up(step: Transaction, queue: str) -> None:
-    """Let back in line whom the rates of a queue allow to start by now, no faster than they might have started.
+    """Release the jobs that the rates of a queue allow to start by now, no faster than they could have started.
 
-    So many at a time, and first of those rates that have been open for the longest.
+    Each call releases up to `PROMOTE_LIMIT` jobs, beginning with the rates that have been open for the longest time.
     """
     left = PROMOTE_LIMIT
     for under in rates.opened(step, queue):
@@ -114,7 +114,7 @@ def open_up(step: Transaction, queue: str) -> None:
 
 
 def open_anew(step: Transaction, queue: str, under: str) -> int:
-    """Let in whom a rate allows to start, whoever was let in before; return how many that were."""
+    """Release every job this rate now allows, ignoring earlier releases. Return the count."""
     return _open(step, queue, under, PROMOTE_LIMIT, anew=True)
 
 
@@ -126,10 +126,10 @@ def _open(step: Transaction, queue: str, under: str, limit: int, *, anew: bool =
 
 
 def let_in(step: Transaction) -> int:
-    """Let others in line under the keys and rates that were left since the last time; return how many that were.
+    """Release jobs parked under keys and rates that were freed since the last call; return the count.
 
-    Whoever moves jobs does so in the end, once for all of them: each free slot is offered once. Under a rate each makes
-    place for one more, for the others that it allows stand in line already.
+    Each step that moves jobs ends with this, once for all its moves, so that each free place is offered once. Under a
+    rate, each job that left makes room for one more job, because the other jobs that the rate allows are ready already.
     """
     places = list(step.freed.items())
     step.freed.clear()
@@ -146,7 +146,7 @@ def _let_in(step: Transaction, queue: str, under: str, left: int) -> int:
 
 
 def unpark(step: Transaction, queue: str, under: str, *, room: int | None = None) -> int:
-    """Let as many jobs back in line as have room under a key, or so many under a rate; return how many that were."""
+    """Release as many parked jobs as a key has room for, or `room` jobs under a rate; return the count."""
     room = min(_room(step, queue, under) if room is None else room, PROMOTE_LIMIT)
     if not room:
         return 0
@@ -158,11 +158,11 @@ def unpark(step: Transaction, queue: str, under: str, *, room: int | None = None
 
 
 def _room(step: Transaction, queue: str, under: str) -> int:
-    """Return how many of those parked under a name may be let in."""
+    """Return how many of the jobs parked under a name may be released."""
     if under.startswith(PAUSED):
         return 0 if setting(step, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
     slots = step.slots(queue, under)
     if not slots.named and not under.startswith((RATE, UNKNOWN)):
-        # Each job that is parked under a key names it. A damaged record may stand under a name that is not a key.
+        # Each job that is parked under a key names it. A damaged record may be parked under a name that is not a key.
         return PROMOTE_LIMIT
     return slots.free

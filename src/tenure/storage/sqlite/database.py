@@ -1,4 +1,4 @@
-"""The database file: checked before it is touched, then opened, with the schema created in a new one."""
+"""The database file: checks it before any change, opens it, and creates the schema in a new file."""
 
 import os
 import sqlite3
@@ -17,19 +17,19 @@ from tenure.storage.sqlite.statements import query
 Durability = Literal["full", "fast"]
 
 APPLICATION = 1215261796
-"""The number that marks a file as ours, in its header ("Hold")."""
+"""The application id in the header of our files ("Hold")."""
 
 SCHEMA = 7
-"""The number of the schema in `schema.sql`. Until the first release it rises with each change; nothing is migrated."""
+"""The number of the schema in `schema.sql`. Until the first release it rises with each change, without migrations."""
 
 _PACKAGE = "tenure.storage.sqlite"
 _OLDEST = (3, 38, 0)
-# Prepared statements are kept for the life of the connection; there are fewer than this.
+# Prepared statements are kept for the life of the connection. There are fewer than this.
 _STATEMENTS = 256
 
 
 class Database:
-    """A database file, and how connections to it are made."""
+    """A database file, and the ways to connect to it."""
 
     def __init__(
         self, path: str, locks: Locks, *, durability: Durability, auto_migrate: bool, clock: Clock | None = None
@@ -42,15 +42,15 @@ class Database:
 
     @property
     def lock_path(self) -> str:
-        """Where the processes that use it meet."""
+        """The path of the lock file that all processes share."""
         return self._locks.path
 
     def writer(self) -> sqlite3.Connection:
-        """Return a connection that may write, to a database of our version.
+        """Return a connection that may write, to a database of our schema version.
 
         Raises:
-            UsageError: the place cannot hold a database.
-            SchemaMismatchError: it is not ours or not of our version, and was left untouched.
+            UsageError: this path cannot hold a database.
+            SchemaMismatchError: the file is not ours or not of our version; it was left unchanged.
         """
         require(sqlite3.sqlite_version_info)
         filesystem_check.check(self.path)
@@ -63,18 +63,19 @@ class Database:
             raise errors.unopenable(error, self.path) from error
 
     def reader(self) -> sqlite3.Connection:
-        """Return a connection that only reads."""
+        """Return a read-only connection."""
         connection = self._connect("rw")
         _tell(connection, "patience", "memory", "cache", "no_checkpoint", "read_only")
         return connection
 
     def _look(self) -> None:
-        """Refuse a file that is not for us, without leaving a trace in it or beside it."""
+        """Refuse a file that is not ours, without a change to it or its directory."""
         if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:
             self._admit(0)
             return
-        # Without a log all there is stands in the file, and SQLite may be told that nobody changes it: so it makes
-        # no file of its own. (Reading the file without SQLite would free the locks of our other connections to it.)
+        # Without a log the file holds all data, and `immutable` tells SQLite that the file does not change. So SQLite
+        # creates no file of its own. (Reading the file without SQLite would release the locks of our other connections
+        # to it.)
         log = f"{self.path}-wal"
         settled = not os.path.exists(log) or os.path.getsize(log) == 0
         connection = self._connect("ro&immutable=1" if settled else "ro")
@@ -113,7 +114,7 @@ class Database:
             if sys.platform == "darwin":
                 _tell(connection, "fullfsync")
             if _number(connection, "application") != APPLICATION:
-                # Signed before anything else, so that a death in between leaves a file that is known as ours.
+                # Write the application id first, so that a crash in between leaves a file that we recognize.
                 _tell(connection, "vacuum", "sign")
             _tell(connection, "wal")
             _create(connection, self._clock.now())
@@ -128,16 +129,16 @@ class Database:
             uri=True,
             isolation_level=None,
             cached_statements=_STATEMENTS,
-            # Each is used by one thread at a time, but closed before a fork by the one that forks.
+            # One thread at a time uses a connection, but the thread that forks closes it before the fork.
             check_same_thread=False,
         )
 
 
 def require(version: tuple[int, ...]) -> None:
-    """Refuse a SQLite library that lacks what the statements use.
+    """Refuse a SQLite library that lacks features of our statements.
 
     Raises:
-        StorageError: it is too old.
+        StorageError: the library is too old.
     """
     if version < _OLDEST:
         raise StorageError(
@@ -167,7 +168,7 @@ def _create(connection: sqlite3.Connection, now: int) -> None:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the statements of a script; executing it whole would commit each on its own."""
+    """Yield the statements of a script: run as one script, each would be committed separately."""
     pending = ""
     for line in text.splitlines(keepends=True):
         pending += line

@@ -1,4 +1,4 @@
-"""How SQLite takes in a call: as a job of its own, or by one that is there."""
+"""Enqueue in SQL: makes a new job for a call, or merges the call into an existing job."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -39,16 +39,16 @@ _COUNT_IN_WINDOW = query("enqueue", "count_in_window")
 _FREE_WINDOW = query("revise", "free_window")
 
 _TOLD: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
-"""What is told of each way in which a call comes to a job that is there."""
+"""The optional event for each way of merging a call into an existing job."""
 
 TOGETHER = 16 << 20
-"""After how many bytes of payloads no more jobs are put down by one statement: SQLite refuses too long a value."""
+"""The limit for the payloads that one statement inserts, in bytes: SQLite refuses values that are too large."""
 
 
 def remember_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
-    """Remember each job of several calls once; return the receipts of each call.
+    """Store each job of several calls once; return the results of each call.
 
-    All of them come at one instant, so calls stand in line by the ids of their jobs, which are made in order.
+    All calls have the same instant, so jobs of several calls are ordered by their ids, which are generated in order.
     """
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
     receipts: list[EnqueueResult] = []
@@ -63,9 +63,9 @@ def remember_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[l
 
 
 def remember(step: Transaction, new: NewJob, offset: int) -> EnqueueResult:
-    """Remember a call, the `offset`-th of several, once."""
-    # What comes to no other job and stands under no window is known or not by the statement that puts it down, unless
-    # that takes a place in virtual time first.
+    """Store a call once; `offset`: its position among several calls."""
+    # For a job that has no merge or throttle key, the insert itself detects a known id. This does not work for a fair
+    # queue, where the job takes a virtual instant first.
     plain = new.merge is None and new.throttle is None and not _is_fair(step, new)
     if plain and _create(step, new, None, offset):
         return EnqueueResult("created", new.ref)
@@ -86,20 +86,21 @@ def remember(step: Transaction, new: NewJob, offset: int) -> EnqueueResult:
 
 
 def holder(step: Transaction, job: JobRecord) -> Ref | None:
-    """Return the unfinished job that holds a job's unique key; what has waited for too long is expired first."""
+    """Return the unfinished job that holds this job's unique key; expire those that have waited too long."""
     return _living(step, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
 
 
 def free_window(step: Transaction, job: JobRecord) -> None:
-    """Give back the key that a job held for a time, if it still is that job's."""
+    """Free the key window that a job holds, if it is still this job's."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
         step.run(_FREE_WINDOW, (job.queue, merge_name(job.merge), job.id))
 
 
 def _alike(step: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
-    """Return as many of some jobs, from a place on, as differ in little and ask for nothing but a place in line.
+    """Return the longest run of jobs, from a position on, that one statement can insert.
 
-    None where that is one: a list of one takes the library longer than a row.
+    Such jobs differ only in id, payload and headers, and need only a position in the queue. Empty for a single job: a
+    list of one takes the library longer than a row.
     """
     _, first = jobs[begins]
     if first.merge is not None or first.throttle is not None or first.keys or _is_fair(step, first):
@@ -116,9 +117,9 @@ def _alike(step: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -
 
 
 def _create_alike(step: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
-    """Put down jobs that are alike, each with how many of its call come before it, in one statement.
+    """Insert similar jobs in one statement; each comes with its offset in its call.
 
-    Says whether it did: it puts down none where one of their ids is known.
+    Returns False and inserts none if one of their ids is known.
     """
     _, first = alike[0]
     run_at = first.run_at if first.run_at is not None else step.now + first.delay
@@ -148,7 +149,7 @@ def _create_alike(step: Transaction, alike: Sequence[tuple[int, NewJob]]) -> boo
 
 
 def _come_to(step: Transaction, new: NewJob) -> Ref | None:
-    """Return the job that a call comes to."""
+    """Return the existing job that a call is merged into, or None."""
     if new.merge is None:
         return None
     if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
@@ -158,7 +159,7 @@ def _come_to(step: Transaction, new: NewJob) -> Ref | None:
 
 
 def _living(step: Transaction, queue: str, key: MergeKey) -> Ref | None:
-    """Return the job that may be come to by a key."""
+    """Return the job that a call with this key is merged into, or None."""
     asked: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": step.now}
     match key:
         case UniqueKey(window=int()):
@@ -209,7 +210,7 @@ def _merge(step: Transaction, new: NewJob, into: Ref, offset: int) -> EnqueueRes
 
 
 def _take_the_place(step: Transaction, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
-    """Put a later call in the place of the one that a job was waiting with; the job stays the one it was."""
+    """Replace the call that a debounced job is waiting with; the job keeps its id and fences."""
     seq, old = _there(step, into)
     step.run(_ANSWER_FOR, {"queue": into.queue, "id": new.id, "job": into.id})
     step.run(_FORGET_CALLS, {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
@@ -221,7 +222,7 @@ def _take_the_place(step: Transaction, new: NewJob, into: Ref, key: DebounceKey,
 
 
 def _gather(step: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
-    """Add a call to those that a job has gathered; return how many they are."""
+    """Add a call to a collecting job; return how many calls it has now."""
     seq, job = _there(step, into)
     brought = framed(new.payload)
     after = collecting(job, key, step.now, ttl=new.ttl, offset=offset, size=len(brought))
@@ -256,7 +257,7 @@ def _there(step: Transaction, ref: Ref) -> tuple[int, JobRecord]:
 
 
 def _throttled(step: Transaction, new: NewJob) -> EnqueueResult | None:
-    """Count a job against the window of its key, or return what a call is told that finds it full."""
+    """Count a job against the window of its throttle key; return the answer of a call that finds it full."""
     asked = new.throttle
     if asked is None:
         return None
@@ -275,7 +276,7 @@ def _throttled(step: Transaction, new: NewJob) -> EnqueueResult | None:
 
 
 def _create(step: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
-    """Put down a new job, after the one that had its id before; say whether the id was new."""
+    """Insert a new job, which continues from the previous job of its id; return True if the id was new."""
     run_at = new.run_at if new.run_at is not None else step.now + new.delay
     if isinstance(new.merge, DebounceKey | CollectKey):
         run_at = due_at(new.merge, first=step.now, calls=1, now=step.now)
@@ -296,7 +297,7 @@ def _create(step: Transaction, new: NewJob, before: JobRecord | None, offset: in
 
 
 def _put(step: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
-    """Let a job come into line, or wait until it is due; say whether its id was new."""
+    """Insert a job as waiting or delayed; return True if its id was new."""
     row = rows.wished(new, run_at, step.now, _score(step, new, run_at, offset))
     queue, name, *columns = row
     if not step.run(_REMEMBER, (queue, queue, name, name, *columns)):
@@ -309,8 +310,8 @@ def _put(step: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
 
 
 def _score(step: Transaction, job: NewJob | JobRecord, run_at: int, offset: int) -> int:
-    """Return the score of a job that comes into line, or waits until it is due."""
-    # The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+    """Return the score of a job that enters its queue, or is delayed."""
+    # The jobs of one call are a microsecond apart, so that they keep the order of the call.
     at = max(run_at, step.now) + offset
     if run_at > step.now or not _is_fair(step, job):
         return place(at, boost=job.boost, lifo=job.lifo)
@@ -318,5 +319,5 @@ def _score(step: Transaction, job: NewJob | JobRecord, run_at: int, offset: int)
 
 
 def _is_fair(step: Transaction, job: NewJob | JobRecord) -> bool:
-    """Say whether a job may get a virtual instant when it comes into line."""
+    """Return True if a job may get a virtual instant when it enters its queue."""
     return job.fair_key is not None or step.line(job.queue).fairness is not None

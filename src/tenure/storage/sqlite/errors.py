@@ -1,4 +1,4 @@
-"""The one place where SQLite's errors become ours."""
+"""Translates SQLite's errors into Tenure's, for all modules of this storage."""
 
 import errno
 import os
@@ -13,19 +13,19 @@ from tenure.errors import (
 )
 
 _ROOM = 1 << 20
-"""With less than this many bytes free, an I/O error is taken for want of room."""
+"""If fewer than this many bytes are free, an I/O error is reported as a full disk."""
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def busy(error: BaseException) -> bool:
-    """Say whether the same thing may go well in a moment."""
+    """Return True if a retry may succeed in a moment."""
     return isinstance(error, sqlite3.Error) and _code(error) in _BUSY
 
 
 def ours(error: BaseException, path: str) -> BaseException:
-    """Return the error that a caller gets to see; what is no trouble of the storage passes as it is."""
+    """Return the error for the caller; errors that do not come from the storage are returned unchanged."""
     match error:
         case TenureError():
             return error
@@ -40,7 +40,7 @@ def ours(error: BaseException, path: str) -> BaseException:
 
 
 def threadless(error: RuntimeError, path: str) -> BaseException:
-    """Return the error of a call that came when its thread took no more work, or could not be started."""
+    """Return the error of a call whose thread has stopped accepting work, or could not be started."""
     return StorageUnavailableError(
         f"{path} can no longer be asked ({error}): it is being closed, or this process is ending. Ask before that, not "
         "from an atexit handler or from a thread that outlives the main program"
@@ -48,7 +48,7 @@ def threadless(error: RuntimeError, path: str) -> BaseException:
 
 
 def unopenable(error: BaseException, path: str) -> BaseException:
-    """Return the error of an attempt to open: here a file that is no database is none of ours."""
+    """Return the error of a failed attempt to open: here a file that is not a database does not belong to us."""
     if isinstance(error, sqlite3.Error) and _code(error) in _BROKEN:
         return SchemaMismatchError(
             f"{path} is not a SQLite database, or a damaged one; it was left untouched. Name another file, or restore "
@@ -75,7 +75,7 @@ def _translated(error: sqlite3.Error, path: str) -> BaseException:
                 "read with `sqlite3 <file> .recover`"
             )
         case None:
-            # Raised by the Python module itself, such as for a number that does not fit.
+            # Raised by the Python module itself, for example for a number that is too large.
             return error
         case _:
             return StorageError(f"{path}: {error}")

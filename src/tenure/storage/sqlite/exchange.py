@@ -1,4 +1,4 @@
-"""The flow in SQL: jobs are remembered, and claimed in the same step that settles others."""
+"""The hot path in SQL: enqueues jobs, and settles runs and claims jobs in one step."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from tenure.storage.sqlite.transaction import Transaction
 
 
 def enqueue_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
-    """Remember each new job of several calls once."""
+    """Store each new job of several calls once."""
     receipts = enqueue.remember_all(step, calls)
     concurrency_keys.let_in(step)
     return receipts
@@ -30,7 +30,7 @@ def enqueue_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[li
 def exchange(
     step: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
 ) -> ExchangeResult:
-    """Apply each settlement whose run is the current one, then claim what is ordered."""
+    """Apply each settlement whose run is the current one, then claim jobs."""
     verdicts = settle(step, owner, settlements)
     if order is None:
         return ExchangeResult(verdicts)
@@ -39,7 +39,7 @@ def exchange(
     lookout = ReadyQueues(step, order.queues, order.tasks)
     claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
     visited: list[str] = []
-    # Whether anybody stands in the first line is told by going there.
+    # The first queue is visited anyway, so it needs no check for ready jobs.
     lined = 0
     for number, queue in enumerate(order.queues):
         if lined < number and claim.has_room:
@@ -62,9 +62,9 @@ def exchange(
 
 
 def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
-    """Return the answer to an order that changes nothing, or None where it may change something.
+    """Return the answer to a claim that changes nothing, or None if it may change something.
 
-    It only reads, so it needs no lock: eight idle processes that ask do not stand in each other's way.
+    This only reads, so it needs no lock: eight idle processes that poll do not block each other.
     """
     if order is None:
         return ExchangeResult()
@@ -74,7 +74,7 @@ def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | N
         return None
     lookout = ReadyQueues(step, order.queues, order.tasks)
     left, due = lookout.left(0), lookout.next_due()
-    # Who may not start, as a job of a paused task, is moved out of the way, and due ones are made ready or expired.
+    # A job that may not start, for example of a paused task, is parked, and due jobs are promoted or expired.
     if (left and order.room > 0) or (due is not None and due <= step.now):
         return None
     if lane is not None and claims is not None:

@@ -1,7 +1,7 @@
-"""Where a job stands in line in SQL: its score, virtual where the line is fair (core/order.py).
+"""The order of a queue in SQL: a job's score, in virtual time if the queue is fair (core/order.py).
 
-What a line knows of tenants is looked up tenant by tenant, so that a step costs the same with ten thousand of them. A
-line without any costs one look a transaction.
+Each tenant is looked up separately, so a step costs the same with ten thousand tenants. For a queue without tenants the
+cost is one look-up per transaction.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ _FORGET = tuple(query("line", name) for name in ("forget_front", "forget_reached
 
 
 def score(step: Transaction, job: NewJob | JobRecord, at: int) -> int:
-    """Return the score of a job that comes into its queue's line, as if at an instant; it must do so next."""
+    """Return the score of a job that enters its queue as if at an instant; the caller must then add the job."""
     line = step.line(job.queue)
     fair = is_fair(step, job.queue)
     line.waits = True
     if job.lifo:
         return place(at, boost=job.boost, lifo=True)
     if job.fair_key is not None and not fair:
-        # Who comes in late makes nobody begin in the past.
+        # A late arrival must not start the virtual clock in the past.
         line.fairness, line.written = Fairness(max(at, step.now)), None
     if line.fairness is not None:
         at = _tag(step, job, line, line.fairness)
@@ -34,7 +34,7 @@ def score(step: Transaction, job: NewJob | JobRecord, at: int) -> int:
 
 
 def is_fair(step: Transaction, queue: str) -> bool:
-    """Say whether those who come into a line get virtual instants; where nobody waits, all of it is forgotten."""
+    """Return True if jobs that enter a queue get virtual instants; if no job waits, reset its fair order."""
     line = step.line(queue)
     if line.fairness is not None and not _anybody_waits(step, queue, line):
         if line.written is not None:
@@ -44,20 +44,20 @@ def is_fair(step: Transaction, queue: str) -> bool:
 
 
 def forget(step: Transaction, queue: str) -> None:
-    """Forget how far a line has got in virtual time."""
+    """Delete a queue's fair order."""
     for statement in _FORGET:
         step.run(statement, (queue,))
 
 
 def reached(step: Transaction, queue: str, boost: int) -> int:
-    """Return which instant a line has got to for jobs of a priority."""
+    """Return the virtual time that a queue has reached for jobs of a priority."""
     line = step.line(queue)
     _look_up_reached(step, queue, line, boost)
     return step.now if line.fairness is None else line.fairness.start(boost)
 
 
 def given_out(step: Transaction, queue: str, jobs: Iterable[JobRecord]) -> None:
-    """Note how far a line has got in virtual time with these jobs, where they count in that."""
+    """Advance a queue's virtual time for these jobs, as far as they count in it."""
     line = step.line(queue)
     if line.fairness is not None:
         for job in jobs:
@@ -71,7 +71,7 @@ def _tag(step: Transaction, job: NewJob | JobRecord, line: FairQueueState, fairn
     key = job.fair_key or ""
     _look_up_reached(step, job.queue, line, job.boost)
     _look_up_tag(step, job.queue, line, (job.boost, key))
-    # Which priorities there are is told by how far each has got; it has got as far as the line.
+    # A priority without an entry has reached the queue's front; the entry also records that the priority exists.
     fairness.reached.setdefault(job.boost, fairness.front)
     waits = job.fair_key is None or _tenant_waits(step, job.queue, line, (job.boost, key))
     line.tenants.add((job.boost, key))

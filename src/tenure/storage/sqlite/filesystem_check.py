@@ -1,4 +1,4 @@
-"""Where a database may lie: in a directory that exists, on a file system of this machine."""
+"""Checks that a database lies in an existing directory on a local file system."""
 
 import os
 import re
@@ -19,10 +19,10 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def check(path: str, mountinfo: str | None = None) -> None:
-    """Refuse a database where it cannot be kept safely.
+    """Refuse a path at which a database is not safe.
 
     Raises:
-        UsageError: there is no such directory, or it lies on another machine.
+        UsageError: the directory does not exist, or lies on another machine.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -38,7 +38,7 @@ def check(path: str, mountinfo: str | None = None) -> None:
 
 
 def file_system(path: str, mountinfo: str | None = None) -> str | None:
-    """Return the type of the file system that a path lies on, None where the system does not tell."""
+    """Return the type of the file system that contains a path, None if the system does not report it."""
     table = _mounts() if mountinfo is None else mountinfo
     place = os.path.realpath(path)
     found: tuple[int, str] | None = None
@@ -49,14 +49,14 @@ def file_system(path: str, mountinfo: str | None = None) -> str | None:
             continue
         point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
         inside = place == point or place.startswith(point.rstrip("/") + "/")
-        # Of two mounts on one point the later one covers the earlier.
+        # Of two mounts on one mount point, the later one covers the earlier.
         if inside and (found is None or len(point) >= found[0]):
             found = (len(point), tail.split(" ")[0])
     return found[1] if found else None
 
 
 def doubtful(kind: str | None) -> bool:
-    """Say whether a file system may or may not lie on this machine."""
+    """Return True if it is unknown whether this type of file system is local."""
     return kind is not None and _DOUBTFUL.fullmatch(kind) is not None
 
 

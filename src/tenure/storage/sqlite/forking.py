@@ -1,4 +1,4 @@
-"""What happens to open storages when their process forks."""
+"""Prepares open storages for a fork of their process, and resets them after it."""
 
 import os
 from typing import Protocol
@@ -17,7 +17,7 @@ _storages: "WeakSet[_Forkable]" = WeakSet()
 
 
 def remember(storage: _Forkable) -> None:
-    """Have a storage told of every fork."""
+    """Register a storage for the fork hooks."""
     _storages.add(storage)
 
 

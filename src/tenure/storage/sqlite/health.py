@@ -1,4 +1,4 @@
-"""What endangers the promise, and its remedy: the part of `tenure doctor` that knows SQLite."""
+"""The part of `tenure doctor` for SQLite: finds conditions that could lose or repeat jobs, and their remedies."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ from tenure.storage.sqlite.transaction import Transaction
 _SOUND = (3, 51, 3)
 _SCARCE = 100 << 20
 _LONG_LOG = 256 << 20
-"""Four times what a log is cut back to once all of it was carried over (`wal_limit` in session.sql)."""
+"""Four times the size that SQLite truncates the log to after a full checkpoint (`wal_limit` in session.sql)."""
 
 
 def examine(step: Transaction, database: Database, *, deep: bool) -> list[Finding]:
-    """Look at the library, the file, and the place where it lies; with `deep` read all of it."""
+    """Check the library, the file and its location; with `deep` read the whole file."""
     quick = [
         library(sqlite3.sqlite_version_info),
         _durability(database),
@@ -32,11 +32,11 @@ def examine(step: Transaction, database: Database, *, deep: bool) -> list[Findin
 
 
 def library(version: tuple[int, ...]) -> Finding:
-    """Say whether a version of SQLite has the bug that loses what a log is reset over."""
+    """Report whether a SQLite version has the WAL-reset bug, which can corrupt a database."""
     name = ".".join(map(str, version))
     if version >= _SOUND:
         return Finding("ok", "sqlite", f"SQLite {name}, without the WAL-reset bug of 3.7.0 to 3.51.2")
-    # No warning: those who work through Tenure alone are safe, and most Pythons in the field have such a version.
+    # Not a warning: use through Tenure alone is safe, and most Python builds have such a version.
     return Finding(
         "ok",
         "sqlite",
@@ -89,7 +89,7 @@ def _journal(step: Transaction) -> Finding:
 
 
 def journal(mode: str) -> Finding:
-    """Say whether the journal is the one that was asked for when the file was opened."""
+    """Report whether the journal mode is the one requested when the file was opened."""
     if mode == "wal":
         return Finding("ok", "journal", "a write-ahead log: readers and writers do not wait for each other")
     return Finding(
@@ -101,7 +101,7 @@ def journal(mode: str) -> Finding:
 
 
 def log(path: str) -> Finding:
-    """Say whether the log of a database is carried over into it, by the log's length."""
+    """Report, by its length, whether the write-ahead log gets checkpointed."""
     try:
         size = os.path.getsize(f"{path}-wal")
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""Kernel locks between the processes of one machine: one file, one byte for the writers, one for each owner's life.
+"""Kernel locks between processes of one machine: one file, with a byte for writers and a byte for each owner.
 
-The locks belong to the open file (OFD locks), not to the process: so they stand between two storages of one process,
-too, and are not lost when somebody else opens and closes the file. The kernel frees them when the last descriptor goes,
-which is at the process's death, whatever the cause; therefore a forked child must close what it inherits.
+The locks belong to the open file (OFD locks), not to the process. So they also work between two storages of one
+process, and they are not lost when other code opens and closes the file. The kernel releases them when the last
+descriptor is closed, at the latest when the process dies. Therefore a forked child must close the descriptors that it
+inherits.
 """
 
 import errno
@@ -17,7 +18,7 @@ from hashlib import blake2b
 from tenure.errors import StorageError, StorageUnavailableError
 
 _DARWIN = sys.platform == "darwin"
-# Older Pythons know the names on Linux only; the numbers are part of each system's interface.
+# Older Pythons define these names on Linux only. The numbers are part of each system's interface.
 _GETLK: int = getattr(fcntl, "F_OFD_GETLK", 92 if _DARWIN else 36)
 _SETLK: int = getattr(fcntl, "F_OFD_SETLK", 90 if _DARWIN else 37)
 _SETLKW: int = getattr(fcntl, "F_OFD_SETLKW", 91 if _DARWIN else 38)
@@ -28,9 +29,9 @@ _WRITERS = 0
 
 
 class Locks:
-    """The lock file beside a database. Used by one thread at a time.
+    """The lock file next to a database. One thread uses it at a time.
 
-    Whatever it holds it holds until it is closed, or nobody knows of it any more.
+    It holds its locks until it is closed or garbage-collected.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,11 +42,11 @@ class Locks:
         self._guarded: set[str] = set()
         self._parted: set[str] = set()
         self._arrived: set[str] | None = None
-        """Who was seen to live since the file was replaced; None where it never was."""
+        """The owners seen alive since the lock file was replaced; None if it was never replaced."""
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Be the only writer of this machine, for as long as the block lasts."""
+        """Be the only writer on this machine while the block runs."""
         self._take_turn()
         try:
             yield
@@ -54,45 +55,46 @@ class Locks:
                 _apply(self._fd, _SETLK, _END_TURN)
 
     def live(self, owner: str) -> None:
-        """Hold an owner's life from now on, until `close` or the end of the process."""
+        """Hold an owner's life lock from now on, until `close` or the end of the process."""
         self._parted.discard(owner)
         if owner not in self._lives and _share(self._open(), _byte(owner)):
             self._lives.add(owner)
 
     def guard(self, owner: str) -> None:
-        """Hold the life of another process's owner, too, until `let_go`: then it does not end with that process."""
+        """Hold the life lock of another process's owner too, so that it outlasts that process, until `let_go`."""
         if owner not in self._guarded and _share(self._open(), _byte(owner)):
             self._guarded.add(owner)
 
     def let_go(self, owner: str) -> None:
-        """Guard an owner no more. Idempotent."""
+        """Stop guarding an owner. Idempotent."""
         if owner in self._guarded:
             self._guarded.discard(owner)
             if owner not in self._lives and self._fd is not None:
                 _lock(self._fd, _SETLK, fcntl.F_UNLCK, _byte(owner))
 
     def leave(self, owner: str) -> None:
-        """Note that an owner has taken its leave; its process has not died, so its life ends with `close` only."""
+        """Record that an owner has signed off. Its process is alive, so its life lock is kept until `close`."""
         self._parted.add(owner)
 
     @property
     def lived(self) -> bool:
-        """Whether the life of any owner is held here that has not taken its leave."""
+        """True if this object holds the life lock of an owner that has not signed off."""
         return not self._lives <= self._parted
 
     def holds(self, owner: str) -> bool:
-        """Say whether it is here that an owner's life is held."""
+        """Return True if this object holds the owner's life lock."""
         return owner in self._lives
 
     def close_unless_lived(self) -> None:
-        """Give everything up, but not under an owner that has not left."""
+        """Release all locks, unless an owner has not signed off yet."""
         if not self.lived:
             self.close()
 
     def alive(self, owner: str) -> bool:
-        """Say whether anybody holds an owner's life, or may: where the file was replaced, the others come to it later.
+        """Return True if a process holds an owner's life lock, or may hold it.
 
-        Of those who were not seen there yet nothing is known, and their leases must do.
+        If the lock file was replaced, other processes move to the new file later. An owner that was not seen there yet
+        may be alive, so only its leases decide.
         """
         if owner in self._lives or owner in self._guarded:
             return True
@@ -103,7 +105,7 @@ class Locks:
         return self._arrived is not None and owner not in self._arrived
 
     def close(self) -> None:
-        """Give everything up."""
+        """Release all locks."""
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
@@ -112,7 +114,7 @@ class Locks:
         self._parted.clear()
 
     def __del__(self) -> None:
-        # Through a storage that is gone nobody can live.
+        # A storage that is garbage-collected has no owners.
         self.close()
 
     def _take_turn(self) -> None:
@@ -120,7 +122,7 @@ class Locks:
             _apply(self._open(), _SETLKW, _TURN)
             if self._in_place():
                 return
-            # Somebody replaced the file: others meet at the new one, so that is where our locks belong.
+            # The file was replaced. Other processes lock the new file, so our locks must move there.
             self._move()
 
     def _open(self) -> int:
@@ -148,16 +150,15 @@ class Locks:
 
 
 def lock_file(database: str | os.PathLike[str]) -> str:
-    """Return where those who use a database meet."""
+    """Return the path of the lock file that the users of a database share."""
     return f"{os.path.realpath(database)}.lock"
 
 
 @contextmanager
 def quiet(path: str) -> Generator[None]:
-    """Keep every process from writing to the database of this lock file while the block lasts.
+    """Prevent writes to the database of this lock file while the block runs.
 
-    Whoever wants to stop a process (SIGSTOP) does so in here: then it is in the middle of no transaction, and does not
-    stop all others with it.
+    Stop a process (SIGSTOP) inside this block: then the process is not in a transaction, and does not block the others.
     """
     locks = Locks(path)
     try:
@@ -168,7 +169,7 @@ def quiet(path: str) -> Generator[None]:
 
 
 def written(path: str) -> bool:
-    """Say whether anybody has the turn to write to the database of this lock file at this moment."""
+    """Return True if a process holds the write lock of this lock file at this moment."""
     descriptor = _open(path)
     try:
         return _held(descriptor, _WRITERS)
@@ -189,7 +190,7 @@ def _byte(owner: str) -> int:
 
 
 def _lock(fd: int, command: int, kind: int, byte: int) -> int:
-    """Apply one lock command to one byte; return the kind of lock that the kernel answers."""
+    """Apply a lock command to one byte; return the lock type in the kernel's answer."""
     found = _FLOCK.unpack(_apply(fd, command, _packed(kind, byte)))
     return int(found[3] if _DARWIN else found[0])
 
@@ -215,7 +216,7 @@ def _apply(fd: int, command: int, packed: bytes) -> bytes:
 
 
 def _share(fd: int, byte: int) -> bool:
-    """Hold a life beside others that do; say whether it could be had, which an older release may forbid."""
+    """Take a life lock, shared with other holders; return False if an older release holds it exclusively."""
     try:
         _lock(fd, _SETLK, fcntl.F_RDLCK, byte)
     except OSError as error:
@@ -226,5 +227,5 @@ def _share(fd: int, byte: int) -> bool:
 
 
 def _held(fd: int, byte: int) -> bool:
-    """Say whether another open file holds a byte; our own locks do not count."""
+    """Return True if another open file holds this byte. Our own locks do not count."""
     return _lock(fd, _GETLK, fcntl.F_WRLCK, byte) != fcntl.F_UNLCK

@@ -1,8 +1,8 @@
-"""Rates in SQL: whose start they put off, and when they let the next one start (core/rate.py).
+"""Rates in SQL: which jobs they hold back, and when they let the next one start (core/rate.py).
 
-Of each there is one number: up to when its time is taken, by starts alone. A job that must wait for its rate stands
-parked under that rate's name, out of everybody's way; beside the number stands when the first of these may start, so
-that a claim finds the rates that have opened, and the others cost it nothing.
+A rate has one number: up to when starts have taken its time. A job that must wait for its rate is parked under the
+rate's name and is no longer among the ready jobs. The row also stores when the first parked job may start. So a claim
+finds the rates that have opened, and the other rates cost it nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,16 +27,16 @@ _OF_TASKS = query("rates", "of_tasks")
 _RETUNED = query("rates", "retuned")
 
 _OF_TASKS_BETWEEN = (("task:", "task;"), ("task/", "task0"))
-"""Where the names lie that begin with "task:" or "task/"."""
+"""The ranges of the names that begin with "task:" or "task/"."""
 
 
 def of(step: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
-    """Return the rates that a job's start takes time of: its own, those of its task replaced by its setting."""
+    """Return the rates that a job's start takes time of; a rate set for the task replaces the task's own rates."""
     return _of(step, job.task, job.rates)
 
 
 def closed(step: Transaction, job: JobRecord) -> str | None:
-    """Return what a job must be parked under before its rates let it start, None where they all do."""
+    """Return the name that a job must be parked under because of a rate, None if all its rates are open."""
     for rate in of(step, job):
         if rule.opens_at(step.rate(job.queue, rate.name).taken, rate, step.now) > step.now:
             return RATE + rate.name
@@ -44,19 +44,19 @@ def closed(step: Transaction, job: JobRecord) -> str | None:
 
 
 def of_queue(step: Transaction, queue: str) -> RateKey | None:
-    """Return the rate that a queue is set, None where it is free."""
+    """Return the rate that is set for a queue, None if there is none."""
     rate = setting(step, "queue", queue).rate
     return rate if rate is not None and rate.interval else None
 
 
 def free(step: Transaction, queue: str) -> int:
-    """Return how many jobs may start now by the queue's own rate, or may be looked at where it has none."""
+    """Return how many jobs the queue's own rate lets start now; without a rate, how many may be examined."""
     rate = of_queue(step, queue)
     return SCAN_LIMIT if rate is None else rule.free(step.rate(queue, rate.name).taken, rate, step.now)
 
 
 def take(step: Transaction, job: JobRecord) -> None:
-    """Take the time of a start."""
+    """Take the rates' time for one start."""
     told = of_queue(step, job.queue)
     for rate in [*of(step, job), *(() if told is None else (told,))]:
         known = step.rate(job.queue, rate.name)
@@ -64,7 +64,7 @@ def take(step: Transaction, job: JobRecord) -> None:
 
 
 def give_back(step: Transaction, job: JobRecord) -> None:
-    """Give back the time of a start in vain, so that the next job may start that much earlier."""
+    """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
     told = of_queue(step, job.queue)
     for rate in [*of(step, job), *(() if told is None else (told,))]:
         known = step.rate(job.queue, rate.name)
@@ -76,7 +76,7 @@ def give_back(step: Transaction, job: JobRecord) -> None:
 
 
 def room(step: Transaction, queue: str, under: str) -> int:
-    """Return how many of those parked under a rate may start now: all, where the first of them has it no more."""
+    """Return how many jobs parked under a rate may start now: all, if the first of them no longer has the rate."""
     found, rate = _first(step, queue, under)
     if not found:
         return 0
@@ -84,17 +84,17 @@ def room(step: Transaction, queue: str, under: str) -> int:
 
 
 def opened(step: Transaction, queue: str) -> list[str]:
-    """Return what those are parked under whose rates let somebody start by now."""
+    """Return the names of the rates that have parked jobs and let one start by now."""
     if not step.line(queue).opening:
         return []
     return [RATE + name for (name,) in step.all(_OPEN, (queue, step.now, PROMOTE_LIMIT))]
 
 
 def starts(step: Transaction, queue: str, under: str, limit: int, *, anew: bool) -> tuple[int, RateReservation | None]:
-    """Return how many of those parked under a rate are to be let in now, and how far its time is taken by them.
+    """Return how many parked jobs a rate may release now, and its taken time after their starts.
 
-    Those let in before are taken to have started, though they may stand in line (`anew`: none of them does any more):
-    in the place of who leaves that without starting another is let in at once.
+    Jobs that were released before count as started, even if they are still ready. With `anew` they do not count. If a
+    job leaves the queue without starting, another one is released at once in its place.
     """
     found, rate = _first(step, queue, under)
     if rate is None:
@@ -106,9 +106,9 @@ def starts(step: Transaction, queue: str, under: str, limit: int, *, anew: bool)
 
 
 def note_opening(step: Transaction, queue: str, under: str, *, so_far: RateReservation | None = None) -> None:
-    """Note when a rate lets the first of those start who are parked under it, or that there is nobody any more.
+    """Record when a rate lets its first parked job start, or that no job is parked under it any more.
 
-    `so_far`: how far its time is taken with those that were let in.
+    `so_far`: the rate's taken time, including the released jobs.
     """
     found, rate = _first(step, queue, under)
     opens: int | None = None
@@ -120,13 +120,13 @@ def note_opening(step: Transaction, queue: str, under: str, *, so_far: RateReser
 
 
 def forget_opening(step: Transaction, queue: str, under: str) -> None:
-    """Forget when a rate opens, once the last job that was parked under it is gone: nobody asks any more."""
+    """Delete a rate's opening time if no job is parked under it any more."""
     if not _first(step, queue, under)[0]:
         _note(step, queue, under, None)
 
 
 def retune(step: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
-    """Go by the new pace of a rate."""
+    """Apply a rate's new pace."""
     for queue in queues:
         known = step.rate(queue, rate.name)
         known.taken = rule.retuned(known.taken, rate, step.now)
@@ -138,13 +138,13 @@ def queues_of(step: Transaction, rate: RateKey) -> list[str]:
 
 
 def of_task(step: Transaction, queue: str, task: str) -> list[str]:
-    """Return what jobs are parked under by the rates that are a task's own."""
+    """Return the names of a task's own rates under which jobs are parked."""
     names = [name for kind in _OF_TASKS_BETWEEN for (name,) in step.all(_OF_TASKS, (queue, *kind))]
     return [RATE + name for name in names if rule.is_of_task(name, task)]
 
 
 def look_anew(step: Transaction) -> None:
-    """Let the next claims look at all who wait for a rate: when it opens was told before the clock was set back."""
+    """Let the next claims check all parked rates: their opening times were set before the clock was set back."""
     step.write_down()
     for (queue,) in step.all(_OPENING_AHEAD, (step.now,)):
         step.knocked.append(queue_topic(queue))
@@ -153,13 +153,13 @@ def look_anew(step: Transaction) -> None:
 
 
 def opens_at(step: Transaction, queue: str) -> int:
-    """Return when a queue's own rate lets the next of its jobs start."""
+    """Return when a queue's own rate lets its next job start."""
     rate = of_queue(step, queue)
     return step.now if rate is None else rule.opens_at(step.rate(queue, rate.name).taken, rate, step.now)
 
 
 def names(step: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
-    """Return what a job may be parked under by its rates."""
+    """Return the names that a job may be parked under because of its rates."""
     return (RATE + rate.name for rate in of(step, job))
 
 
@@ -179,12 +179,12 @@ def _read(written: str | None) -> Sequence[RateKey]:
     try:
         return rows.rates(str(written)) if written else ()
     except MsgspecError:
-        # The claim that comes to the job sets it aside.
+        # The claim that reaches the job sets it aside.
         return ()
 
 
 def _first(step: Transaction, queue: str, under: str) -> tuple[bool, RateKey | None]:
-    """Say whether anybody is parked under a rate, and return that of the first of them, None where it is gone."""
+    """Return whether a job is parked under a rate, and the first such job's rate, None if it no longer has it."""
     row = step.one(_FIRST, (queue, under))
     if row is None:
         return False, None

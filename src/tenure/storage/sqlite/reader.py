@@ -1,4 +1,4 @@
-"""Reads on a connection and a thread of their own, which no writer holds up."""
+"""Reads on a thread and connection of their own, so that writers do not delay them."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _COMMIT = query("session", "commit")
 
 
 class DatabaseReader:
-    """Answers from one consistent state of the database each."""
+    """Answers each read from one consistent state of the database."""
 
     def __init__(self, path: str, session: ThreadConnection, clock: Clock) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class DatabaseReader:
         self._thread: ThreadPoolExecutor | None = None
 
     async def read(self, ask: Callable[[Transaction], T]) -> T:
-        """Return the answer to a question."""
+        """Run a read on the thread and return its answer."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tenure-sqlite-reader")
         try:
@@ -37,7 +37,7 @@ class DatabaseReader:
         return await answer
 
     def stop(self) -> None:
-        """Answer what was asked, then end the thread and close the connection."""
+        """Finish the submitted reads, then end the thread and close the connection."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self.forget()
@@ -45,7 +45,7 @@ class DatabaseReader:
             self._session.close()
 
     def forget(self) -> None:
-        """Begin anew, as after a fork."""
+        """Reset, for example after a fork."""
         self._thread = None
 
     def _ask(self, ask: Callable[[Transaction], T]) -> T:

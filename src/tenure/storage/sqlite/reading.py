@@ -1,4 +1,4 @@
-"""What can be asked for without changing anything: details, listings, the survey, the event log."""
+"""Reads that change nothing: job details, listings, the survey and the event log."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def find(step: Transaction, asked: Query) -> Page:
 
 
 def survey(step: Transaction, queues: Sequence[str]) -> Survey:
-    """Return counts and workers at a glance."""
+    """Return job counts, queues and workers."""
     now = step.now
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for queue, state, jobs in step.all(_COUNTS):
@@ -111,15 +111,15 @@ def events(step: Transaction, cursor: str | None, limit: int, of: Ref | None = N
 
 
 def lend_events(step: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage:
-    """Return the next batch of a named reader, lent to this caller alone, and keep its place."""
+    """Lend a named reader's next batch to this caller only, and keep the reader's cursor."""
     handled = place_of(cursor) if cursor else 0
     if handled > _bounds(step)[1] or step.one(_READER, (reader.name,)) is None:
-        # It is of an earlier log, and says nothing of this one.
+        # The cursor belongs to an earlier log and is meaningless in this one.
         handled = 0
     step.write_down()
     kept, lent_to, until = _place(step, reader, cursor)
     if handled > kept:
-        # What was handled was handled, even if the loan has passed on since.
+        # Handled events count as handled, even if the batch has been lent to another caller since.
         kept = handled
         step.run(_KEEP, (reader.name, kept, lent_to, until))
     if _lent_elsewhere(step, reader, lent_to, until):
@@ -130,7 +130,7 @@ def lend_events(step: Transaction, cursor: str | None, limit: int, reader: Event
 
 
 def nothing_to_lend(step: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage | None:
-    """Return the answer to a named reader's call that changes nothing, or None where it may change something."""
+    """Return the answer to a named reader's call that changes nothing, or None if it may change something."""
     row = step.one(_READER, (reader.name,))
     if row is None:
         return None
@@ -160,7 +160,7 @@ def _detail(step: Transaction, ref: Ref) -> JobDetail | None:
 
 
 def _matches(step: Transaction, asked: Query, before: int, limit: int) -> list[int]:
-    """Return the seqs of the newest matches: from the index of each queue and state, or all of them in order."""
+    """Return the seqs of the newest matches: from the index of each queue and state, or from all jobs in order."""
     values = {
         "tasks": _named(asked.tasks),
         "reasons": _named(asked.reasons),
@@ -235,32 +235,32 @@ def _place(step: Transaction, reader: EventReader, cursor: str | None) -> rows.R
         return row
     trimmed, last = _bounds(step)
     if cursor:
-        # A reader with a cursor that is unknown here was lost with an earlier log.
+        # An unknown reader with a cursor was lost together with an earlier log.
         return (trimmed, None, 0)
     return (last if reader.begin is None else min(place_of(reader.begin), last), None, 0)
 
 
 def _lent_elsewhere(step: Transaction, reader: EventReader, lent_to: str | None, until: int) -> bool:
-    # A loan that ends further ahead than it is long was made before the clock was set back.
+    # A loan that ends further ahead than its length was made before the clock was set back.
     return lent_to not in (None, reader.caller) and until - EVENT_LOAN <= step.now < until
 
 
 def _read(step: Transaction, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
     told: list[AnyEvent] = []
     trimmed, last = _bounds(step)
-    # A place behind the end was given before the storage was put back to an earlier state.
+    # A cursor beyond the end was given out before the storage was restored to an earlier state.
     if not trimmed <= cursor <= last:
         cursor = trimmed
         told.append(EventsTrimmed(oldest=str(cursor)))
     found = step.all(_AFTER, (cursor, limit)) if of is None else step.all(_OF_JOB, (cursor, of.queue, of.id, limit))
     told += [rows.event(row) for row in found]
-    # With fewer than were asked for, all that there is was looked at.
+    # Fewer events than requested means that the whole log was read.
     looked_to = found[-1][0] if found else cursor
     return EventPage(tuple(told), str(looked_to if len(found) >= limit else max(looked_to, last)))
 
 
 def _before(step: Transaction, instant: int) -> int:
-    """Return the cursor of the last event that was recorded before an instant: by halving, for the log may be long."""
+    """Return the cursor of the last event before an instant, by binary search, because the log may be long."""
     low, high = _bounds(step)
     while low < high:
         middle = (low + high) // 2

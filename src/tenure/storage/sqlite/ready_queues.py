@@ -1,6 +1,6 @@
-"""Which of many queues have anything for a claim, in SQL: asked of all at once, so that a claim costs what it finds.
+"""Finds the queues that have work for a claim, in SQL: one statement for all queues, whatever their number.
 
-What is told here is read off the indexes that the jobs stand in, so there is no record of its own that could be wrong.
+All answers come from the indexes of the jobs, so no separate record can be wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _GLANCE = query("exchange", "glance")
 
 
 class ReadyQueues:
-    """The queues of an order as they are when it is made; `look_again` where any of them may have changed since."""
+    """The state of a claim's queues when the claim begins; `look_again` updates a queue that may have changed."""
 
     def __init__(self, step: Transaction, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
         self._step = step
@@ -37,34 +37,34 @@ class ReadyQueues:
                     self._known[queue] = names, more
 
     def paused(self, queue: str) -> bool:
-        """Say whether nothing is to be claimed from a queue."""
+        """Return True if nothing may be claimed from a queue."""
         told = self._told.get(queue)
         return told is not None and bool(told.paused)
 
     def is_due(self, queue: str) -> bool:
-        """Say whether a delayed job is due."""
+        """Return True if a delayed job is due."""
         due, _ = self._coming.get(queue, (None, None))
         return due is not None and due <= self._step.now
 
     def opens(self, queue: str) -> bool:
-        """Say whether a rate lets somebody start who is parked under it."""
+        """Return True if a rate lets one of its parked jobs start."""
         _, opening = self._coming.get(queue, (None, None))
         return opening is not None and opening <= self._step.now
 
     def known(self, queue: str) -> Sequence[str]:
-        """Return what jobs are parked under whose task and version the caller knows."""
+        """Return the names of unknown tasks that jobs are parked under and that the caller knows."""
         names, _ = self._known.get(queue, ((), False))
         return names
 
     def first_in_line(self, number: int) -> int:
-        """Return the number of the first queue, from one on, that has a job in line; else one beyond the last."""
+        """Return the number of the first queue, from `number` on, that has a ready job; else the number of queues."""
         if number >= len(self._queues):
             return number
         row = self._step.one(_IN_LINE, (self._listed, number))
         return len(self._queues) if row is None else int(row[0])
 
     def look_again(self, queue: str) -> bool:
-        """Look at a queue once more; return whether it has a job in line for this caller."""
+        """Read a queue's state again; return True if it has a ready job for this caller."""
         seen = self._step.one(_GLANCE, {"queue": queue})
         if seen is None:
             raise AssertionError("a glance tells even of what is not there")
@@ -77,7 +77,7 @@ class ReadyQueues:
         return bool(lined) or queue in self._known
 
     def left(self, number: int) -> bool:
-        """Say whether a queue has a job that could be claimed; of those in line only the queues from one on count."""
+        """Return True if a queue has a claimable job; ready jobs count only in the queues from `number` on."""
         if any(not self.shut(queue) for queue in self._known):
             return True
         while (number := self.first_in_line(number)) < len(self._queues):
@@ -87,11 +87,11 @@ class ReadyQueues:
         return False
 
     def next_due(self) -> int | None:
-        """Return when time alone gives any of the queues another job, None where it never does."""
+        """Return when time alone makes another job of the queues claimable, None if it never does."""
         return min(self._dues(), default=None)
 
     def shut(self, queue: str) -> bool:
-        """Say whether nothing is to be claimed from a queue by now, whoever stands in its line."""
+        """Return True if nothing may be claimed from a queue now, even if it has ready jobs."""
         told = self._told.get(queue)
         return told is not None and (bool(told.paused) or rates.opens_at(self._step, queue) > self._step.now)
 
@@ -103,7 +103,7 @@ class ReadyQueues:
             if falls_due is not None:
                 yield falls_due
             if opening is not None:
-                # Nobody is let in line by a rate of his own before the queue's own lets him start.
+                # A job's own rate releases it only once the queue's rate allows a start.
                 yield max(opening, rates.opens_at(step, queue))
         for queue, told in self._told.items():
             if told.rate is not None and not told.paused:

@@ -1,4 +1,4 @@
-"""The keeper's beat in SQL: leases are extended, log lines kept, the worker remembered."""
+"""The keeper's beat in SQL: extends leases, stores log lines and events, and updates the worker's record."""
 
 from collections.abc import Sequence
 
@@ -35,14 +35,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def renew(step: Transaction, beat: RenewRequest) -> RenewResult:
-    """Remember that an owner lives, and extend every lease it names that nobody has taken."""
+    """Record that an owner is alive, and extend every lease in the request that it still holds."""
     lost: list[tuple[Ref, int]] = []
     cancelling: list[CancelRequest] = []
     for asked in beat.renewals:
         of_run = asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id
         row = step.one(_STANDING, of_run)
         if row is not None and not rows.is_sane(row[1:11]):
-            # Reading the whole record mends what cannot be counted on.
+            # Reading the whole record repairs values that cannot be used in calculations.
             find_job(step, asked.ref)
             row = step.one(_STANDING, of_run)
         if row is None:
@@ -62,7 +62,7 @@ def renew(step: Transaction, beat: RenewRequest) -> RenewResult:
 
 
 def _partition(step: Transaction, states: Sequence[PartitionState]) -> PartitionState:
-    """Return the state of the database, and write its identity again if that is missing."""
+    """Return the state of the database, and write its identity again if it is missing."""
     step.write_down()
     seen = states[0] if states else PartitionState("*", "", 0)
     bounds, mended = step.one(_BOUNDS), False
@@ -87,13 +87,13 @@ def _partition(step: Transaction, states: Sequence[PartitionState]) -> Partition
 
 def _refuse(step: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
     found = find_job(step, asked.ref)
-    # A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
+    # A run that this owner has settled meanwhile is not fenced off: beat and settlement crossed.
     if found is not None and found[1].settled_fence != asked.fence:
         step.record(refused(found[1], owner.id, asked.fence, "renew"))
 
 
 def _extend(step: Transaction, asked: LeaseRenewal, row: Row) -> Row:
-    """Extend the run that the row is of, if that is asked for; return when and why it was asked to stop."""
+    """Extend the run of this row, if requested; return when and why it was asked to stop."""
     now = step.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
     run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
@@ -119,7 +119,7 @@ def _extend(step: Transaction, asked: LeaseRenewal, row: Row) -> Row:
         lease,
         run_until=run_until,
         progress_until=progress_until,
-        # A run cannot have started later than now: if it seems so, the clock was set back since.
+        # A run cannot have started later than now. If it seems so, the clock was set back since.
         not_before=min(started or now, now) + start_grace,
         exclusive=asked.exclusive,
     )
@@ -150,7 +150,10 @@ def _keep_log(step: Transaction, seq: int, run: int, asked: LeaseRenewal) -> Non
 
 
 def _announce(step: Transaction, beat: RenewRequest) -> int:
-    """Record the events that have not been recorded before; return the number of the last one, 0 if none is new."""
+    """Record the events that were not recorded before.
+
+    Returns the number of the last event, or 0 if the events have no numbers.
+    """
     first = beat.first_event
     if not beat.events or first is None:
         for event in beat.events:

@@ -1,4 +1,4 @@
-"""How SQLite forgets jobs that are over as a set: in the sweep, and in step with completions."""
+"""Deletes ended jobs as a set: in the sweep, and together with completions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _LONGEST_COMPLETED = query("sweep", "longest_completed")
 
 
 def forget_plain(step: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
-    """Forget jobs that are over and answer for no other calls, with their runs and logs."""
+    """Delete ended jobs that answer for no other calls, with their runs and logs."""
     listed = rows.listed(seqs)
     if listed is not None:
         for statement in _FORGET:
@@ -26,7 +26,7 @@ def forget_plain(step: Transaction, queue: str, state: str, seqs: Sequence[int])
 
 
 def forget_at_once(step: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
-    """Forget as many of the longest completed jobs as these have completed, where a queue keeps too many."""
+    """If a queue has too many completed jobs, delete some of the oldest together with these completions."""
     completed = Counter(
         asked.ref.queue
         for asked, told in zip(settlements, verdicts, strict=True)

@@ -1,4 +1,4 @@
-"""The operator's hand in SQL: cancel, redrive, delete, reschedule, retain."""
+"""Operator actions in SQL: cancel, redrive, delete, reschedule and retain jobs."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ _RETAIN = query("revise", "retain")
 
 
 def revise(step: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
-    """Do what each revision asks, where the job's state allows it."""
+    """Apply each revision, if the job's state allows it."""
     revised = [_revise(step, revision) for revision in revisions]
     concurrency_keys.let_in(step)
     return revised
@@ -76,7 +76,7 @@ def _revise(step: Transaction, revision: Revision) -> RevisionResult:
 def redrive(
     step: Transaction, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False
 ) -> None:
-    """Put a job that was over back in line."""
+    """Put an ended job back in its queue."""
     again = redriven(job, step.now, delay=delay, by_rule=by_rule)
     waits = again.state is State.WAITING
     step.run(

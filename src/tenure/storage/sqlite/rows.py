@@ -1,4 +1,4 @@
-"""Rows and records: how a job, a run and a log line lie in the tables, and how they are read back."""
+"""Converts between records and table rows of jobs, runs, log lines and events."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -32,19 +32,19 @@ Row = tuple[Any, ...]
 
 
 class GarbledRow(tuple[Any, ...]):
-    """A row with some text that is not UTF-8."""
+    """A row with text that is not UTF-8."""
 
     __slots__ = ()
 
 
 class Garbled(str):
-    """Text of a row that is not UTF-8, with U+FFFD in the place of what cannot be decoded."""
+    """A text of a row that is not UTF-8, with U+FFFD in place of the undecodable bytes."""
 
     __slots__ = ()
 
 
 def garbled(text: bytes) -> str:
-    """Return what a text of a row says, as `Garbled` where it is not UTF-8."""
+    """Return a decoded text, as `Garbled` if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -52,7 +52,7 @@ def garbled(text: bytes) -> str:
 
 
 class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """A job that is first in line; of a `plain` one this and its payload, of `size` bytes, is all there is."""
+    """A job at the head of its queue. A `plain` one consists only of this and its payload, of `size` bytes."""
 
     seq: int
     plain: int
@@ -94,7 +94,7 @@ _COLUMNS = (
     *("cancel_by", "created", "started", "finished", "kept_until", "redrive_at", "redrives", "error", "reason"),
     *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
 )
-"""The columns of `job` as far as a record is read from them, in their order."""
+"""The columns of `job` that a record is read from, in order."""
 
 _LARGE = ("score", "priority", "boost")
 _COUNTS = (
@@ -115,10 +115,11 @@ _NEUTRAL: dict[str, Any] = {
     ("score", "priority", "boost", "run_at", "created", *(name for name in _COUNTS if name not in ("weight", "lease"))),
     0,
 )
-"""What stands for an unreadable value of a column that cannot be empty."""
+"""The neutral values that replace unreadable ones in columns that cannot be empty."""
 
 _TOO_LARGE = 1 << 58
-"""What instants, durations, counts and scores are below: the year 9999 is, and two of them can be added."""
+"""The upper bound of instants, durations, counts and scores. The year 9999 is below it, and two such values can be
+added."""
 _counts = itemgetter(*map(_COLUMNS.index, _COUNTS))
 _all_numbers = itemgetter(*map(_COLUMNS.index, (*_LARGE, *_COUNTS, *_NUMBERS)))
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
@@ -127,15 +128,15 @@ _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
 
 
 class ByteSlices:
-    """Bytes that go with the rows of a list, which JSON cannot hold: each row says where its own are."""
+    """The bytes that belong to the rows of a JSON list, which cannot hold them: each row states where its bytes are."""
 
     def __init__(self) -> None:
-        # Of no bytes at all SQLite cuts a NULL.
+        # SQLite's substr of an empty value yields NULL.
         self._parts = [b"."]
         self._length = 1
 
     def add(self, part: bytes | None) -> tuple[int | None, int | None]:
-        """Return where these bytes begin, as SQL counts, and how many they are."""
+        """Return the position of these bytes, counted from 1 as SQL does, and their length."""
         if part is None:
             return None, None
         begins = self._length + 1
@@ -144,36 +145,36 @@ class ByteSlices:
         return begins, len(part)
 
     def joined(self) -> bytes:
-        """Return them all, one after another."""
+        """Return all bytes, concatenated."""
         return b"".join(self._parts)
 
 
 def listed(values: Sequence[object]) -> str | None:
-    """Return values as a list that a statement goes through by itself: one step of the library, whatever their number.
+    """Return values as a JSON list, which one statement processes in a single call of the library.
 
-    None where there are none, or where one could not be read back there: SQLite ends a text in JSON at its first NUL.
+    Returns None for an empty list, and if a value contains a NUL: SQLite ends a text in JSON at its first NUL.
     """
     body = _encode(values) if values else b""
     return body.decode() if body and b"\\u0000" not in body else None
 
 
 def names(names: Sequence[str]) -> str:
-    """Return names as such a list; none of them holds a NUL, so all can be read back."""
+    """Return names as such a list; names contain no NUL, so SQLite can read all of them."""
     return _encode(names).decode()
 
 
 def text(value: object) -> str | None:
-    """Return a structured field as it is kept: JSON, or NULL where it is empty."""
+    """Return a structured field as stored: JSON, or NULL if it is empty."""
     return _encode(value).decode() if value else None
 
 
 def error_text(error: RecordedError | None) -> str | None:
-    """Return an error as it is kept."""
+    """Return an error as stored."""
     return None if error is None else _encode(error).decode()
 
 
 def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
-    """Return the row of a new job that comes into line with a score, or is due later."""
+    """Return the row of a new job that enters its queue with a score, or is due later."""
     stall = job.stall
     collects = isinstance(job.merge, CollectKey)
     return (
@@ -211,13 +212,13 @@ def wished(job: NewJob, run_at: int, now: int, score: int) -> Row:
         job.schedule,
         job.tick,
         job.parent,
-        # What a job gathers stands beside it, call by call.
+        # Collected calls are stored separately, call by call.
         b"" if collects else job.payload,
     )
 
 
 def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
-    """Return by name what `wished` returns of a job that has no key, without what no two such jobs have in common."""
+    """Return by name the values that similar jobs without a key have in common, as `wished` would return them."""
     stall = job.stall
     return {
         "queue": job.queue,
@@ -249,7 +250,7 @@ def common(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
 
 
 def ready(line: str) -> list[ReadyJob]:
-    """Return the jobs of a list that `exchange.ready` returns."""
+    """Return the jobs of a list made by `exchange.ready`."""
     return _ready(str(line))
 
 
@@ -275,15 +276,15 @@ def fresh(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
 
 
 def record(row: Row) -> JobRecord:
-    """Return the record that a row of `job` holds: of one that collects without what it has gathered.
+    """Return the record in a row of `job`; a collecting job comes without its collected calls.
 
-    What cannot be read of it has a neutral value, and its error says so.
+    Unreadable values become neutral, and the record's error says so.
     """
     return checked(row)[0]
 
 
 def checked(row: Row) -> tuple[JobRecord, str | None]:
-    """Return the record of a row, and which of its columns cannot be read, and why; None if all can."""
+    """Return the record in a row, and which of its columns are unreadable and why; None if all are readable."""
     try:
         if _is_sane(row):
             return _record(row), None
@@ -291,14 +292,14 @@ def checked(row: Row) -> tuple[JobRecord, str | None]:
         pass
     cleaned, bad = _cleaned(row)
     if not bad:
-        # It is in columns that are not of the record.
+        # The bad values are in columns that do not belong to the record.
         return _record(cleaned), None
     flaws = "; ".join(bad)
     return structs.replace(_record(cleaned), error=unreadable_record(flaws)), flaws
 
 
 def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
-    """Return by name what takes the place of a row that cannot be read: its neutral values, and an error saying so."""
+    """Return by name the values that replace an unreadable row: neutral values, and an error that says so."""
     cleaned, _ = _cleaned(row)
     values = dict(zip(_COLUMNS, cleaned, strict=False))
     values["merge_key"] = None if job.merge is None else merge_name(job.merge)
@@ -308,7 +309,7 @@ def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
 
 
 def is_sane(numbers: Iterable[int | None]) -> bool:
-    """Say whether numbers of a row are such that others can be added to them."""
+    """Return True if a row's numbers are small enough to be used in calculations."""
     there: list[int] = list(filter(None, numbers))
     return not there or (max(there) < _TOO_LARGE and min(there) > -_TOO_LARGE)
 
@@ -444,7 +445,7 @@ def _record(row: Row) -> JobRecord:
 
 
 def run(row: Row) -> RunRecord:
-    """Return the run that a row holds."""
+    """Return the run in a row."""
     number, fence, owner, worker, host, pid, start, end, ended, reason, detail, trace = row
     return RunRecord(
         number=number,
@@ -463,7 +464,7 @@ def run(row: Row) -> RunRecord:
 
 
 def log_line(row: Row) -> LogLine:
-    """Return the log line that a row holds."""
+    """Return the log line in a row."""
     at, number, level, message, fields, _ = row
     try:
         told = _headers(str(fields)) if fields else {}
@@ -473,19 +474,19 @@ def log_line(row: Row) -> LogLine:
 
 
 def event(row: Row) -> AnyEvent:
-    """Return the event that a row holds, under its cursor."""
+    """Return the event in a row, with its cursor."""
     cursor, at, body = row
     return stamped(from_log(body), cursor, at)
 
 
-# A queue's jobs share a handful of policies and terms, which are decoded once each.
+# Jobs of a queue share few policies and terms, so each is decoded once.
 @lru_cache(1024)
 def _policy(body: str) -> Policy:
     try:
         return _read_policy(body)
     except msgspec.ValidationError:
-        # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
-        # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
+        # A newer version may have written a value that this one does not know. The job must not block the jobs behind
+        # it or its reaper, so the strictest policy applies: after any failure, it does not run again.
         return _STRICTEST
 
 
@@ -519,7 +520,7 @@ def _is_sane(row: Row) -> bool:
 
 
 def _cleaned(row: Row) -> tuple[Row, list[str]]:
-    """Return a row with neutral values for what cannot be read of it, and what that is."""
+    """Return a row with neutral values in place of unreadable ones, and the list of these with reasons."""
     values, bad = list(row), list[str]()
     for place, (name, value) in enumerate(zip(_COLUMNS, row, strict=False)):
         why = _flaw(name, value)
@@ -535,7 +536,7 @@ def _cleaned(row: Row) -> tuple[Row, list[str]]:
 
 
 def _flaw(name: str, value: Any) -> str | None:
-    """Return why a value of a column cannot be read, None if it can."""
+    """Return why a column's value is unreadable, None if it is readable."""
     if type(value) is Garbled:
         return "not UTF-8"
     if value is None:

@@ -1,4 +1,4 @@
-"""The schedules in SQL: put, paused, removed, and moved on tick by tick, each tick once."""
+"""The schedules in SQL: create, pause and remove them, and advance them so that each tick happens once."""
 
 from collections.abc import Sequence
 
@@ -41,9 +41,9 @@ def plan(step: Transaction, changes: Sequence[Change]) -> list[ScheduleResult]:
 
 
 def due(step: Transaction) -> tuple[tuple[Schedule, ...], int | None]:
-    """Return the schedules that are due, and how long until another has a tick.
+    """Return the due schedules, and how long until the next tick of another one.
 
-    Those with a tick that has come, the longest due first; then those that have got further than the clock.
+    Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
     """
     come = step.all(_DUE, (step.now, DUE_LIMIT))
     come += step.all(_AHEAD, {"until": step.now + AHEAD, "now": step.now, "limit": DUE_LIMIT - len(come)})

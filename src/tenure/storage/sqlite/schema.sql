@@ -1,4 +1,5 @@
--- The schema, changed in place until the first release; see SCHEMA in database.py. Instants and durations are whole microseconds; structured fields are JSON, and NULL where empty.
+-- The schema, changed in place until the first release; see SCHEMA in database.py. Instants and durations are whole
+-- microseconds. Structured fields are JSON, and NULL if empty.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -7,11 +8,11 @@ CREATE TABLE meta (
 
 INSERT INTO meta VALUES ('proto', 1);
 
--- The identity of this database, by which a worker notices that another one has taken its place.
+-- The identity of this database. By it a worker notices that another database has replaced this one.
 INSERT INTO meta VALUES ('identity', lower(hex(randomblob(8))));
 
--- A record, in the order in which rows.py reads it. Payload and result come late: the columns before
--- them are read without their overflow pages.
+-- A job's record, in the column order of rows.py. Payload and result come late: SQLite reads the columns before them
+-- without their overflow pages.
 CREATE TABLE job (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
@@ -77,7 +78,7 @@ CREATE TABLE job (
     result BLOB,
     quarantined INTEGER NOT NULL DEFAULT 0,
     put_back_used INTEGER NOT NULL DEFAULT 0,
-    -- The latest run. Earlier runs stand in `run`. Where `run_fence` is NULL, all runs do.
+    -- The latest run. Earlier runs are in `run`. If `run_fence` is NULL, all runs are there.
     run_fence INTEGER,
     run_owner TEXT,
     run_worker TEXT,
@@ -91,8 +92,8 @@ CREATE TABLE job (
     UNIQUE (queue, id)
 ) STRICT;
 
--- A move from state to state looks at the terms of every index, so each begins with the term that is seldom true, and none asks
--- for one of several states: SQLite would build a table of these for each row that moves.
+-- A state change evaluates the terms of every index, so each begins with the term that is rarely true. A term that
+-- lists several states comes last: SQLite builds a table of them for each row that changes.
 
 CREATE INDEX job_ready ON job (queue, score, id)
     WHERE state = 'waiting' AND parked_under IS NULL;
@@ -114,8 +115,9 @@ CREATE INDEX job_waiting ON job (queue, run_at)
 CREATE INDEX job_ttl ON job (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
--- Leases by their length: of each length those that have run out come first, and those that end further ahead than they
--- are long (the clock was set back) come last. With the owner in them these two also tell who holds anything, and what.
+-- Leases by their length. Of each length, those that have run out come first. Those that end further ahead than their
+-- length (the clock was set back) come last. The owner column makes this index and the next one also answer which
+-- owners hold jobs.
 CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, owner)
     WHERE state = 'active' AND suspect_until IS NULL;
 
@@ -129,8 +131,8 @@ CREATE INDEX job_cancelling ON job (owner)
 CREATE INDEX job_over ON job (queue, state, seq)
     WHERE finished IS NOT NULL;
 
--- What retention forgets: by its queue's terms, the longest ended first; or where a result has a lifetime of its own.
--- What a rule has yet to put back in line is not forgotten.
+-- Jobs that retention deletes: by the queue's rules, the earliest ended first, or by a lifetime of the result's own.
+-- Jobs that a rule will redrive are not deleted.
 CREATE INDEX job_ended ON job (queue, state, finished)
     WHERE finished IS NOT NULL AND (kept_until IS NULL OR state <> 'completed') AND redrive_at IS NULL;
 
@@ -140,8 +142,7 @@ CREATE INDEX job_kept ON job (kept_until, queue, id)
 CREATE INDEX job_redrive ON job (redrive_at, queue, id)
     WHERE redrive_at IS NOT NULL;
 
--- Unfinished jobs that a later call may come to, instead of making its own. Who they are follows from their rows; those
--- that have gathered as much as they may are passed over.
+-- Unfinished jobs that a later call may be merged into, by their key. Queries skip jobs that are full.
 CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
     WHERE merge_key IS NOT NULL AND finished IS NULL;
 
@@ -149,12 +150,12 @@ CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
 CREATE INDEX job_scheduled ON job (schedule, state)
     WHERE schedule IS NOT NULL AND finished IS NULL;
 
--- How many jobs of each queue are in each state, brought up to date once a transaction: triggers for each row made an
--- enqueue a quarter dearer. The rows of a queue go when retention has forgotten its last job.
--- In addition to the states: 'parked' (of the waiting), 'kept' (of the completed, those whose results have a lifetime of
--- their own), 'ruled' (of the failed, those that a rule redrives), and 'discarded': how many ever expired without a record.
--- trim_at: when the sweep next looks whether jobs of this state are past retention. A job that ends sets it to 0, a look
--- sets it to when the longest ended job is too old. So a sweep does not visit queues in which nothing has ended.
+-- How many jobs of each queue are in each state, updated once per transaction: triggers for each row made an enqueue a
+-- quarter slower. A queue's rows are deleted when retention has deleted its last job. In addition to the states:
+-- 'parked' (of the waiting), 'kept' (of the completed, those whose results have a lifetime of their own), 'ruled' (of
+-- the failed, those that a rule redrives), and 'discarded': how many ever expired without a record. trim_at: when the
+-- sweep next checks whether jobs of this state are past retention. A job that ends sets it to 0, and a check sets it to
+-- the time when the earliest ended job will be too old. So a sweep skips queues in which no job has ended.
 CREATE TABLE tally (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
@@ -184,7 +185,8 @@ CREATE TABLE run (
     PRIMARY KEY (seq, number)
 ) STRICT, WITHOUT ROWID;
 
--- Line: its number among all lines that the log has had. Number: a run counts its lines, so that a line that is sent again is kept once; 0: it was not counted.
+-- line: the number of this line among all lines that the log has had. number: a run counts its lines, so that a line
+-- that is sent again is stored once; 0: not counted.
 CREATE TABLE log (
     seq INTEGER NOT NULL,
     line INTEGER NOT NULL,
@@ -197,8 +199,8 @@ CREATE TABLE log (
     PRIMARY KEY (seq, line)
 ) STRICT, WITHOUT ROWID;
 
--- The concurrency keys that unfinished jobs name: the limit in force, and how many they are; at zero the row goes. How
--- many are active is no number of its own but the rows of slot, so nothing can drift.
+-- The concurrency keys that unfinished jobs name: the limit in force, and the number of these jobs; at zero the row is
+-- deleted. The number of active jobs is not a counter but the rows of slot, so it cannot drift.
 CREATE TABLE key (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -232,12 +234,12 @@ CREATE TABLE worker (
     started INTEGER NOT NULL,
     seen_at INTEGER NOT NULL,
     died INTEGER NOT NULL DEFAULT 0,
-    -- The number of the last event that it has announced.
+    -- The number of the last event that the worker reported.
     announced INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- One writer at a time, so the order of the ids is the order of the commits, and a cursor misses nothing. Queue and job:
--- of what happened to one job.
+-- There is one writer at a time, so the order of the ids is the order of the commits, and a cursor misses no event.
+-- queue, job: set on events of a job.
 CREATE TABLE event (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at INTEGER NOT NULL,
@@ -264,11 +266,11 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_due ON schedule (next_tick)
     WHERE next_tick IS NOT NULL AND paused = 0;
 
--- How far the schedules have got: those that are beyond the clock, after it was set back.
+-- The schedules by last tick: finds those that lie ahead of the clock, after it was set back.
 CREATE INDEX schedule_reached ON schedule (last_tick)
     WHERE paused = 0;
 
--- The role of a scope's leader: vacant where the owner is NULL; the epoch outlives every term.
+-- The leader of a scope. Without a leader the owner is NULL. The epoch continues over all terms.
 CREATE TABLE leader (
     scope TEXT PRIMARY KEY,
     owner TEXT,
@@ -281,8 +283,8 @@ CREATE TABLE leader (
 
 INSERT INTO leader VALUES ('*', NULL, 0, 0, 0, NULL, NULL);
 
--- The calls that a job has taken in beside its own, by the ids they came with; of a job that collects also its own, and
--- the arguments of each, in the order of their places. They go with their job.
+-- The calls that were merged into a job, by their own ids. Of a collecting job also its own call, and the arguments of
+-- each, in the order of `place`. They are deleted with their job.
 CREATE TABLE call (
     queue TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -294,7 +296,7 @@ CREATE TABLE call (
 
 CREATE INDEX call_of_job ON call (queue, job, place);
 
--- A key for a time: how many jobs were made under it since it began, and the latest of them.
+-- A key with a time limit: how many jobs were made under it since it began, and the latest of them.
 CREATE TABLE window (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -306,8 +308,8 @@ CREATE TABLE window (
 
 CREATE INDEX window_over ON window (until);
 
--- Up to which instant the time of each rate is taken, and how far ahead (in microseconds) whoever took last could take
--- any; opens_at: when it lets the next of those parked under it start.
+-- For each rate: the instant up to which its time is taken, and how far ahead (in microseconds) the latest start could
+-- take time. opens_at: when it lets its next parked job start.
 CREATE TABLE rate (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -320,15 +322,14 @@ CREATE TABLE rate (
 CREATE INDEX rate_opening ON rate (queue, opens_at)
     WHERE opens_at IS NOT NULL;
 
--- Time that has gone by since it was taken is forgotten, and then whatever says nothing any more.
+-- Taken time that has passed is reset to 0, and then rows without any state are deleted.
 CREATE INDEX rate_over ON rate (taken_until)
     WHERE taken_until > 0;
 
 CREATE INDEX rate_idle ON rate (opens_at)
     WHERE opens_at IS NULL AND taken_until = 0;
 
--- Lines that are fair, and how far they have got in virtual time: in all, in each priority, and of each tenant the last
--- of its jobs.
+-- Fair queues and their virtual time: of the queue, of each priority, and of each tenant's last job.
 CREATE TABLE fair_line (
     queue TEXT PRIMARY KEY,
     front INTEGER NOT NULL

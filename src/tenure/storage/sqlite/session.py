@@ -8,11 +8,11 @@ from collections.abc import Callable
 from tenure.errors import StorageError
 
 FORK_PATIENCE = 5.0
-"""How many seconds a fork waits for a transaction to end."""
+"""How many seconds a fork waits for a running transaction."""
 
 
 class ThreadConnection:
-    """Opens its connection at first use, and again after it was closed. `gate` is held by whoever uses it."""
+    """A connection that opens at its first use and after each close. Its user holds `gate`."""
 
     def __init__(self, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self.gate = threading.Lock()
@@ -20,21 +20,21 @@ class ThreadConnection:
         self._file: tuple[int, int] | None = None
         self._log: tuple[int, int] | None = None
         self.log_lost = False
-        """Whether the write-ahead log was deleted or replaced while this connection used it."""
+        """True if the write-ahead log was deleted or replaced while this connection used it."""
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._tainted = False
         self._forking: int | None = None
 
     def use(self) -> sqlite3.Connection:
-        """Return the connection; the caller holds the gate."""
+        """Return the connection. The caller holds the gate."""
         if self._tainted:
             raise StorageError(
                 "this process was forked in the middle of a transaction, so SQLite cannot be used in it; "
                 "start child processes by 'spawn' or 'forkserver'"
             )
         if self._connection is not None and self._file != self._there():
-            # Somebody deleted or replaced the file: what we wrote to the old one nobody would ever read.
+            # The file was deleted or replaced. Later readers would not see writes to the old one.
             self.close()
         if self._connection is None:
             self._connection = self._connect()
@@ -46,30 +46,30 @@ class ThreadConnection:
         return self._connection
 
     def close(self) -> None:
-        """Close the connection; the caller holds the gate, or is the last to know of it."""
+        """Close the connection. The caller holds the gate, or no other code has a reference."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def before_fork(self) -> None:
-        """Close the connection: SQLite keeps its locks in memory that a child would take for its own."""
+        """Close the connection: SQLite keeps its locks in memory, and a child would take them for its own."""
         if self.gate.acquire(timeout=FORK_PATIENCE):
             self._forking = threading.get_ident()
             self.close()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
-        # Without the gate it is another thread that works on behind it, be it that it only just connects.
+        """Resume after a fork."""
+        # If this thread does not hold the gate, another thread does and goes on working, even if it is only connecting.
         if self._forking == threading.get_ident():
             self._forking = None
             self.gate.release()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew."""
+        """Reset after a fork."""
         self._tainted = self._forking != threading.get_ident()
         self._forking = None
         if self._connection is not None:
-            # Not even closing it would be safe here, so it must never be collected.
+            # Even closing it would be unsafe here, so it must never be garbage-collected.
             _ABANDONED.append(self._connection)
             self._connection = None
         self.gate = threading.Lock()

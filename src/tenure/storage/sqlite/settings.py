@@ -1,4 +1,4 @@
-"""What is set for a queue, a task or a worker, as one transaction sees it: each setting is looked up once."""
+"""The settings of queues, tasks and workers in one transaction; each is looked up once."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ decode = msgspec.json.Decoder(Settings).decode
 
 
 def setting(step: Transaction, kind: str, name: str) -> Settings:
-    """Return the settings in force."""
+    """Return the settings in force for a queue, task or worker."""
     known = step.settings.get((kind, name))
     if known is None:
         row = step.one(_SETTING, (kind, name))
@@ -24,7 +24,7 @@ def setting(step: Transaction, kind: str, name: str) -> Settings:
 
 
 def queue_settings(step: Transaction, listed: str) -> dict[str, Settings]:
-    """Return the settings in force of those of many queues, given as a list of JSON, that have any."""
+    """Return the settings of those queues in a JSON list that have any."""
     told: dict[str, Settings] = {}
     for name, body in step.all(_QUEUE_SETTINGS, (listed,)):
         known = step.settings.get(("queue", name))
@@ -33,6 +33,6 @@ def queue_settings(step: Transaction, listed: str) -> dict[str, Settings]:
 
 
 def recorded(step: Transaction, queue: str, event: OnRequest) -> bool:
-    """Say whether a queue records an event that is recorded on request only."""
+    """Return True if a queue records this optional event."""
     asked = setting(step, "queue", queue).record
     return asked is not None and event in asked

@@ -45,7 +45,7 @@ def settle(step: Transaction, owner: Owner, settlements: Sequence[Settlement]) -
 
 
 class _SettlementBatch:
-    """What a batch of settlements changes, to be written statement by statement."""
+    """The changes of a batch of settlements, written statement by statement."""
 
     def __init__(self) -> None:
         self.finished: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class _SettlementBatch:
 
 
 def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
-    """Yield the settlements in runs that name no job twice: what follows must see what came before."""
+    """Yield batches of settlements in which no job occurs twice: a later one must see the earlier one's effect."""
     if len({asked.ref for asked in settlements}) == len(settlements):
         yield list(settlements)
         return
@@ -75,7 +75,7 @@ def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlem
 
 
 def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
-    """Complete in one statement whatever of a batch simply came to a result; return the queues and ids of those."""
+    """Complete all plain completions of a batch in one statement; return the queues and ids of those jobs."""
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
     for asked in batch:
@@ -101,7 +101,7 @@ def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> C
 
 
 def _completed(step: Transaction, asked: Settlement) -> SettlementResult:
-    """Note all that goes with a completion that stands in the job's row."""
+    """Record the counts, events and notifications of a completion that the statement has written."""
     queue = asked.ref.queue
     step.moved(queue, left="active", to="completed")
     if isinstance(asked.decision, Finish) and asked.decision.keep is not None:
@@ -121,7 +121,7 @@ def _settle(step: Transaction, owner: Owner, asked: Settlement, page: _Settlemen
         asked = _heeding_the_cancel(step, asked)
     keys = _keys(named)
     if keys is None or not rows.is_sane(row[6:]):
-        # Reading the whole record mends what cannot be counted on.
+        # Reading the whole record repairs values that cannot be used in calculations.
         job = the_job(step, seq)
         boost, keys = job.boost, job.keys
     _note(step, owner, asked, seq, boost, page)
@@ -131,7 +131,7 @@ def _settle(step: Transaction, owner: Owner, asked: Settlement, page: _Settlemen
 
 
 def _keys(named: str | None) -> Sequence[Key] | None:
-    """Return the keys that a row names, None where they cannot be read."""
+    """Return the keys that a row names, None if they are unreadable."""
     try:
         return rows.keys(str(named)) if named else ()
     except MsgspecError:
@@ -157,7 +157,7 @@ def _refused(step: Transaction, owner: Owner, asked: Settlement) -> SettlementRe
 
 
 def _heeding_the_cancel(step: Transaction, asked: Settlement) -> Settlement:
-    """Return what a settlement becomes of a job that was asked to stop."""
+    """Return the settlement that applies if the job was asked to stop."""
     found = find_job(step, asked.ref)
     return asked if found is None else when_cancelling(asked, found[1])
 
@@ -203,7 +203,7 @@ def _note(step: Transaction, owner: Owner, asked: Settlement, seq: int, boost: i
 
 
 def _park_until_known(step: Transaction, ref: Ref) -> str:
-    """Give back what a run cost its rates, and return what its job is parked under until a worker knows its task."""
+    """Give back the time that a run took of its rates. Return the name that its job is parked under."""
     found = find_job(step, ref)
     if found is None:
         raise AssertionError(f"job {ref} is gone, though it is active")
@@ -214,7 +214,7 @@ def _park_until_known(step: Transaction, ref: Ref) -> str:
 
 
 def _leave(step: Transaction, asked: Settlement, keys: Sequence[Key]) -> None:
-    """Leave the slots of a run."""
+    """Free the concurrency keys of a run."""
     ref = asked.ref
     concurrency_keys.leave(step, ref.queue, ref.id, keys)
     if isinstance(asked.decision, Finish):

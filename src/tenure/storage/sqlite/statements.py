@@ -1,4 +1,4 @@
-"""The queries of this storage, by verb and name."""
+"""The SQL statements of this storage, by verb and name."""
 
 from tenure.storage.script_files import statements
 

@@ -1,4 +1,4 @@
-"""The verbs on SQLite. What each does stands in the modules beside this one; here it is sent to the right thread."""
+"""The storage protocol on SQLite: sends each verb to the right thread. The other modules implement the verbs."""
 
 import asyncio
 import os
@@ -45,11 +45,11 @@ from tenure.storage.sqlite.transaction import Transaction
 from tenure.storage.sqlite.writer import Writer
 
 _CLOSING = 10.0
-"""How many seconds closing waits for what is being written."""
+"""How many seconds `close` waits for writes that are under way."""
 
 
 class SQLiteStorage:
-    """Keeps jobs in one SQLite file, for all processes of one machine. Opens itself at the first verb."""
+    """Keeps jobs in one SQLite file, for all processes of one machine. It opens itself at the first verb."""
 
     shared = True
     apart = False
@@ -66,7 +66,7 @@ class SQLiteStorage:
         if name in ("", ":memory:") or "\0" in name:
             raise UsageError(f"{name!r} is no file; name one, as in sqlite:///tenure.db, or use memory://")
         self.url = f"sqlite:///{name}"
-        # By whatever links it is reached: SQLite puts its log beside the file itself, and there belong the locks.
+        # Resolve links: SQLite puts its log next to the real file, and the lock file must lie there too.
         try:
             self.path = os.path.realpath(name)
         except FileNotFoundError:
@@ -99,10 +99,10 @@ class SQLiteStorage:
     async def close(self) -> None:
         """See `Storage.close`.
 
-        No owner is declared dead by it that works through this storage and has not taken its leave (`Beat.last`): the
-        kernel lock that is its life stays until it has, or until the process ends. And the verbs of such an owner open
-        a closed storage again, until the last of them leaves. So whoever closes an app under a running worker costs it
-        a moment and no job.
+        Closing does not make an owner look dead if it works through this storage and has not signed off
+        (`RenewRequest.last`). The kernel lock that proves its life stays until it signs off, or until the process ends.
+        The verbs of such an owner reopen a closed storage until the last owner leaves. So closing an app under a
+        running worker causes a short delay but loses no job.
         """
         if self._closed:
             return
@@ -110,7 +110,7 @@ class SQLiteStorage:
         try:
             stopping = asyncio.get_running_loop().run_in_executor(None, self._stop)
         except RuntimeError:
-            # The interpreter is ending and starts no thread; there is nobody left to be held up either.
+            # The interpreter is shutting down and starts no threads, so blocking here delays no other task.
             self._stop()
         else:
             await stopping
@@ -141,8 +141,8 @@ class SQLiteStorage:
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
             lambda step: renew.renew(step, beat),
-            # A watcher renews in the name of another process, whose life must not come to be held here, unless it is
-            # the one that buries it.
+            # An ExternalRenewer renews for another process. That process's life lock must not be held here, unless the
+            # renewer also recovers its jobs.
             owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
             parting=beat.last,
             guarding=beat.guarding,
@@ -235,17 +235,17 @@ class SQLiteStorage:
         return listener
 
     def before_fork(self) -> None:
-        """Let go of what a child must not inherit."""
+        """Release all that a child must not inherit."""
         for session in self._sessions:
             session.before_fork()
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Resume after a fork."""
         for session in self._sessions:
             session.after_fork_in_parent()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew: threads do not come along, and locks must not, or they would outlive the parent."""
+        """Reset the state: threads do not survive a fork, and inherited locks would outlive the parent."""
         self._locks.close()
         for session in self._sessions:
             session.after_fork_in_child()
@@ -263,7 +263,7 @@ class SQLiteStorage:
 
     async def _ready(self) -> None:
         if not self._open:
-            # The writer's first use of its connection looks at the file, creates and migrates it.
+            # The writer checks and creates the file when it first uses its connection.
             await self._writer.submit(_nothing, peek=_nothing)
             self._open = not self._closed
 

@@ -1,4 +1,4 @@
-"""The leader's turn in SQL: the election, then the chores; and what is reclaimed of those who hold jobs."""
+"""The leader's turn in SQL: the election, the reclaims, then the other chores."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ from tenure.storage.sqlite.transaction import Transaction
 from tenure.storage.sqlite.transitions import whole
 
 Alive = Callable[[str], bool]
-"""Says whether the process of an owner lives: whether the kernel still holds its lock."""
+"""Returns True if the process of an owner is alive, that is, if the kernel still holds its lock."""
 
 _LEADER = query("sweep", "leader")
 _ELECT = query("sweep", "elect")
@@ -38,7 +38,7 @@ _TAKE = query("reclaim", "take")
 
 
 def sweep(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
-    """Elect the bidder if need be, then do one bounded turn of the chores."""
+    """Elect the caller if necessary, then do one bounded turn of the chores."""
     now = step.now
     terms: tuple[Term, ...] = ()
     if bid.term is not None:
@@ -58,7 +58,7 @@ def sweep(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     did, troubles = {"reclaimed": len(stalled)}, [no_burial, no_reclaim]
     if clock_set_back:
         troubles.append(step.chore(lambda: rates.look_anew(step), None)[1])
-    # In the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
+    # In the order of the protocol: an expired job is not promoted, and a redriven job is not trimmed.
     for name, chore in (
         ("suspected", lambda: sweep_steps.suspect(step, bid.grace, resumed_at)),
         ("expired", lambda: sweep_steps.expire_aged(step)),
@@ -92,7 +92,7 @@ def sweep(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
 
 
 def led_by_another(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult | None:
-    """Return the answer to a bid that another's term stands against, or None where the bidder may sweep."""
+    """Return the answer to a request that another leader's term prevents, or None if the caller may sweep."""
     owner, _, length, until, _, _ = _leader(step)
     if bid.term is None or owner is None or owner == bid.owner.id:
         return None
@@ -110,7 +110,7 @@ def reclaim(step: Transaction, dead: str, owner: Owner) -> ReclaimResult:
 
 
 def resign(step: Transaction, term: Term) -> None:
-    """Give up that term and no other."""
+    """Give up this leader term and no other."""
     if step.run(_VACATE, (term.owner, term.epoch)):
         step.record(LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"))
 
@@ -129,14 +129,14 @@ def _leader(step: Transaction) -> Row:
 
 
 def _elect(step: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[Term, int]:
-    """Return the reigning term, the bidder's if it may be, and how long it still lasts."""
+    """Return the current leader's term, which is the caller's if possible, and how long it still lasts."""
     now = step.now
     owner, epoch, given, until, _, _ = _leader(step)
     if owner == bidder.id and now < until:
         step.run(_ELECT, (owner, epoch, length, now + length))
         return Term("*", owner, epoch, length), length
     if owner is not None:
-        # A term that ends further ahead than it is long was given before the clock was set back.
+        # A term that ends further ahead than its length was given before the clock was set back.
         if now < until <= now + given and alive(owner):
             return Term("*", owner, epoch, given), until - now
         step.record(LeadershipLost(scope="*", owner=owner, epoch=epoch, reason="expired"))
@@ -147,7 +147,7 @@ def _elect(step: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple
 
 
 def _bury(step: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
-    """Take what the dead held, and note that the workers they were are dead."""
+    """Take the leases of dead owners, and mark their worker records as dead."""
     stalled: list[StalledLease] = []
     for (owner,) in step.all(_HOLDERS):
         if owner is not None and len(stalled) < SWEEP_LIMIT and not alive(owner):

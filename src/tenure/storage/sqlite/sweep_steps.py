@@ -1,4 +1,4 @@
-"""The chores of a sweep in SQL, after the reclaim: each bounded, each alone, each returns how many it did."""
+"""The chores of a sweep in SQL, after the reclaims. Each is bounded, independent, and returns how many items it did."""
 
 from collections.abc import Sequence
 from itertools import groupby, takewhile
@@ -74,13 +74,13 @@ _encode = msgspec.json.Encoder().encode
 _place = msgspec.json.Decoder(tuple[str, str]).decode
 
 LOOKS = 500
-"""How many counters a sweep looks at for jobs past retention."""
+"""How many counters a sweep examines for jobs past retention."""
 
 _WHENEVER = (1 << 63) - 1
 
 
 def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:
-    """Make suspects of the leases that have run out, and of those that end further ahead than they are long."""
+    """Mark expired leases as suspect, and leases that end further ahead than their length."""
     found = _doubtful(step)
     for seq in found:
         job = the_job(step, seq)
@@ -99,23 +99,23 @@ def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:
 
 
 def expire_aged(step: Transaction) -> int:
-    """End the jobs that are too old to start."""
+    """Expire the jobs that are too old to start."""
     expired = 0
     for (seq,) in step.all(_AGED, (step.now, EXPIRE_LIMIT)):
         if expired >= EXPIRE_LIMIT:
             break
-        # Read only now: the end of one may have let the next back in line.
+        # Read the record only now: the end of one job may have released the next.
         expired += expire(step, seq, the_job(step, seq))
     concurrency_keys.let_in(step)
     return expired
 
 
 def promote_due(step: Transaction) -> int:
-    """Make waiting what fell due."""
+    """Promote the jobs that fell due."""
     promoted = 0
     for (queue,) in step.all(_QUEUES_DELAYED):
         for (seq,) in step.all(_UNREACHABLE, (queue, SWEEP_LIMIT)):
-            # Reading the record mends it: it is due then, and its next run fails.
+            # Reading the record repairs it: the job is then due, and its next run fails.
             the_job(step, seq)
         due = promote(step, queue, PROMOTE_LIMIT - promoted)
         if due:
@@ -125,7 +125,7 @@ def promote_due(step: Transaction) -> int:
 
 
 def unpark(step: Transaction) -> int:
-    """Let back in line whoever is parked where there is room: of tasks that go on, and of the next so many keys."""
+    """Release parked jobs that have room: of tasks that are not paused, and of the next `LOOK_LIMIT` keys."""
     queues = [queue for (queue,) in step.all(_QUEUES_PARKED)]
     tasks = [PAUSED + task for task, _ in step.all(_SETTINGS, ("task",))]
     unparked = sum(concurrency_keys.unpark(step, queue, task) for queue in queues for task in tasks)
@@ -133,7 +133,7 @@ def unpark(step: Transaction) -> int:
     at, after = ("", "") if row is None else _place(row[0])
     looks, last = LOOK_LIMIT, ("", "")
     for queue in queues:
-        # Whoever stands in line is looked at first, and may be waiting for the very slot.
+        # A claim looks at ready jobs first, and one of them may be waiting for the same place.
         if queue < at or not looks or step.one(_LINED, (queue,)) == (1,):
             continue
         behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
@@ -152,7 +152,7 @@ def unpark(step: Transaction) -> int:
 
 
 def _mend_name(step: Transaction, queue: str, after: str, names: list[str]) -> list[str]:
-    """Mend the first job that is parked under a name that is not text; return the names before."""
+    """Repair the first job that is parked under a name that is not valid text; return the names before it."""
     good = list(takewhile(lambda name: type(name) is not Garbled, names))
     for (seq,) in step.all(_PARKED_BEHIND, (queue, good[-1] if good else after)):
         the_job(step, seq)
@@ -166,21 +166,21 @@ def _look_at(step: Transaction, queue: str, under: str) -> int:
 
 
 def redrive_due(step: Transaction) -> int:
-    """Put back in line what a rule says."""
+    """Redrive the jobs whose rule is due."""
     due = step.all(_REDRIVABLE, (step.now, SWEEP_LIMIT))
     for (seq,) in due:
         job = the_job(step, seq)
         if holder(step, job) is None:
             redrive(step, seq, job, by="rule", by_rule=True)
         else:
-            # A later job of its key is at the work already.
+            # An unfinished job of the same unique key has replaced this one.
             step.run(_GIVE_UP, (seq,))
             step.moved(job.queue, left="ruled")
     return len(due)
 
 
 def trim(step: Transaction) -> int:
-    """Forget what has been kept for long enough, the longest ended first."""
+    """Delete the jobs whose retention is over, the earliest ended first."""
     trimmed, emptied = 0, dict[str, None]()
     for (seq,) in step.all(_OUTLIVED, (step.now, TRIM_LIMIT)):
         if trimmed >= TRIM_LIMIT:
@@ -193,19 +193,19 @@ def trim(step: Transaction) -> int:
         gone = _worn(step, queue, state, keep, jobs, TRIM_LIMIT - trimmed)
         trimmed += _forget(step, queue, state, gone, TRIM_LIMIT - trimmed)
         if trimmed >= TRIM_LIMIT:
-            # There may be more of it: the next sweep looks at this queue again.
+            # There may be more such jobs: the next sweep checks this queue again.
             break
         step.run(_TRIMMED, {"queue": queue, "state": state, "age": min(keep.age, _WHENEVER >> 1)})
         if len(gone) == jobs:
             emptied[queue] = None
-    # The counters tell whether a queue has any other jobs, so they must be up to date.
+    # The counters show whether a queue has other jobs, so they must be up to date.
     step.write_down()
     step.many(_FORGET_QUEUE, [(queue,) for queue in emptied])
     return trimmed
 
 
 def _forget(step: Transaction, queue: str, state: str, gone: Sequence[Row], limit: int) -> int:
-    """Forget jobs that ended in a state, in their order, up to a limit; return how many calls went with them."""
+    """Delete jobs that ended in a state, in order, up to a limit; return how many calls were deleted with them."""
     trimmed = 0
     for merges, group in groupby(gone, itemgetter(1)):
         seqs = [seq for seq, _ in group][: limit - trimmed]
@@ -220,7 +220,7 @@ def _forget(step: Transaction, queue: str, state: str, gone: Sequence[Row], limi
 
 
 def forget_events(step: Transaction) -> int:
-    """Forget the oldest events."""
+    """Delete the oldest events."""
     row = step.one(_BOUNDS)
     trimmed, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
     beyond = max(0, last - trimmed - (EVENTS_KEPT.count or 0))
@@ -234,7 +234,7 @@ def forget_events(step: Transaction) -> int:
 
 
 def forget_tags(step: Transaction) -> None:
-    """Forget which places in virtual time tenants have got to, where the line has passed them, or has nothing to do."""
+    """Delete virtual instants of tenants that are below their queue's virtual time, or whose queue is idle."""
     room = PASSED_LIMIT - step.run(_FORGET_TAGS, (PASSED_LIMIT,))
     for (queue,) in step.all(_IDLE_LINES, (room,)):
         room -= step.run(_FORGET_IDLE_TAGS, (queue, room))
@@ -245,19 +245,19 @@ def forget_tags(step: Transaction) -> None:
 
 
 def forget_rates(step: Transaction) -> None:
-    """Forget the time that has gone by since it was taken."""
+    """Delete taken rate time that has passed, and rates without any state."""
     step.run(_FORGET_TIME, (step.now, PASSED_LIMIT))
     step.run(_FORGET_RATES, (PASSED_LIMIT,))
     step.forget_rates()
 
 
 def forget_windows(step: Transaction) -> None:
-    """Forget the keys whose time is over."""
+    """Delete the key windows whose time is over."""
     step.run(_FORGET_WINDOWS, (step.now, WINDOW_LIMIT))
 
 
 def _doubtful(step: Transaction) -> list[int]:
-    """Return the jobs whose leases have run out, then those whose leases end further ahead than they are long."""
+    """Return the jobs with expired leases, then those whose leases end further ahead than their length."""
     out: list[Row] = []
     ahead: list[Row] = []
     for (length,) in step.all(_LENGTHS):
@@ -268,19 +268,19 @@ def _doubtful(step: Transaction) -> list[int]:
 
 
 def _worn(step: Transaction, queue: str, state: str, keep: KeepRule, jobs: int, room: int) -> list[Row]:
-    """Return which of so many jobs of one end are kept no longer, the longest ended first."""
+    """Return which of a queue's jobs of one end state are past retention, the earliest ended first."""
     surplus = 0 if keep.count is None else max(0, jobs - keep.count)
-    # What ended later than now did so before the clock was set back: it is older than it looks.
+    # A job that ended later than now ended before the clock was set back, so it is older than it looks.
     ahead = step.all(_ENDED_AHEAD, (queue, state, step.now, min(surplus, room))) if surplus else []
     room -= len(ahead)
     aged = step.all(_ENDED, (queue, state, step.now - keep.age, room))
     rest = min(surplus - len(ahead), room)
-    # Both are the longest ended, so the longer list holds the shorter.
+    # Both lists begin with the earliest ended job, so the longer list contains the shorter.
     return ahead + (aged if len(aged) > rest else step.all(_ENDED, (queue, state, _WHENEVER, rest)))
 
 
 def forget_workers(step: Transaction) -> None:
-    """Forget those who took no leave and have been silent for long, and what they were told."""
+    """Delete records and orders of workers that have been silent for long without signing off."""
     step.run(_FORGET_ORDERS, (step.now - WORKER_KEPT,))
     step.run(_FORGET_WORKERS, (step.now - WORKER_KEPT,))
     for target in [target for target in step.settings if target[0] == "worker"]:

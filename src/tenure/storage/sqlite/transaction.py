@@ -1,4 +1,4 @@
-"""One transaction at work: its statements, and what it leaves behind beside the rows it changed."""
+"""A transaction: runs statements, and collects events, counters and other writes until its end."""
 
 import sqlite3
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ from tenure.storage.sqlite.statements import query
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
 Lanes = dict[tuple[str, int], LaneClaims]
-"""What is known of numbered claims, by owner and lane."""
+"""The state of numbered claims, by owner and lane."""
 
 _RECORD = query("events", "record")
 _RECORD_ONE = query("events", "record_one")
@@ -48,15 +48,15 @@ _RECOUNT_KEYS = query("mend", "recount_keys")
 _FORGET_KEYS = query("mend", "forget_keys")
 
 _NOT_TEXT = "Could not decode to UTF-8"
-"""How sqlite3 begins to say that a text is not UTF-8. Nothing was changed by then, save by `exchange.complete`, which
-would change the same again."""
+"""The start of sqlite3's error message for text that is not UTF-8. No data was changed before it, except by
+`exchange.complete`, which would make the same changes again."""
 
 
 @dataclass
 class KeyCounts:
-    """A key of a queue: its limit, how many unfinished jobs name it, how many of them are active.
+    """A queue's concurrency key: its limit, how many unfinished jobs name it, and how many of them are active.
 
-    `written`: the limit and the number as they stand in the table.
+    `written`: the limit and the number of jobs that name it, as stored in the table.
     """
 
     limit: int = 0
@@ -66,17 +66,17 @@ class KeyCounts:
 
     @property
     def free(self) -> int:
-        """How many more may start."""
+        """How many more jobs of this key may start."""
         return max(0, self.limit - self.held) if self.named else 0
 
 
 @dataclass
 class FairQueueState:
-    """A queue's line: how far it has got in virtual time, as far as that was looked up; None where it is not fair.
+    """A queue's fair order, as far as it was looked up. `fairness` is None if the queue is not fair.
 
-    `opening`: a rate of the queue says when it opens. `waits`: it is known that somebody waits. `tenants`: of which
-    priorities and tenants that is known. `written`: what stands in the tables of all this, None where they are to be
-    written anew.
+    `opening`: a rate of the queue has an opening time. `waits`: a job of the queue is known to wait. `tenants`: the
+    priorities and tenants that are known to have waiting jobs. `written`: the values in the tables, None if all of them
+    must be written again.
     """
 
     fairness: Fairness | None
@@ -88,9 +88,9 @@ class FairQueueState:
 
 @dataclass
 class RateState:
-    """A rate of a queue: how far its time is taken, and when it lets the first of those parked under it start.
+    """A queue's rate: up to when its time is taken, and when it lets its first parked job start.
 
-    `written`: the first of these as it stands in the table.
+    `written`: the taken time as stored in the table.
     """
 
     taken: RateReservation
@@ -99,20 +99,21 @@ class RateState:
 
 
 class Transaction:
-    """The operations of one transaction, one after another; `now` is the instant of the one at work,
-    `leading` says that a leader swept among them, `settings` holds those that one of them has looked up or changed,
-    `freed` the queues and keys that jobs have left and nobody has been let in under yet, and how many left each,
-    `lanes` what has changed of numbered claims.
+    """The operations of one transaction, one after another.
 
-    Events, counters, keys, lines and rates are written once for all of them, at the end.
+    `now`: the instant of the current operation. `leading`: a leader's sweep is among the operations. `settings`: the
+    settings that an operation has looked up or changed. `freed`: the queues and keys that jobs have left and whose
+    parked jobs are not released yet, with the number of jobs that left. `lanes`: changes of numbered claims.
+
+    Events, counters, keys, fair orders and rates are written once for all operations, at the end.
     """
 
     def __init__(self, connection: sqlite3.Connection, lanes: Lanes | None = None, *, mends: bool = False) -> None:
         self.now = 0
         self.mends = mends
-        """Whether it may write, and so mends records that cannot be read."""
+        """True if the transaction may write. It then repairs unreadable records."""
         self.recounted: set[str] = set()
-        """Queues whose counters are to be made right at the end of the transaction."""
+        """Queues whose counters are corrected at the end of the transaction."""
         self.leading = False
         self.knocked: list[str] = []
         self.settings: dict[tuple[str, str], Settings] = {}
@@ -127,7 +128,7 @@ class Transaction:
         self._rates: dict[tuple[str, str], RateState] = {}
 
     def all(self, sql: str, values: Values = ()) -> list[Row]:
-        """Return all rows that a statement yields."""
+        """Return all rows of a statement."""
         try:
             return self._cursor.execute(sql, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -136,25 +137,25 @@ class Transaction:
             return self._garbled(sql, values)
 
     def one(self, sql: str, values: Values = ()) -> Row | None:
-        """Return the first row that a statement yields; the statement is run to its end."""
+        """Return the first row of a statement; the statement runs to its end."""
         rows = self.all(sql, values)
         return rows[0] if rows else None
 
     def run(self, sql: str, values: Values = ()) -> int:
-        """Return how many rows a statement changed."""
+        """Run a statement and return how many rows it changed."""
         return self._cursor.execute(sql, values).rowcount
 
     def many(self, sql: str, values: Sequence[Values]) -> int:
-        """Run a statement once for each set of values; return how many rows that changed."""
+        """Run a statement once for each set of values; return how many rows changed."""
         return self._cursor.executemany(sql, values).rowcount if values else 0
 
     def record(self, event: Event) -> None:
-        """Note an event for the log, at the instant of this operation."""
+        """Add an event to the log, at the instant of this operation."""
         queue, job = (event.queue, event.id) if isinstance(event, JobEvent) else (None, None)
         self._events.append((self.now, queue, job, to_log(event)))
 
     def moved(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
-        """Note that so many jobs of a queue went from one state to another."""
+        """Count that this number of a queue's jobs went from one state to another."""
         if not jobs:
             return
         if left is not None:
@@ -166,19 +167,19 @@ class Transaction:
             self._counts[queue, to] += jobs
 
     def unfinished(self, queue: str) -> int:
-        """Return how many jobs of a queue are not over."""
+        """Return the number of unfinished jobs of a queue."""
         row = self.one(_UNFINISHED, (queue,))
         noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
         return noted if row is None else int(row[0]) + noted
 
     def kept(self, queue: str) -> int:
-        """Return how many completed jobs of a queue are kept by its terms."""
+        """Return how many completed jobs of a queue are under its retention rules."""
         row = self.one(_KEPT, (queue,))
         noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
         return noted if row is None else int(row[0]) + noted
 
     def slots(self, queue: str, name: str) -> KeyCounts:
-        """Return a key of a queue; what is changed of its limit and number is written down with the rest."""
+        """Return a queue's concurrency key; changes of its limit and count are written at the end."""
         known = self._slots.get((queue, name))
         if known is None:
             row = self.one(_SLOTS, {"queue": queue, "name": name})
@@ -187,7 +188,7 @@ class Transaction:
         return known
 
     def line(self, queue: str) -> FairQueueState:
-        """Return a queue's line; what is changed of how far it has got is written down with the rest."""
+        """Return a queue's fair order; its changes are written at the end."""
         known = self._lines.get(queue)
         if known is None:
             row = self.one(_LINE, {"queue": queue})
@@ -198,7 +199,7 @@ class Transaction:
         return known
 
     def rate(self, queue: str, name: str) -> RateState:
-        """Return a rate of a queue; what is taken of its time is written down with the rest."""
+        """Return a queue's rate; changes of its taken time are written at the end."""
         known = self._rates.get((queue, name))
         if known is None:
             row = self.one(_RATE, (queue, name))
@@ -208,19 +209,19 @@ class Transaction:
         return known
 
     def lane(self, owner: str, lane: int) -> LaneClaims:
-        """Return what is known of the numbered claims of an owner's lane."""
+        """Return the state of an owner's numbered claims in one lane."""
         place = owner, lane
         return self.lanes.get(place) or self._committed_lanes.get(place) or LaneClaims()
 
     def forget_rates(self) -> None:
-        """Look at rates anew from now on: what stands in the table was changed beside them."""
+        """Drop the cached rates: a statement has changed their table directly."""
         self._rates.clear()
 
     def chore(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
-        """Do one chore of several; if it fails, leave no trace of it, and return `otherwise` and what went wrong.
+        """Do one of several chores; if it fails, undo it and return `otherwise` and the error.
 
-        What fails for the whole database (no room, no lock, a broken disk) is no chore's own failure and is raised.
-        What others have noted is written down before it begins.
+        A failure of the whole database (disk full, lock, damaged disk) is raised instead. All collected writes are
+        flushed before the chore begins.
         """
         self.write_down()
         self._cursor.execute(_CHORE)
@@ -243,7 +244,7 @@ class Transaction:
         return answer, None
 
     def recount(self) -> None:
-        """Make the counters of those queues right; all else is written down by now."""
+        """Correct the counters of the queues in `recounted`, after all other writes."""
         for queue in sorted(self.recounted):
             for state, difference in self.all(_MISCOUNTED, {"queue": queue}):
                 self.run(_COUNT, (queue, state, -difference))
@@ -252,7 +253,7 @@ class Transaction:
         self.recounted.clear()
 
     def _garbled(self, sql: str, values: Values) -> list[Row]:
-        """Return all rows that a statement yields. A row with text that is not UTF-8 is a `GarbledRow`."""
+        """Return all rows of a statement. A row with text that is not UTF-8 becomes a `GarbledRow`."""
         connection = self._cursor.connection
         before = connection.text_factory
         connection.text_factory = garbled
@@ -263,7 +264,7 @@ class Transaction:
         return [GarbledRow(row) if Garbled in map(type, row) else row for row in found]
 
     def write_down(self) -> None:
-        """Write what was noted: at the end, and before an operation that reads it."""
+        """Write the collected changes: at the end, and before an operation that reads them."""
         if self._events:
             self.knocked.append(EVENTS_TOPIC)
             self._write_events()
@@ -292,7 +293,7 @@ class Transaction:
         ended = {place: jobs for place, jobs in self._counts.items() if jobs > 0 and place[1] in TERMINAL}
         self.many(_COUNT, [(*place, jobs) for place, jobs in self._counts.items() if place not in ended])
         self.many(_COUNT_ENDED, [(*place, jobs) for place, jobs in ended.items()])
-        # Failed jobs that a rule redrives no more are under their queue's retention from now on.
+        # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [queue for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
         self.many(_LOOK_AT_ONCE, [(queue,) for queue in unruled])
 
@@ -306,7 +307,7 @@ class Transaction:
         self._forget_events(len(self._events))
 
     def _forget_events(self, recorded: int) -> None:
-        """Forget the oldest events where there are too many, and not many more than were recorded."""
+        """Delete the oldest events if there are too many, but not many more than were recorded."""
         row = self.one(_BOUNDS)
         oldest, last = (0, 0) if row is None else row
         surplus = EVENTS_KEPT.forgotten_at_once(last - oldest, recorded)

@@ -1,4 +1,4 @@
-"""How a job that no run holds moves in SQL: it expires, is forgotten, or goes where the operator's hand puts it."""
+"""Moves of jobs that are not active, in SQL: they expire, are deleted, or change by an operator's action."""
 
 import logging
 
@@ -30,13 +30,13 @@ logger = logging.getLogger("tenure")
 
 
 def find_job(step: Transaction, ref: Ref) -> tuple[int, JobRecord] | None:
-    """Return a job's seq and record, of one that collects without what it has gathered."""
+    """Return a job's seq and record; a collecting job comes without its collected calls."""
     row = step.one(_JOB, (ref.queue, ref.id))
     return None if row is None else (row[0], _read(step, row))
 
 
 def the_job(step: Transaction, seq: int) -> JobRecord:
-    """Return the record of a job that is there, as this transaction has left it; without what it has gathered."""
+    """Return the record of an existing job as this transaction has left it, without its collected calls."""
     row = step.one(_BY_SEQ, (seq,))
     if row is None:
         raise AssertionError(f"job {seq} is gone, though nobody has dropped it")
@@ -44,7 +44,7 @@ def the_job(step: Transaction, seq: int) -> JobRecord:
 
 
 def whole(step: Transaction, row: Row) -> JobRecord:
-    """Return the record that a row of `job` holds, with all that it has gathered."""
+    """Return the record in a row of `job`, with all of its collected calls."""
     job = _read(step, row)
     if not job.gathered:
         return job
@@ -53,7 +53,7 @@ def whole(step: Transaction, row: Row) -> JobRecord:
 
 
 def _read(step: Transaction, row: Row) -> JobRecord:
-    """Return the record that a row holds. One that cannot be read is mended, where this step may write."""
+    """Return the record in a row. An unreadable record is repaired, if this transaction may write."""
     job, flaws = rows.checked(row)
     if flaws is not None and step.mends:
         _mend(step, row, job, flaws)
@@ -61,9 +61,9 @@ def _read(step: Transaction, row: Row) -> JobRecord:
 
 
 def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
-    """Put neutral values in the place of what cannot be read, and an error into the record that says so.
+    """Replace unreadable values by neutral ones, and record an error that says so.
 
-    With the error the job fails at its next run, instead of running with neutral values.
+    Because of the error the job fails at its next run, instead of running with neutral values.
     """
     seq, was, kept = row[0], row[4], rows.as_kept(row, job)
     step.run(_MEND, kept)
@@ -79,7 +79,7 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
     )
     logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
     if was != job.state:
-        # It had no state that anything goes by, so it is over at once.
+        # Without a valid state the job ends at once.
         step.run(_SET_ASIDE, (step.now, seq))
         step.record(
             JobFailed(
@@ -94,23 +94,23 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
         )
     if not job.keys:
         step.run(_FORGET_SLOTS, (job.queue, job.id))
-    # The counters of its queue may have gone by what cannot be read.
+    # The counters of its queue may be wrong because of the unreadable values.
     step.recounted.add(job.queue)
 
 
 def taken_in(step: Transaction, call: Ref) -> Ref | None:
-    """Return the job that has taken in a call."""
+    """Return the job that a call was merged into."""
     row = step.one(_TAKEN_IN, (call.queue, call.id))
     return None if row is None else Ref(call.queue, row[0])
 
 
 def past(job: JobRecord, now: int) -> bool:
-    """Say whether a completed job's own lifetime is over: it is gone then, swept or not."""
+    """Return True if a completed job's own lifetime is over: it counts as deleted, even before a sweep."""
     return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
 
 def moved(step: Transaction, job: JobRecord, to: State | None) -> None:
-    """Note all that goes with a job's move out of a state that is not active; `to`: None where it is forgotten."""
+    """Record the effects of a job's move out of a state that is not active; `to`: None if it is deleted."""
     step.moved(job.queue, left=job.state, to=to)
     if job.parked_under is not None and to is not State.WAITING:
         step.moved(job.queue, left="parked")
@@ -127,22 +127,22 @@ def moved(step: Transaction, job: JobRecord, to: State | None) -> None:
 
 
 def drop(step: Transaction, seq: int, job: JobRecord) -> int:
-    """Forget a job that is not active, with its runs, its log and the calls that it has taken in.
+    """Delete a job that is not active, with its runs, its log and its merged calls.
 
-    Returns how many calls it answered for, its own among them.
+    Returns how many calls it answered for, including its own.
     """
     calls = 1
     for statement in _DELETE:
         step.run(statement, (seq,))
     if isinstance(job.merge, DebounceKey | CollectKey):
-        # Of one that collects, its own is among them.
+        # For a collecting job, its own call is one of them.
         calls += step.run(_DELETE_CALLS, (job.queue, job.id)) - bool(job.gathered)
     moved(step, job, None)
     return calls
 
 
 def expire(step: Transaction, seq: int, job: JobRecord) -> int:
-    """End a job that is too old to start, or forget it at once; return 1, or how many calls went with it."""
+    """Expire a job that is too old to start, or delete it at once; return 1, or how many calls were deleted with it."""
     calls = 1
     if job.policy.on_expire == "discard":
         calls = drop(step, seq, job)
@@ -158,7 +158,7 @@ def expire(step: Transaction, seq: int, job: JobRecord) -> int:
 
 
 def tell_if_drained(step: Transaction, queue: str) -> None:
-    """Record that no job of a queue is unfinished, where that is asked for."""
+    """Record that a queue has no unfinished jobs, if it records that event."""
     if recorded(step, queue, "queue_drained") and not step.unfinished(queue):
         step.record(QueueDrained(queue=queue))
 

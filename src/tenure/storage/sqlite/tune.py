@@ -1,4 +1,4 @@
-"""The settings in SQL: laid over those in force, and heeded at once by those who wait for them."""
+"""The settings in SQL: merges new values into those in force, and applies them to waiting jobs at once."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def tune(step: Transaction, target: Target, settings: Settings, by: str | None) -> Settings:
-    """Lay settings over those in force."""
+    """Merge settings into those in force."""
     before = setting(step, target.kind, target.name)
     after = before.under(settings)
     if after == before:
@@ -33,7 +33,7 @@ def tune(step: Transaction, target: Target, settings: Settings, by: str | None) 
         step.record(kind(queue=target.name, by=by))
         step.knocked.append(queue_topic(target.name))
     if target.kind == "task" and before.paused and not after.paused:
-        # The counters know where anybody is parked, so they must be up to date.
+        # The counters show which queues have parked jobs, so they must be up to date.
         step.write_down()
         for (queue,) in step.all(_QUEUES_PARKED):
             concurrency_keys.unpark(step, queue, PAUSED + target.name)
@@ -45,7 +45,7 @@ def tune(step: Transaction, target: Target, settings: Settings, by: str | None) 
 
 
 def _retune(step: Transaction, target: Target, rate: RateKey) -> None:
-    """Go by the new pace of a rate, and look anew at who waits for it."""
+    """Apply a rate's new pace, and check the jobs that wait for it."""
     if target.kind == "queue":
         rates.retune(step, rate, [target.name])
         step.knocked.append(queue_topic(target.name))

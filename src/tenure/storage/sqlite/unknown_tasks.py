@@ -25,19 +25,19 @@ _FIRST_PARKED = query("exchange", "first_parked")
 _SINCE = query("survey", "since")
 
 _END = UNKNOWN[:-1] + chr(ord(UNKNOWN[-1]) + 1)
-"""The first name behind all that begin with `UNKNOWN`."""
+"""The first name after all names that begin with `UNKNOWN`."""
 
 _NO_BOUND = 2**63 - 1
-"""No score is higher."""
+"""The highest possible score."""
 
 
 def known_places(
     step: Transaction, queue: str, tasks: Mapping[str, int] | None, most: int = PLACE_LIMIT
 ) -> tuple[list[str], bool]:
-    """Return what jobs of a queue are parked under, as far as a caller knows the task and the version.
+    """Return the names of unknown tasks that a queue's jobs are parked under and that a caller knows.
 
-    At most `most` names are looked at. If the queue has more, the caller's own are looked up. If those are more than
-    `most`, too, each call looks at another part of the queue's names, and the second value is True.
+    At most `most` names are examined. If the queue has more, the caller's own names are looked up. If those are also
+    more than `most`, each call examines another part of the queue's names, and the second value is True.
     """
     found = _between(step, queue, UNKNOWN, _END, most + 1)
     more = len(found) > most
@@ -52,7 +52,7 @@ def known_places(
 
 
 def first_seqs(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
-    """Return the seqs of the first in line and under known places, in the order of their scores."""
+    """Return the seqs of the first ready jobs and of jobs parked under known names, in the order of their scores."""
     found = step.all(_FIRST_IN_LINE, (queue, limit))
     for score, id_, name in sorted(step.all(_HEADS, (rows.names(known), queue))):
         last = found[-1] if len(found) == limit else None

@@ -1,10 +1,10 @@
-"""The one thread of a process that writes: what waits together is committed together.
+"""The writer: the one thread of a process that writes. Operations that wait together are committed together.
 
     verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
 
-There is no timer: while one transaction is written, the next batch gathers. A batch in which an operation fails is
-rolled back whole and tried again in halves, so that a bad operation fails alone; that costs nothing while all is well,
-where a savepoint for each operation would.
+There is no timer: while one transaction is written, the next batch collects. If an operation fails, its batch is rolled
+back and retried in halves, so that only the bad operation fails. This costs nothing while all operations succeed; a
+savepoint for each operation would.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 
 BATCH = 256
-"""How many operations one transaction holds at most."""
+"""The maximum number of operations in one transaction."""
 
 UNSEEN = 8
-"""After so many batches it looks at what other processes have written, though it has not rested."""
+"""After this number of batches the thread checks for changes by other processes, even without a pause in its work."""
 
 UNSEEN_FOR = 0.04
-"""Or after so many seconds, where a batch takes long."""
+"""The same limit in seconds, for slow batches."""
 
 BUDGET = 30.0
-"""After so many seconds a caller gets an error, whatever holds the storage up."""
+"""After this number of seconds a caller gets an error, for any cause of the delay."""
 
 _WRITE = query("session", "write")
 _COMMIT = query("session", "commit")
@@ -50,9 +50,9 @@ _ROLLBACK = query("session", "rollback")
 
 
 class Operation:
-    """A verb's work, on its way to the thread and back. `peek` answers without writing, if it can.
+    """One verb's work for the thread. `peek` answers without writing, if it can.
 
-    `run_all`: does it for all that stand next to each other in a transaction, by what each asks for.
+    `run_all`: handles all adjacent operations of a transaction that have the same function, given the argument of each.
     """
 
     __slots__ = (
@@ -115,7 +115,7 @@ class Writer:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as after a fork: the thread and all that waited for it stayed in the parent."""
+        """Reset after a fork: the thread and all waiting operations stayed in the parent."""
         self._guard = threading.Lock()
         self._begin_again()
 
@@ -141,13 +141,14 @@ class Writer:
         then: Callable[[T], None] | None = None,
         front: bool = False,
     ) -> "asyncio.Future[T]":
-        """Have an operation done; the future tells its answer after the commit.
+        """Submit an operation; the future gets its answer after the commit.
 
-        `owner` lives from then on, as far as other processes can see; `parting`: it takes its leave with this;
-        `guarding`: it is another process's, and its life is held here, too. `then`: what is done after the commit.
+        `owner`: its life lock is taken first, so that other processes see it as alive. `parting`: the owner signs off
+        with this operation. `guarding`: the owner belongs to another process, and its life lock is held here too.
+        `then`: called after the commit.
 
         Raises:
-            StorageUnavailableError: there is no thread to do it.
+            StorageUnavailableError: there is no thread to run it.
         """
         loop = asyncio.get_running_loop()
         operation = Operation(
@@ -166,10 +167,10 @@ class Writer:
     def submit_with_others(
         self, run_all: Callable[[Transaction, Sequence[Q]], Sequence[T]], asked: Q
     ) -> "asyncio.Future[T]":
-        """Have done what is asked for together with what else waits for the same; the future tells its own answer.
+        """Submit a request that is handled together with other requests of its kind; the future gets its own answer.
 
         Raises:
-            StorageUnavailableError: there is no thread to do it.
+            StorageUnavailableError: there is no thread to run it.
         """
         loop = asyncio.get_running_loop()
         operation = Operation(loop, self._clock.uptime(), run_all=run_all, asked=asked)
@@ -177,7 +178,7 @@ class Writer:
         return operation.future
 
     def _send(self, operation: Operation, *, front: bool) -> None:
-        # All that can fail comes first: once the operation is in the queue, it is done, and its future says so.
+        # Steps that can fail come first: an operation in the queue is always run, and its future gets the result.
         self._watch_over(operation.loop)
         if self._thread is None:
             self._start()
@@ -186,7 +187,7 @@ class Writer:
         try:
             self.wake()
         except StorageUnavailableError:
-            # `stop` came in between, and there is no thread to start again.
+            # `stop` ran in between, and no thread may be started again.
             with self._guard:
                 for queue in (self._front, self._queue):
                     if operation in queue:
@@ -194,7 +195,7 @@ class Writer:
                         raise
 
     def _watch_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have a loop look once a second for operations of its own that have waited too long."""
+        """Make a loop check once a second for its own operations that have waited too long."""
         if loop in self._watched:
             return
         loop.call_later(1, self._watch, loop)
@@ -207,14 +208,14 @@ class Writer:
             self._watched.add(loop)
 
     def wake(self) -> None:
-        """Make sure that the thread looks at what is there."""
+        """Make sure that the thread checks for work."""
         if self._bell.empty():
             self._bell.put(None)
         if self._thread is None:
             self._start()
 
     def stop(self, timeout: float) -> None:
-        """Do what waits, then end the thread. It blocks, and gives up waiting after that many seconds."""
+        """Finish the waiting operations, then end the thread. Blocks for at most `timeout` seconds."""
         self._stopping = True
         thread = self._thread
         if thread is not None:
@@ -223,7 +224,7 @@ class Writer:
         with self._guard:
             late = [*self._front, *self._queue]
             self._begin_again()
-            # They came when the thread had ended, or hung; another sees to them.
+            # These operations came after the thread had ended, or while it hung. A new thread handles them.
             self._queue.extend(late)
         if late:
             self.wake()
@@ -241,7 +242,7 @@ class Writer:
     # ── on the callers' loops ─────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fail what has waited too long: for a lock that a stopped process holds, or for a disk that hangs."""
+        """Fail operations that have waited too long, because a stopped process holds the lock or the disk hangs."""
         now = self._clock.uptime()
         with self._guard:
             waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
@@ -268,7 +269,7 @@ class Writer:
             elif self._stopping:
                 break
             heard = self._hub.heard
-            # Most often the next batch is here before there would be anything to see.
+            # The next batch usually arrives before there is any change to see.
             overdue = unseen >= UNSEEN or self._clock.uptime() - seen_at >= UNSEEN_FOR
             if heard and (overdue if worked else rested):
                 self._look_around()
@@ -289,7 +290,7 @@ class Writer:
 
     def _perform(self) -> None:
         batch = self._hand
-        # Whoever gave up waiting before the work began wants it no more.
+        # Skip operations whose callers gave up before the work began.
         wanted = [operation for operation in batch if not operation.future.done()]
         knocked: list[str] = []
         try:
@@ -301,7 +302,7 @@ class Writer:
                 if knocked and self._hub.heard:
                     self._others.told(connection, knocked)
         except Exception as error:
-            # Whatever it is, the callers hear of it and the thread goes on.
+            # After any exception the callers get the error, and the thread goes on.
             for operation in wanted:
                 if operation.error is None and operation.answer is None:
                     operation.error = errors.ours(error, self._path)
@@ -310,11 +311,11 @@ class Writer:
             if knocked:
                 self._hub.knock(knocked)
         finally:
-            # Last of all: whoever is woken wants the interpreter at once, and nothing is left to do but to rest.
+            # Deliver last: each woken caller wants the interpreter lock at once, and the thread has only to wait then.
             _deliver(wanted)
 
     def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
-        """Answer what needs no transaction; where there is one anyway, all goes into it."""
+        """Answer operations that need no transaction; if one operation needs a transaction, all operations use it."""
         if any(operation.peek is None for operation in wanted):
             return wanted
         if not self._hub.heard:
@@ -368,7 +369,7 @@ class Writer:
         step.write_down()
         step.recount()
         if not self._hub.heard:
-            # Nobody else can commit before this does, and while its locks are held a look costs next to nothing.
+            # No other process can commit before this transaction does, and the check is cheap while its locks are held.
             self._others.note(connection)
         connection.execute(_COMMIT)
         claim_numbers.keep(self._lanes, step)
@@ -398,12 +399,12 @@ class Writer:
         threading.Event().wait(0.005 + 0.045 * self._jitter.random())
 
     def _look_around(self) -> None:
-        """Hint at what may have changed if another process has committed since the last look."""
+        """Notify listeners of possible changes if another process has committed since the last check."""
         try:
             with self._session.gate:
                 hinted = self._others.look(self._session.use(), self._hub.topics)
         except Exception:
-            # The next call tells its caller what is wrong; a hint may be lost.
+            # The next call reports the problem to its caller; a notification may be lost.
             return
         if hinted is not None:
             self._pace.hurry()
@@ -423,7 +424,7 @@ def _deliver(batch: list[Operation]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, operations)
         except RuntimeError:
-            # That loop is closed: nobody waits there any more.
+            # The loop is closed, so no caller waits there any more.
             continue
 
 

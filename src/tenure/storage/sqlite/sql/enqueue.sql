@@ -1,10 +1,11 @@
--- enqueue: remembers each call once, as a job of its own, or by one that is there. Every key is held by the rows of jobs,
--- but for those that are held for a time: these are rows of `window`.
+-- enqueue: stores each call once, as a new job or merged into an existing one. The rows of jobs hold all keys, except
+-- keys with a time limit, which are rows of `window`.
 
 -- name: remember
--- Parameters: the columns as listed, queue and id twice each. Changes one row, or none where the queue knows the id: a
--- job's own, or that of a call which a job has taken in, and which stands for that job's. (In VALUES, and not in a SELECT
--- with a WHERE, the look for it costs next to nothing.)
+-- Inserts one row, or none if the queue knows the id. A known id belongs to a job, or to a call that was merged into a
+-- job and is then looked up as that job's id. (The look-up costs almost nothing in VALUES, unlike in a SELECT with a
+-- WHERE.)
+-- Parameters: the columns as listed, queue and id twice each.
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
@@ -17,9 +18,9 @@ VALUES (
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: remember_alike
--- The same of calls that come to no other job and hold no key, and differ in nothing but what is listed. Parameters: the
--- columns as listed, calls (a list of id, headers, score, where in `payloads` the payload begins and how long it is),
--- payloads.
+-- The same for several calls that have no merge key and no concurrency key, and differ only in the listed values.
+-- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
+-- `payloads`), payloads.
 INSERT INTO job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
     deadline, heartbeat_timeout, rates, lease, max_stalls, start_grace, renewed, pinned, policy, created, schedule,
@@ -35,20 +36,23 @@ SELECT :queue,
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: take_back
--- Takes out jobs again that were just put down, one behind the other. Parameters: how many.
+-- Deletes the jobs that the previous statement inserted; their seqs are consecutive.
+-- Parameters: how many.
 DELETE FROM job WHERE seq > (SELECT max(seq) FROM job) - ?;
 
 -- name: go_on
--- An id's next job goes on from the fences of the one before it. Parameters: fence, settled_fence, queue, id.
+-- The next job of an id continues from the fences of the previous one.
+-- Parameters: fence, settled_fence, queue, id.
 UPDATE job SET fence = ?, settled_fence = ? WHERE queue = ? AND id = ?;
 
 -- name: stay
--- A job that a later call was put in the place of is still the one it was. Parameters: created, queue, id.
+-- A debounced job keeps its creation time when a later call replaces its own.
+-- Parameters: created, queue, id.
 UPDATE job SET created = ? WHERE queue = ? AND id = ?;
 
 -- name: holder
--- The unfinished job that holds a key, the eldest of several; and whether it is too old to start. Parameters: queue,
--- merge_key, now.
+-- Returns the unfinished job that holds a key, the oldest if there are several, and whether it is too old to start.
+-- Parameters: queue, merge_key, now.
 SELECT seq, id, state <> 'active' AND expires_at <= :now
   FROM job INDEXED BY job_merge
  WHERE queue = :queue
@@ -59,7 +63,7 @@ SELECT seq, id, state <> 'active' AND expires_at <= :now
  LIMIT 1;
 
 -- name: queued_holder
--- The same of those that are not at work.
+-- The same for jobs that are not active.
 SELECT seq, id, expires_at <= :now
   FROM job INDEXED BY job_merge
  WHERE queue = :queue
@@ -71,7 +75,7 @@ SELECT seq, id, expires_at <= :now
  LIMIT 1;
 
 -- name: yet_to_start
--- The same of those that have never started, and gathered fewer calls than `most`, and fewer bytes than `bytes`.
+-- The same for jobs that have never started, and have collected fewer calls than `most` and fewer bytes than `bytes`.
 SELECT seq, id, expires_at <= :now
   FROM job INDEXED BY job_merge
  WHERE queue = :queue
@@ -85,11 +89,13 @@ SELECT seq, id, expires_at <= :now
  LIMIT 1;
 
 -- name: take_in
--- A job answers for a call. Parameters: queue, the call's id, the job's, its place, its arguments in a frame.
+-- Records a call that was merged into a job.
+-- Parameters: queue, the call's id, the job's id, its place, its framed arguments.
 INSERT INTO call (queue, id, job, place, payload) VALUES (?, ?, ?, ?, ?);
 
 -- name: answer_for
--- A debounced job answers for a later call. Parameters: queue, the call's id, the job's.
+-- Records a later call of a debounced job.
+-- Parameters: queue, the call's id, the job's id.
 INSERT INTO call (queue, id, job, place)
 SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
   FROM call INDEXED BY call_of_job
@@ -97,14 +103,16 @@ SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
    AND job = :job;
 
 -- name: forget_calls
--- It answers for the latest calls only. Parameters: queue, the job's id, how many are kept.
+-- Deletes all but the latest calls of a job.
+-- Parameters: queue, the job's id, how many are kept.
 DELETE FROM call
  WHERE queue = :queue
    AND job = :job
    AND place <= (SELECT max(place) FROM call INDEXED BY call_of_job WHERE queue = :queue AND job = :job) - :kept;
 
 -- name: gather
--- A job has gathered one more call. Parameters: the values as listed, seq.
+-- Adds one more call to a collecting job.
+-- Parameters: the values as listed, seq.
 UPDATE job
    SET state = ?,
        parked_under = ?,
@@ -119,7 +127,7 @@ UPDATE job
  WHERE seq = ?;
 
 -- name: give_up
--- Takes a job out, for a later call to be put in its place; it has never started, so it has neither runs nor a log.
+-- Deletes a job that a later call replaces. It has never started, so it has neither runs nor a log.
 DELETE FROM job WHERE seq = ?;
 
 -- name: window
@@ -135,7 +143,8 @@ ON CONFLICT (queue, name) DO UPDATE
        id = excluded.id;
 
 -- name: shorten_window
--- One that ends further ahead than it is long began before the clock was set back. Parameters: until, queue, name.
+-- A window that ends further ahead than its length began before the clock was set back.
+-- Parameters: until, queue, name.
 UPDATE window SET until = ? WHERE queue = ? AND name = ?;
 
 -- name: count_in_window

@@ -1,7 +1,7 @@
--- events: the log, and the places that named readers keep in it.
+-- events: the event log, and the cursors of named readers.
 
 -- name: record
--- Parameters: told (a list of at, queue, job, where in `bodies` the body begins and how long it is), bodies.
+-- Parameters: told (a list of at, queue, job, start and length of the body in `bodies`), bodies.
 INSERT INTO event (at, queue, job, body)
 SELECT value ->> 0, value ->> 1, value ->> 2, CAST(substr(:bodies, value ->> 3, value ->> 4) AS TEXT)
   FROM json_each(:told);
@@ -10,7 +10,7 @@ SELECT value ->> 0, value ->> 1, value ->> 2, CAST(substr(:bodies, value ->> 3, 
 INSERT INTO event (at, queue, job, body) VALUES (?, ?, ?, ?);
 
 -- name: bounds
--- Returns the cursor before the oldest event that is kept, and the last one ever given.
+-- Returns the cursor before the oldest event in the log, and the last cursor ever given out.
 SELECT coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0),
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);
 
@@ -18,7 +18,8 @@ SELECT coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequenc
 SELECT id, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?;
 
 -- name: of_job
--- Parameters: cursor, queue, id, limit. Without an index of its own, which every event would pay for.
+-- It has no index of its own, because every event would pay for that.
+-- Parameters: cursor, queue, id, limit.
 SELECT id, at, body
   FROM event
  WHERE id > ?

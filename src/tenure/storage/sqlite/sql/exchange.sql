@@ -1,4 +1,4 @@
--- exchange: settles runs that are the current ones, then claims what is due. Every guard stands in the statement itself.
+-- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
 -- name: standing
 -- Parameters: queue, id.
@@ -8,9 +8,10 @@ SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, relea
    AND id = ?;
 
 -- name: complete
--- Ends the runs that are named, each if it is the current one, and nothing but its result is to be noted: the job has no
--- keys, and nobody has asked it to stop. Returns whose it has ended. Parameters: asked (a list of queue, id, fence,
--- kept_until, where in `results` the result begins and how long it is), results, ended, owner, now.
+-- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and
+-- was not asked to stop. Returns the jobs that it completed.
+-- Parameters: asked (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
+-- ended, owner, now.
 UPDATE job
    SET state = 'completed',
        finished = :now,
@@ -80,8 +81,8 @@ UPDATE job
    AND owner = :owner;
 
 -- name: put_back
--- A job that runs again at once keeps its score, but stands no further back than where the line has got to (`reached`);
--- one that was asked to stop is not put back.
+-- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
+-- that was asked to stop is not put back.
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
@@ -117,7 +118,8 @@ UPDATE job
    AND cancel_at IS NULL;
 
 -- name: due
--- Parameters: queue, now, limit. Returns when each is too old to start, too, and whether it has a fair key.
+-- Also returns when each job becomes too old to start, and whether it has a fair key.
+-- Parameters: queue, now, limit.
 SELECT seq, expires_at, fair_key IS NOT NULL
   FROM job
  WHERE queue = ?
@@ -141,13 +143,15 @@ UPDATE job
  );
 
 -- name: come_in
--- One of them, where its score depends on who stands in line before it. Parameters: score, seq.
+-- Promotes one job whose score depends on the jobs that wait before it.
+-- Parameters: score, seq.
 UPDATE job SET state = 'waiting', score = ? WHERE seq = ?;
 
 -- name: ready
--- Returns one row: a list of the first in line, and their payloads one after another, each of the length that the list
--- says. (Row by row they would be fetched with as many changes of hands between the threads.) What is not `plain` has
--- more to it than the list says. Parameters: queue, limit.
+-- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
+-- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
+-- shows.
+-- Parameters: queue, limit.
 SELECT json_group_array(
               json_array(
                      seq, plain, length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
@@ -188,7 +192,8 @@ SELECT json_group_array(
  );
 
 -- name: first_in_line
--- Returns seqs and scores of the first in line. Parameters: queue, limit.
+-- Returns scores, ids and seqs of the first ready jobs.
+-- Parameters: queue, limit.
 SELECT score, id, seq
   FROM job INDEXED BY job_ready
  WHERE queue = ?
@@ -198,7 +203,8 @@ SELECT score, id, seq
  LIMIT ?;
 
 -- name: first_parked
--- Returns seqs and scores of the first that are parked under a key, up to a score. Parameters: queue, key, score, limit.
+-- Returns scores, ids and seqs of the first jobs that are parked under a key, up to a score.
+-- Parameters: queue, key, score, limit.
 SELECT score, id, seq
   FROM job INDEXED BY job_parked
  WHERE queue = ?
@@ -209,7 +215,8 @@ SELECT score, id, seq
  LIMIT ?;
 
 -- name: heads
--- Returns the score, the id and the key of the first job under each of many keys. Parameters: keys (a list), queue.
+-- Returns the score, the id and the key of the first job under each of several keys.
+-- Parameters: keys (a list), queue.
 SELECT job.score, job.id, asked.value
   FROM json_each(?) AS asked
   JOIN job
@@ -224,7 +231,8 @@ SELECT job.score, job.id, asked.value
        );
 
 -- name: places_of
--- Returns those of many keys that jobs are parked under. Parameters: keys (a list), queue.
+-- Returns those of several keys that jobs are parked under.
+-- Parameters: keys (a list), queue.
 SELECT value
   FROM json_each(?) AS asked
  WHERE EXISTS (
@@ -236,8 +244,8 @@ SELECT value
        );
 
 -- name: places
--- Returns the keys that jobs are parked under, from one on and up to another: each by one step of the index. Parameters:
--- queue, from, to, limit.
+-- Returns the keys that jobs are parked under, from one key up to another, with one index step per key.
+-- Parameters: queue, from, to, limit.
 WITH RECURSIVE place (name) AS (
      SELECT min(parked_under)
        FROM job INDEXED BY job_parked
@@ -272,11 +280,12 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: park
--- Parameters: the key, or NULL for a place in line, and seq.
+-- Parameters: the key, or NULL to release the job; seq.
 UPDATE job SET parked_under = ? WHERE seq = ?;
 
 -- name: unpark
--- Lets the best of those parked under a key back in line. Parameters: queue, key, limit.
+-- Releases the best jobs that are parked under a key.
+-- Parameters: queue, key, limit.
 UPDATE job
    SET parked_under = NULL
  WHERE seq IN (
@@ -299,8 +308,8 @@ ON CONFLICT DO NOTHING;
 DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
 
 -- name: file_runs
--- Makes room in the rows of jobs for their next runs. What history there is, by whatever hand, and what it lacks, must not
--- hold up a claim.
+-- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
+-- values, whatever changed the rows, must not block a claim.
 -- Parameters: seqs (a list).
 INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
 SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
@@ -311,7 +320,8 @@ SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, '')
     ON CONFLICT DO NOTHING;
 
 -- name: start
--- Begins runs that are alike. Parameters: the values as listed, and seqs (a list).
+-- Begins runs with equal values.
+-- Parameters: the values as listed, and seqs (a list).
 UPDATE job
    SET state = 'active',
        lease = :lease,
@@ -339,13 +349,14 @@ UPDATE job
  WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: trim_runs
--- Parameters: seq, the number of the newest run to forget.
+-- Parameters: seq, the number of the newest run to delete.
 DELETE FROM run WHERE seq = ? AND number <= ?;
 
 -- name: coming
--- Returns of each of many queues that has any when the next delayed job falls due, when the first rate opens that
--- anybody is parked under, and whether jobs of unknown tasks are parked; all at once, and at once where no queue at all has
--- any. Parameters: queues (a list).
+-- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
+-- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
+-- all has such work.
+-- Parameters: queues (a list).
 SELECT queue, falls_due, opening, unknown
   FROM (
        SELECT asked.value AS queue,
@@ -379,8 +390,9 @@ SELECT queue, falls_due, opening, unknown
     OR unknown;
 
 -- name: in_line
--- Returns the number of the first of many queues, from one on, that has a job in line. A list is gone through in its
--- order, and no further than that. Parameters: queues (a list), the number to begin with.
+-- Returns the number of the first queue, from a given number on, that has a ready job. SQLite reads the list in order,
+-- and stops there.
+-- Parameters: queues (a list), the number to begin with.
 SELECT key
   FROM json_each(?) AS asked
  WHERE key >= ?
@@ -394,8 +406,9 @@ SELECT key
  LIMIT 1;
 
 -- name: glance
--- Returns whether a job of the queue is ready, when the next delayed one falls due, and when the first rate opens that
--- anybody is parked under. Parameters: queue.
+-- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
+-- jobs opens.
+-- Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready

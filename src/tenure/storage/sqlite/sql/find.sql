@@ -1,6 +1,7 @@
--- find: one page of a listing, newest first, as seqs. Parameters: queue, state, id; tasks, reasons, tags (each a JSON
--- list or NULL); ended_after, ended_before; now; before (a seq), limit. There is one statement for each index that can
--- answer. A job whose own lifetime is over is gone, swept or not.
+-- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
+-- whose own lifetime is over counts as deleted, even before a sweep.
+-- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); ended_after, ended_before; now; before
+-- (a seq), limit.
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
@@ -47,7 +48,8 @@ SELECT seq, state
    AND (kept_until IS NULL OR kept_until > :now);
 
 -- name: merging
--- Unfinished jobs with a key, of these states (a JSON list or NULL). Parameters beside the others: merge, states.
+-- Unfinished jobs with a key, in the given states (a JSON list or NULL).
+-- Parameters in addition to the others: merge, states.
 SELECT seq
   FROM job INDEXED BY job_merge
  WHERE queue = :queue
@@ -116,7 +118,7 @@ SELECT seq
  LIMIT :limit;
 
 -- name: active
--- The plus sign keeps the planner from walking through the whole queue instead of the leases.
+-- The plus sign makes the planner use the leases instead of a scan of the whole queue.
 SELECT seq
   FROM job
  WHERE seq IN (

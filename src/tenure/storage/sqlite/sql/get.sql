@@ -1,4 +1,4 @@
--- get: a record with its runs, its log, and what it has gathered.
+-- get: a record with its runs, its log and its collected calls.
 
 -- name: job
 SELECT * FROM job WHERE queue = ? AND id = ?;
@@ -7,11 +7,13 @@ SELECT * FROM job WHERE queue = ? AND id = ?;
 SELECT * FROM job WHERE seq = ?;
 
 -- name: taken_in
--- The job that answers for a call. Parameters: queue, the call's id.
+-- The job that a call was merged into.
+-- Parameters: queue, the call's id.
 SELECT job FROM call WHERE queue = ? AND id = ?;
 
 -- name: gathered
--- The arguments that a job has gathered, each in its frame. Parameters: queue, the job's id.
+-- The arguments that a job has collected, each in its frame.
+-- Parameters: queue, the job's id.
 SELECT payload FROM call INDEXED BY call_of_job WHERE queue = ? AND job = ? ORDER BY place;
 
 -- name: by_seqs
@@ -19,7 +21,7 @@ SELECT payload FROM call INDEXED BY call_of_job WHERE queue = ? AND job = ? ORDE
 SELECT * FROM job WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: runs
--- The latest stands in the job's row.
+-- The latest run is in the job's row.
 SELECT number, fence, owner, worker, host, pid, start, "end", ended, reason, detail, trace
   FROM run
  WHERE seq = :seq
@@ -32,5 +34,5 @@ SELECT starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coa
  ORDER BY number;
 
 -- name: log
--- The last column counts all lines that the log has had.
+-- The last column is the number of the line among all lines that the log has had.
 SELECT at, run, level, message, fields, line FROM log WHERE seq = ? ORDER BY line;

@@ -1,13 +1,14 @@
--- line: how far the lines that are fair have got in virtual time, in all, in each priority, and of each tenant.
+-- line: the virtual time of fair queues: of the queue, of each priority, and of each tenant.
 
 -- name: line
--- Returns the front of a queue's line, NULL where it is not fair, and whether a rate of the queue says when it opens.
+-- Returns the front of a queue, NULL if it is not fair, and whether a rate of the queue has an opening time.
 -- Parameters: queue.
 SELECT (SELECT front FROM fair_line WHERE queue = :queue),
        EXISTS (SELECT 1 FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);
 
 -- name: waits
--- Whether anybody stands in line or is parked. Parameters: queue.
+-- Whether a job of the queue is ready or parked.
+-- Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_waiting
@@ -16,7 +17,8 @@ SELECT EXISTS (
        );
 
 -- name: tenant_waits
--- The same of a tenant, in a priority. Parameters: queue, boost, key.
+-- The same for a tenant's jobs of one priority.
+-- Parameters: queue, boost, key.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_tenant

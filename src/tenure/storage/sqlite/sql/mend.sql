@@ -1,4 +1,4 @@
--- mend: records that cannot be read get neutral values, and the counters of their queues are made right.
+-- mend: writes neutral values into unreadable records, and corrects the counters of their queues.
 
 -- name: mend
 -- Parameters: the values by the names of their columns, and seq.
@@ -63,7 +63,8 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: set_aside
--- Ends a job whose state could not be read. Parameters: now, seq.
+-- Ends a job with an unreadable state.
+-- Parameters: now, seq.
 UPDATE job
    SET state = 'failed',
        reason = 'undecodable',
@@ -81,7 +82,8 @@ UPDATE job
 DELETE FROM slot WHERE queue = ? AND id = ?;
 
 -- name: miscounted
--- Returns the counters of a queue that its jobs contradict, with the difference. Parameters: queue.
+-- Returns the counters of a queue that differ from its jobs, with the difference.
+-- Parameters: queue.
 SELECT state, sum(jobs)
   FROM (
        SELECT state, jobs FROM tally WHERE queue = :queue AND state <> 'discarded'

@@ -1,5 +1,5 @@
--- plan: schedules are put, paused, removed, and moved on tick by tick. A row is the schedule as it is told, and beside it
--- what its due ones are found by.
+-- plan: creates, pauses, removes and advances schedules. A row is the schedule as JSON, and the columns that find due
+-- schedules.
 
 -- name: known
 -- Parameters: name.
@@ -18,8 +18,8 @@ ON CONFLICT (name) DO UPDATE
 DELETE FROM schedule WHERE name = ?;
 
 -- name: unfinished
--- Where the unfinished jobs of a schedule stand, each state once: a leap through the index, not a walk. Parameters: the
--- schedule's name.
+-- The states of a schedule's unfinished jobs, each once, with one index step per state.
+-- Parameters: the schedule's name.
 WITH RECURSIVE standing (state) AS (
        SELECT (SELECT min(state) FROM job INDEXED BY job_scheduled WHERE schedule = :name AND finished IS NULL)
        UNION ALL
@@ -32,7 +32,8 @@ WITH RECURSIVE standing (state) AS (
 SELECT state FROM standing WHERE state IS NOT NULL;
 
 -- name: due
--- Schedules with a tick that has come, the longest due first. Parameters: now, limit.
+-- Schedules with a due tick, the earliest first.
+-- Parameters: now, limit.
 SELECT body
   FROM schedule INDEXED BY schedule_due
  WHERE next_tick IS NOT NULL
@@ -42,7 +43,8 @@ SELECT body
  LIMIT ?;
 
 -- name: ahead
--- Schedules that have got further than the clock, which was set back since. Parameters: until, now, limit.
+-- Schedules whose last tick lies ahead of the clock, which was set back since.
+-- Parameters: until, now, limit.
 SELECT body
   FROM schedule INDEXED BY schedule_reached
  WHERE paused = 0
@@ -52,7 +54,8 @@ SELECT body
  LIMIT :limit;
 
 -- name: coming
--- When the next schedule has a tick that is yet to come. Parameters: now.
+-- The next tick of any schedule that is not due yet.
+-- Parameters: now.
 SELECT min(next_tick)
   FROM schedule INDEXED BY schedule_due
  WHERE next_tick IS NOT NULL

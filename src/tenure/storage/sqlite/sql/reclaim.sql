@@ -1,7 +1,8 @@
--- reclaim: takes what a dead owner held, in another's name; a sweep does so with those whose life has ended.
+-- reclaim: takes the jobs of a dead owner for another owner. A sweep also uses it for owners whose processes have died.
 
 -- name: held
--- Parameters: owner, limit. Two indexes know the owner: that of the leases and that of the suspects.
+-- Two indexes contain the owner: that of the leases and that of the suspects.
+-- Parameters: owner, limit.
 SELECT *
   FROM job
  WHERE seq IN (

@@ -1,7 +1,8 @@
--- renew: extends leases that nobody has taken, keeps log lines, and remembers the worker.
+-- renew: extends leases that the owner still holds, stores log lines, and updates the worker's record.
 
 -- name: standing
--- Parameters: queue, id, fence, owner. Returns what a renewal needs of the run, if it is the current one.
+-- Returns the values that a renewal needs of the run, if it is the current one.
+-- Parameters: queue, id, fence, owner.
 SELECT seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until,
        suspect_until, progress, progress_note, cancel_at, cancel_reason
   FROM job
@@ -23,15 +24,16 @@ UPDATE job
  WHERE seq = ?;
 
 -- name: trace
--- Parameters: where the handler is, seq.
+-- Parameters: the handler's position, seq.
 UPDATE job SET run_trace = ? WHERE seq = ?;
 
 -- name: logged
--- The run of a log's last line, its number there, and how many lines the log has had.
+-- Returns the run of a log's last line, that line's number in the run, and how many lines the log has had.
 SELECT run, number, line FROM log WHERE seq = ? ORDER BY line DESC LIMIT 1;
 
 -- name: trim_log
--- A log keeps its newest lines. Parameters: seq, how many are kept.
+-- Deletes all but the newest lines of a log.
+-- Parameters: seq, how many are kept.
 DELETE FROM log
  WHERE seq = :seq
    AND line <= (SELECT line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1 OFFSET :kept);
@@ -40,7 +42,7 @@ DELETE FROM log
 INSERT INTO log (seq, line, at, run, level, message, fields, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: announced
--- The number of the last event that an owner has announced.
+-- The number of the last event that an owner has reported.
 SELECT announced FROM worker WHERE owner = ?;
 
 -- name: seen
@@ -62,18 +64,19 @@ DELETE FROM worker WHERE owner = ?;
 DELETE FROM setting WHERE kind = 'worker' AND name = ?;
 
 -- name: partition
--- Returns the identity of this database, when it was created, and the instants of two events, NULL for what is missing.
--- Parameters: the numbers of both.
+-- Returns the identity of this database, when it was created, and the instants of two events; NULL for a missing value.
+-- Parameters: the numbers of both events.
 SELECT (SELECT value FROM meta WHERE key = 'identity'),
        (SELECT value FROM meta WHERE key = 'created'),
        (SELECT at FROM event WHERE id = ?),
        (SELECT at FROM event WHERE id = ?);
 
 -- name: identify
--- Writes a part of the identity again that was lost. Parameters: which part, its value, NULL for a random one.
+-- Writes a lost part of the identity again.
+-- Parameters: which part; its value, or NULL for a random one.
 INSERT INTO meta VALUES (?, coalesce(?, lower(hex(randomblob(8)))))
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: cancelling
--- The runs of an owner that somebody has asked to stop.
+-- The runs of an owner that were asked to stop.
 SELECT seq, fence FROM job INDEXED BY job_cancelling WHERE state = 'active' AND cancel_at IS NOT NULL AND owner = ?;

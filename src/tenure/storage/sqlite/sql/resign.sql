@@ -1,5 +1,6 @@
--- resign: ends that term and no other.
+-- resign: ends the given term and no other.
 
 -- name: vacate
--- Parameters: owner, epoch. An old term ends nothing.
+-- An old term has no effect.
+-- Parameters: owner, epoch.
 UPDATE leader SET owner = NULL WHERE scope = '*' AND owner = ? AND epoch = ?;

@@ -1,4 +1,4 @@
--- revise: the operator's hand on jobs that are not active, and what else becomes of those.
+-- revise: operator actions on jobs that are not active, and the deletion of jobs.
 
 -- name: ask_to_stop
 UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
@@ -17,7 +17,7 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: redrive
--- Budgets and time to live begin anew; fence and starts go on rising.
+-- Budgets and time to live start again; fence and starts continue to rise.
 UPDATE job
    SET state = :state,
        run_at = :run_at,
@@ -60,5 +60,6 @@ DELETE FROM log WHERE seq = ?;
 DELETE FROM call WHERE queue = ? AND job = ?;
 
 -- name: free_window
--- A key that is held for a time is given back by the job that it names, and no other. Parameters: queue, name, id.
+-- Only the job that a key window names can free it.
+-- Parameters: queue, name, id.
 DELETE FROM window WHERE queue = ? AND name = ? AND id = ?;

@@ -1,10 +1,10 @@
--- What a connection says of itself, and the brackets of a transaction.
+-- session: settings and state of a connection, and the begin and end of transactions.
 
 -- name: application
 PRAGMA application_id;
 
 -- name: sign
--- "Hold": by this number in its header a file is known as ours, without a look at its tables.
+-- "Hold": this number in the header identifies a file as ours, without a read of its tables.
 PRAGMA application_id = 1215261796;
 
 -- name: tables
@@ -27,7 +27,7 @@ PRAGMA synchronous = NORMAL;
 PRAGMA fullfsync = ON;
 
 -- name: no_checkpoint
--- Only the leader checkpoints, under the writers' lock.
+-- Checkpoints are explicit, under the writers' lock (checkpoint.py).
 PRAGMA wal_autocheckpoint = 0;
 
 -- name: patience
@@ -49,7 +49,7 @@ PRAGMA query_only = ON;
 PRAGMA journal_mode;
 
 -- name: integrity
--- The indexes against their tables, too: a job that an index has lost is never claimed.
+-- Also checks the indexes against their tables: a job that is missing from an index is never claimed.
 PRAGMA integrity_check(1);
 
 -- name: data_version

@@ -1,7 +1,7 @@
--- survey: counts and workers at a glance, from counters and indexes.
+-- survey: job counts, queues and workers, from counters and indexes.
 
 -- name: counts
--- States, and what tally counts beside them.
+-- Counts by state, and the additional counters of tally.
 SELECT queue, state, jobs FROM tally WHERE jobs > 0;
 
 -- name: settings
@@ -12,7 +12,8 @@ SELECT name, body FROM setting WHERE kind = ?;
 SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';
 
 -- name: since
--- Since when the longest-waiting of the first that are parked under a key has waited. Parameters: queue, key, limit.
+-- Since when the longest-waiting of the first jobs that are parked under a key has waited.
+-- Parameters: queue, key, limit.
 SELECT min(run_at)
   FROM (
        SELECT run_at

@@ -1,4 +1,4 @@
--- sweep: the leader's turn. Each step is guarded by the record's own state.
+-- sweep: the leader's chores. The record's own state guards each step.
 
 -- name: leader
 SELECT owner, epoch, length, until, swept_at, resumed_at FROM leader WHERE scope = '*';
@@ -19,17 +19,20 @@ SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NOT NULL
 SELECT owner FROM worker WHERE died = 0;
 
 -- name: forget_workers
--- Those who took no leave and have been silent for so long. Parameters: the last beat that is forgotten.
+-- Workers that have been silent for long without signing off.
+-- Parameters: the latest beat to delete.
 DELETE FROM worker WHERE seen_at <= ?;
 
 -- name: forget_orders
--- What those were told. Parameters: the last beat that is forgotten.
+-- The orders for these workers.
+-- Parameters: the latest beat to delete.
 DELETE FROM setting
  WHERE kind = 'worker'
    AND name IN (SELECT owner FROM worker WHERE seen_at <= ?);
 
 -- name: forget_windows
--- The keys whose time is over, the longest over first. Parameters: now, limit.
+-- Key windows whose time is over, the earliest first.
+-- Parameters: now, limit.
 DELETE FROM window
  WHERE (queue, name) IN (
        SELECT queue, name
@@ -40,7 +43,8 @@ DELETE FROM window
  );
 
 -- name: forget_time
--- Time of rates that has gone by since it was taken, the longest ago first. Parameters: now, limit.
+-- Taken rate time that has passed, the earliest first.
+-- Parameters: now, limit.
 UPDATE rate
    SET taken_until = 0
  WHERE (queue, name) IN (
@@ -53,14 +57,16 @@ UPDATE rate
  );
 
 -- name: forget_rates
--- Those of which no time is taken, and that nobody is parked under. Parameters: limit.
+-- Rates without taken time and without parked jobs.
+-- Parameters: limit.
 DELETE FROM rate
  WHERE (queue, name) IN (
        SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT ?
  );
 
 -- name: forget_tags
--- Virtual instants of tenants that their lines have passed. Parameters: limit.
+-- Virtual instants of tenants that are below their queue's virtual time.
+-- Parameters: limit.
 DELETE FROM fair_tag
  WHERE (queue, boost, key) IN (
        SELECT fair_tag.queue, fair_tag.boost, fair_tag.key
@@ -74,7 +80,8 @@ DELETE FROM fair_tag
  );
 
 -- name: idle_lines
--- Lines that are fair, though their queues have nothing unfinished. Parameters: limit.
+-- Fair queues that have no unfinished jobs.
+-- Parameters: limit.
 SELECT queue
   FROM fair_line
  WHERE NOT EXISTS (
@@ -102,7 +109,7 @@ SELECT *
  LIMIT ?;
 
 -- name: lengths
--- How long the leases are that are held now, each length once: a leap through the index, not a walk.
+-- The lengths of the current leases, each once, with one index step per length.
 WITH RECURSIVE length (value) AS (
        SELECT (SELECT max(lease, start_grace, 5000000)
                  FROM job
@@ -122,7 +129,8 @@ WITH RECURSIVE length (value) AS (
 SELECT value FROM length WHERE value IS NOT NULL;
 
 -- name: out
--- Leases of one length that have run out. Parameters: length, now, limit.
+-- Leases of one length that have run out.
+-- Parameters: length, now, limit.
 SELECT lease_until, queue, id, seq
   FROM job
  WHERE state = 'active'
@@ -133,7 +141,8 @@ SELECT lease_until, queue, id, seq
  LIMIT ?;
 
 -- name: endless
--- The same of those that have no end, which a damaged record can lack. Parameters: length, limit.
+-- The same for leases without an end, which a damaged record can have.
+-- Parameters: length, limit.
 SELECT 0, queue, id, seq
   FROM job
  WHERE state = 'active'
@@ -143,7 +152,8 @@ SELECT 0, queue, id, seq
  LIMIT ?;
 
 -- name: unreachable
--- Delayed jobs of a queue that would never be due: no job is made so. Parameters: queue, limit.
+-- Delayed jobs of a queue that would never be due. Only a damaged record can be so.
+-- Parameters: queue, limit.
 SELECT seq
   FROM job INDEXED BY job_delayed
  WHERE queue = ?
@@ -152,7 +162,8 @@ SELECT seq
  LIMIT ?;
 
 -- name: ahead
--- Leases of one length that end further ahead than they are long. Parameters: length, now + length, limit.
+-- Leases of one length that end further ahead than their length.
+-- Parameters: length, now + length, limit.
 SELECT lease_until, queue, id, seq
   FROM job
  WHERE state = 'active'
@@ -166,7 +177,7 @@ SELECT lease_until, queue, id, seq
 UPDATE job SET suspect_until = ? WHERE seq = ?;
 
 -- name: recall
--- Suspicions from before the clock was set back.
+-- Shortens suspicions from before the clock was set back.
 UPDATE job
    SET suspect_until = :now + lease / 2
  WHERE state = 'active'
@@ -175,7 +186,8 @@ UPDATE job
    AND suspect_until > :now + lease / 2;
 
 -- name: aged
--- Jobs that are too old to start. Parameters: now, limit.
+-- Jobs that are too old to start.
+-- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_ttl
  WHERE state IN ('delayed', 'waiting')
@@ -188,13 +200,14 @@ SELECT seq
 SELECT value FROM meta WHERE key = 'looked_at';
 
 -- name: look_on
--- Parameters: the queue and key behind which the next sweep looks.
+-- Parameters: the queue and key after which the next sweep continues.
 INSERT INTO meta VALUES ('looked_at', ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: parked_under
--- The next keys of a queue that jobs are parked under, each once: a leap through the index, not a walk. Parameters:
--- queue, after (a name), limit, and what the names begin with that are no keys but paused tasks.
+-- The next keys of a queue that jobs are parked under, each once, with one index step per key. Paused tasks are left
+-- out.
+-- Parameters: queue, after (a name), limit, paused (the prefix of paused tasks).
 WITH RECURSIVE parked (name) AS (
        SELECT (SELECT min(parked_under)
                  FROM job INDEXED BY job_parked
@@ -213,7 +226,8 @@ SELECT name
  LIMIT :limit;
 
 -- name: parked_behind
--- The first job of a queue that is parked under a name behind another. Parameters: queue, that name.
+-- The first job of a queue that is parked under a later name than the given one.
+-- Parameters: queue, the name.
 SELECT seq
   FROM job INDEXED BY job_parked
  WHERE queue = ?
@@ -223,7 +237,8 @@ SELECT seq
  LIMIT 1;
 
 -- name: redrivable
--- Failed jobs that a rule puts back in line. Parameters: now, limit.
+-- Failed jobs that a rule redrives.
+-- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_redrive
  WHERE state = 'failed'
@@ -233,11 +248,12 @@ SELECT seq
  LIMIT ?;
 
 -- name: give_up
--- Nobody puts this failed job back in line but a person.
+-- Only an operator can redrive this failed job from now on.
 UPDATE job SET redrive_at = NULL WHERE seq = ?;
 
 -- name: outlived
--- Completed jobs whose own lifetime is over. Parameters: now, limit.
+-- Completed jobs whose own lifetime is over.
+-- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_kept
  WHERE state = 'completed'
@@ -247,8 +263,8 @@ SELECT seq
  LIMIT ?;
 
 -- name: to_trim
--- The counters whose jobs the sweep looks at by now, with how many of these are under their queue's retention. Parameters:
--- now, limit.
+-- The counters whose jobs the sweep checks now, with the number of their jobs that are under their queue's retention.
+-- Parameters: now, limit.
 SELECT queue, state, jobs
   FROM (
        SELECT queue,
@@ -271,7 +287,8 @@ SELECT queue, state, jobs
  ORDER BY queue, state;
 
 -- name: trimmed
--- The sweep has looked: it looks again when the longest ended job is too old. Parameters: queue, state, age.
+-- Sets the sweep's next check to the time when the earliest ended job will be too old.
+-- Parameters: queue, state, age.
 UPDATE tally
    SET trim_at = (
        SELECT min(finished)
@@ -286,7 +303,8 @@ UPDATE tally
    AND state = :state;
 
 -- name: forget_queue
--- Forgets the counters of a queue that has no jobs. Parameters: queue.
+-- Deletes the counters of a queue that has no jobs.
+-- Parameters: queue.
 DELETE FROM tally
  WHERE queue = ?1
    AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = ?1 AND other.jobs <> 0);
@@ -304,8 +322,8 @@ DELETE FROM run WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: ended
--- Those of a queue that came to one end, the longest ended first, and whether each may have taken in other calls. Parameters:
--- queue, state, until when, limit.
+-- A queue's jobs with one end state, the earliest ended first, and whether each may have merged calls.
+-- Parameters: queue, state, until when, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = ?
@@ -318,8 +336,9 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
  LIMIT ?;
 
 -- name: longest_completed
--- Completed jobs of a queue, the longest completed first; none where the clock was set back, for then these do not come
--- first. Parameters: queue, now, limit.
+-- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
+-- such jobs would not come first although they are old.
+-- Parameters: queue, now, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = :queue
@@ -340,7 +359,8 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
  LIMIT :limit;
 
 -- name: ended_ahead
--- The same of those that ended later than now, so before the clock was set back. Parameters: queue, state, now, limit.
+-- The same for jobs that ended later than now, which is before the clock was set back.
+-- Parameters: queue, state, now, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = ?
@@ -353,7 +373,8 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
  LIMIT ?;
 
 -- name: lined
--- Whether anybody stands in line. Parameters: queue.
+-- Whether a job of the queue is ready.
+-- Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready
@@ -363,9 +384,10 @@ SELECT EXISTS (
        );
 
 -- name: young
--- The first of the oldest events that is still to be kept. Parameters: the last one to look at, until when they go.
+-- The first of the oldest events that is still to be kept.
+-- Parameters: the last event to examine, the latest instant to delete.
 SELECT id FROM event WHERE id <= ? AND at > ? ORDER BY id LIMIT 1;
 
 -- name: forget
--- Parameters: the last event to forget.
+-- Parameters: the last event to delete.
 DELETE FROM event WHERE id <= ?;

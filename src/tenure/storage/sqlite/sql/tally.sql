@@ -1,4 +1,4 @@
--- tally: the counters and keys that a transaction leaves behind.
+-- tally: the counters and keys that a transaction writes at its end.
 
 -- name: count
 -- Parameters: queue, state, how many more.
@@ -6,22 +6,23 @@ INSERT INTO tally (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
 
 -- name: count_ended
--- The same for a state in which jobs have ended: the next sweep looks whether any is past retention. Parameters: queue,
--- state, how many more.
+-- The same for a terminal state: the next sweep checks whether jobs are past retention.
+-- Parameters: queue, state, how many more.
 INSERT INTO tally (queue, state, jobs, trim_at) VALUES (?, ?, ?, 0)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
        trim_at = 0;
 
 -- name: look_at_once
--- The next sweep looks whether jobs of a queue are past retention. Parameters: queue.
+-- Makes the next sweep check whether jobs of a queue are past retention.
+-- Parameters: queue.
 UPDATE tally
    SET trim_at = 0
  WHERE queue = ?
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
 
 -- name: queues_delayed
--- The queues that have delayed jobs, by name: a leap through the index, not a walk.
+-- The queues that have delayed jobs, by name, with one index step per queue.
 WITH RECURSIVE found (queue) AS (
        SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed')
        UNION ALL
@@ -64,7 +65,8 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 SELECT coalesce(sum(jobs), 0) FROM tally WHERE queue = ? AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
--- How many completed jobs of a queue are kept by its terms. Parameters: queue.
+-- How many completed jobs of a queue are under its retention rules.
+-- Parameters: queue.
 SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
   FROM tally
  WHERE queue = ?
@@ -89,8 +91,8 @@ ON CONFLICT (queue, name) DO UPDATE
 DELETE FROM key WHERE queue = ? AND name = ?;
 
 -- name: recount
--- Returns the counters that the jobs themselves contradict, with the difference; in a sound storage there is none. Of
--- what was discarded nothing is left to be counted.
+-- Returns the counters that differ from the jobs, with the difference; in a sound storage there are none. Discarded
+-- jobs cannot be counted, because they are deleted.
 SELECT queue, state, sum(jobs)
   FROM (
        SELECT queue, state, jobs FROM tally WHERE state <> 'discarded'
@@ -107,7 +109,7 @@ SELECT queue, state, sum(jobs)
 HAVING sum(jobs) <> 0;
 
 -- name: recount_calls
--- The same of the calls that jobs have taken in: whose job is gone, or of which it has gathered another number.
+-- The same for merged calls: those whose job is gone, and those whose number differs from the job's counter.
 SELECT queue, job, sum(calls)
   FROM (
        SELECT queue, job, count(payload) AS calls FROM call GROUP BY queue, job
@@ -122,7 +124,7 @@ SELECT queue, job, 1
  WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job);
 
 -- name: recount_keys
--- The same of the keys, and of their slots, which active jobs hold and nobody else.
+-- The same for keys and their slots: each active job holds exactly its own.
 SELECT queue, name, sum(jobs)
   FROM (
        SELECT queue, name, named AS jobs FROM key

@@ -1,10 +1,11 @@
--- tune: what every worker must know of a queue, a task or a worker.
+-- tune: settings of a queue, a task or a worker that every worker must know.
 
 -- name: setting
 SELECT body FROM setting WHERE kind = ? AND name = ?;
 
 -- name: queue_settings
--- Those of many queues that are told anything. Parameters: queues (a list).
+-- The settings of several queues, for those that have any.
+-- Parameters: queues (a list).
 SELECT name, body FROM setting WHERE kind = 'queue' AND name IN (SELECT value FROM json_each(?));
 
 -- name: set
