@@ -1,8 +1,8 @@
-"""Where an app is found by another process: the modules that make it what it is, and the name that it has in one.
+"""Finds an app from another process: by the modules that define it, and its name in one of them.
 
-Whatever adds to an app (tasks, middleware, routers) has a hold of it, so each module that does is loaded again, in the
-order in which they were loaded here. The script that was started is loaded under another name than `__main__`, as
-multiprocessing does it: what stands behind `if __name__ == "__main__":` does not happen there.
+Every module that adds tasks, middleware or routers to an app has a reference to it. So each module with a reference is
+loaded again, in the order of loading here. The started script is loaded under another name than `__main__`, as
+multiprocessing does it, so its code after `if __name__ == "__main__":` does not run.
 """
 
 import importlib
@@ -21,15 +21,15 @@ from tenure.errors import UsageError
 _MAIN = "__main__"
 
 _LOADED_MAIN = "__mp_main__"
-"""What the script is called where it is loaded again; multiprocessing's word, which other libraries know."""
+"""The name of the script's module when it is loaded again; multiprocessing's name, which other libraries know."""
 
 _LOADING: ContextVar[bool] = ContextVar("tenure_loading", default=False)
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where an app is found. `script`: the file that `__main__` is; `started`: the module that it is, by `-m`.
+    """The location of an app. `script`: the file of `__main__`; `started`: its module, if it was started with `-m`.
 
-    Paths and arguments are bytes, for they need not be text.
+    Paths and arguments are bytes because they may not be valid text.
     """
 
     modules: tuple[str, ...]
@@ -42,16 +42,16 @@ class Whereabouts(Struct, frozen=True):
 
 
 def whereabouts(app: object, parts: Iterable[object]) -> Whereabouts | None:
-    """Return where an app is found, with the modules of its parts (functions, most of them); None if nowhere.
+    """Return the location of an app, with the modules of its parts, mostly functions.
 
-    That is: in no module that another process could load, but only in a local variable, a notebook, a shell.
+    Return None if another process cannot load the app from a module: it is in a local variable, a notebook or a shell.
     """
     wanted = {name for part in parts if isinstance(name := getattr(part, "__module__", None), str)}
     names: list[str] = []
     found: tuple[str, str] | None = None
     for name, module in list(sys.modules.items()):
         if name == _LOADED_MAIN:
-            # The same module as `__main__`, where a library has put it there.
+            # The same module as `__main__`, if a library has registered it under this name.
             continue
         attribute = _attribute(module, app)
         if attribute is not None and found is None:
@@ -67,7 +67,7 @@ def whereabouts(app: object, parts: Iterable[object]) -> Whereabouts | None:
 
 
 def load(where: Whereabouts) -> object:
-    """Return the app. Raises whatever loading its modules raises, or AttributeError."""
+    """Load the app and return it. Raise AttributeError if its name is missing, or the exception of a module."""
     sys.path[:] = map(os.fsdecode, where.path)
     sys.argv[:] = map(os.fsdecode, where.arguments)
     with _loading():
@@ -80,15 +80,15 @@ def load(where: Whereabouts) -> object:
 
 
 def known_as(task: str) -> str:
-    """Return what a task is called in the process that its app was found in."""
+    """Return the name that a task has in the process where its app was located."""
     return _MAIN + task.removeprefix(_LOADED_MAIN) if task.startswith(f"{_LOADED_MAIN}.") else task
 
 
 def not_while_loading() -> None:
-    """Make sure that no worker starts because the module that starts one is loaded for a process of its own.
+    """Check that no worker starts while a child process loads the app's modules.
 
     Raises:
-        UsageError: that is what happens.
+        UsageError: the modules are being loaded.
     """
     if _LOADING.get():
         raise UsageError(
@@ -98,13 +98,13 @@ def not_while_loading() -> None:
 
 
 def _attribute(module: ModuleType, app: object) -> str | None:
-    # A module that is loaded at its first use must not be loaded by our looking at it.
+    # Read __dict__ only: attribute access would load a lazy module.
     held = getattr(module, "__dict__", None)
     return next((name for name, value in list(held.items()) if value is app), None) if held else None
 
 
 def _main() -> tuple[str | None, str | None]:
-    """Return the file that `__main__` is, or the module, or neither: a shell, a notebook, `-c`."""
+    """Return the file of `__main__`, or its module name, or neither for a shell, a notebook or `-c`."""
     main = sys.modules[_MAIN]
     spec, script = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:

@@ -1,12 +1,12 @@
-"""Shared trips: what several callers of one event loop enqueue at the same time goes to the storage in one call.
+"""Batches concurrent enqueues: jobs that callers on one event loop enqueue at the same time go in one storage call.
 
-    a caller ──nobody of its queue is on the way──► a call for it alone
-             └─somebody is──► waits ──that one is back──► one call for all who wait ──► to each what became of its job
+    a caller ──no call for its queue is in flight──► a call for its job alone
+             └─one is──► waits ──that one returns──► one call for all who wait ──► to each the result of its job
 
-There is no timer: the calls are their own clock, and who is alone waits for nobody. Those whom one call has answered
-come first to be heard again before the next one leaves, so that callers in step stay together. Each queue has trips of
-its own: what one part of a storage cannot take holds up no other. Calls that are to be remembered together or not at
-all, those of an `enqueue_many`, are no part of this: they travel as they were given.
+No timer is used: a batch is sent when the call before returns, so a single caller never waits. Callers that a batch
+has answered may join the next one before it is sent, so callers in lockstep stay together. Each queue has batches of
+its own, so a part of the storage that refuses jobs does not delay others. `enqueue_many` does not use this: its jobs
+are stored together or not at all, so they are sent as given.
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableE
 from tenure.storage.protocol import EnqueueResult, Storage
 
 JOBS = 100
-"""How many jobs go along in one call at most: a Redis does nothing else meanwhile (docs/why/short-scripts.md)."""
+"""The most jobs in one call: Redis does nothing else while it stores them (docs/why/short-scripts.md)."""
 
 BYTES = 1_000_000
-"""After how many bytes of arguments no more go along."""
+"""The bytes of arguments after which a batch takes no more jobs."""
 
 LONG = 0.05
-"""Seconds after which who comes does not wait for a call that is not back: its connection may have gone silent."""
+"""Seconds after which new callers no longer wait for a call in flight: its connection may be dead."""
 
 FIRST = 1
-"""The number of a lane's first call."""
+"""The number of the first call in a `_QueueBatch`."""
 
 _OF_ALL = (StorageUnavailableError, StorageFullError, NotDurableError)
-"""What is no one job's fault. After any other error each job is sent once more, alone."""
+"""Errors that no single job causes. After any other error, each job is sent once more, alone."""
 
 
 class EnqueueBatcher:
-    """The trips of one app, on every event loop of this process."""
+    """Batches the enqueues of one app, for each event loop of this process."""
 
     def __init__(self) -> None:
         self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _QueueBatch]] = {}
 
     async def enqueue(self, storage: Storage, job: NewJob) -> EnqueueResult:
-        """Remember one job, along with what others enqueue meanwhile, and return what became of it.
+        """Store one job, together with jobs that other callers enqueue meanwhile. Return its `EnqueueResult`.
 
-        Whoever is cancelled meanwhile takes the job back only if it has not been sent yet.
+        If the caller is cancelled, the job is withdrawn only if it has not been sent yet.
 
         Raises:
-            StorageError: the job may have been remembered or not. The error may be told to others, too.
+            StorageError: the job may or may not have been stored. Other callers of the batch may get the same error.
         """
         loop = asyncio.get_running_loop()
         lanes = self._lanes.get(loop)
@@ -64,7 +64,7 @@ class EnqueueBatcher:
             lane.back(FIRST)
 
     def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _QueueBatch]":
-        # Event loops of other threads may come and go at the same time.
+        # Other threads may add and remove their event loops at the same time.
         for over in [one for one in list(self._lanes) if one.is_closed()]:
             self._lanes.pop(over, None)
         lanes = self._lanes[loop] = {}
@@ -72,14 +72,15 @@ class EnqueueBatcher:
 
 
 _Caller = tuple[NewJob, "asyncio.Future[EnqueueResult]"]
-"""One who waits for a call to go along with, and then for the answer."""
+"""A caller that waits for the next batch: its job, and the future for the result."""
 
 
 class _QueueBatch(Struct, eq=False):
-    """The calls for one queue, from when one is on the way until none is and nobody waits.
+    """The calls in flight for one queue. It exists from the first call until no call is in flight and no caller waits.
 
-    As a rule there is one. Where others are, they are late, and the latest alone sees to those who wait. The first is
-    its caller's own, and has no task here; most lanes see no other, so one is made in C.
+    Usually one call is in flight. If there are more, the older ones are late, and only the latest sends the next batch.
+    The first call runs in its caller's own task. Most of these objects see no other call, so it is a Struct, which is
+    cheap to make.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -94,7 +95,7 @@ class _QueueBatch(Struct, eq=False):
     waiting: deque[_Caller] = field(default_factory=deque[_Caller])
 
     def join(self, job: NewJob) -> "asyncio.Future[EnqueueResult]":
-        """Wait for the next call, and go along with it."""
+        """Add a job to the next batch and return the future for its result."""
         answer: asyncio.Future[EnqueueResult] = self.loop.create_future()
         self.waiting.append((job, answer))
         if not self.latest_is_out or self.loop.time() - self.left_at > LONG:
@@ -102,7 +103,7 @@ class _QueueBatch(Struct, eq=False):
         return answer
 
     def back(self, number: int) -> None:
-        """Note that a call is back; if it was the latest, the next one leaves if anybody waits."""
+        """Note that a call has returned. If it was the latest and callers wait, send the next batch."""
         self.out -= 1
         self.tasks.pop(number, None)
         if number == self.latest:
@@ -117,7 +118,7 @@ class _QueueBatch(Struct, eq=False):
         self.latest += 1
         self.latest_is_out = True
         self.out += 1
-        # Of nobody's context: none of those who share it is the one that it is for.
+        # Use an empty context: the batch belongs to no single caller.
         self.tasks[self.latest] = self.loop.create_task(
             self._trip(self.latest), name="tenure-enqueue", context=contextvars.Context()
         )
@@ -129,13 +130,13 @@ class _QueueBatch(Struct, eq=False):
                 await self._carry(callers)
         finally:
             for _, answer in callers:
-                # As the event loop ends.
+                # Cancels only futures without an answer: the event loop is ending.
                 answer.cancel()
-            # After those who have their answers by now, and may come again at once.
+            # Run after the answered callers, which may enqueue again at once.
             self.loop.call_soon(self.back, number)
 
     def _aboard(self) -> list[_Caller]:
-        """Return those who go along with the next call; who has given up waiting does not."""
+        """Return the callers of the next batch, without those that were cancelled."""
         callers: list[_Caller] = []
         size = 0
         while self.waiting and len(callers) < JOBS and size <= BYTES:

@@ -1,4 +1,4 @@
-"""What a call's own arguments decide of its job: the keys it has, and how much its tenant gets."""
+"""Sets the job fields that depend on the call's arguments: its keys, rates and fair weight."""
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -17,10 +17,10 @@ from tenure.storage.protocol import EnqueueResult
 
 
 class CallKeys:
-    """Makes a job fit its call, as the options of a task say, or those of a call over them.
+    """Sets the keys of a job from its call's arguments, by the options of the task and the call.
 
     Raises:
-        UsageError: a key cannot be made of what the task takes.
+        UsageError: a key template names an argument that the task does not take.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class CallKeys:
         self._throttled = keying(options.throttle.key if options.throttle else None, "throttle")
         self._rates = [(rate, name, keying(rate.key, "rate")) for rate, name in _named(options.rate or (), task)]
         self.plain = not (self._concurrency or self._fair or self._rates or merge or self._throttle)
-        """Whether there is nothing in which one call's job differs from another's."""
+        """True if no field of the job depends on the call's arguments."""
         self.throws = bool(options.throw_on_duplicate)
-        """Whether a call that makes no job because one is there is to be told so by an error."""
+        """True if a call raises `DuplicateJobError` when a job with its id or unique key exists already."""
         self.skips = self._throttle is not None and self._throttle.on_limit == "skip"
-        """Whether one that is throttled is not."""
+        """True if a throttled call returns a handle instead of raising `ThrottledError`."""
 
     def fit(self, job: NewJob, call: Arguments, digest: Callable[[], str]) -> NewJob:
-        """Return a job with the keys and the weight of its call; `digest` says of its arguments which they are.
+        """Return the job with the keys and the weight of its call. `digest` returns a digest of the arguments.
 
         Raises:
-            UsageError: a template or a function fails on these arguments, or makes what is no key or no weight.
+            UsageError: a template or a function fails on these arguments, or makes an invalid key or weight.
         """
         said = dict[str, object]()
         if self._concurrency is not None and (name := self._concurrency.key(call)) is not None:
@@ -108,18 +108,18 @@ class CallKeys:
 
 
 def collect_key(task: str, collect: Collect, key: str | None, version: int) -> CollectKey:
-    """Return what calls of a task gather under: with a payload of one version only, for a job carries one."""
+    """Return the key under which calls are collected. It includes the payload version, since a job has only one."""
     own = f"{_escaped(task)}%v{version}:{key or ''}" if version > 1 else of_task(task, key)
     return CollectKey(own, micros(collect.delay), collect.max_size, _micros(collect.max_wait))
 
 
 def of_task(task: str, key: str | None) -> str:
-    """Return a key that is a task's own; no other task's can be the same, whatever both are called."""
+    """Return a key that belongs to a task; the keys of two tasks never collide, even with similar names."""
     return f"{_escaped(task)}:{key or ''}"
 
 
 def refusal(receipt: EnqueueResult, job: NewJob, *, skipped: bool) -> ThrottledError | None:
-    """Return the error that tells whose call was throttled so; `skipped`: where it is not raised."""
+    """Return the error of a throttled call, else None. `skipped`: it goes into the handle and is not raised."""
     if receipt.made != "throttled" or job.throttle is None:
         return None
     key = job.throttle.key.removeprefix(of_task(job.task, None))
@@ -131,10 +131,10 @@ def _escaped(task: str) -> str:
 
 
 def _named(rates: Iterable[Rate], task: str) -> Iterable[tuple[Rate, str]]:
-    """Yield rates, the fastest first, with the names they go by in their queue, or what these begin with."""
+    """Yield rates, the fastest first, each with its name in the queue; for a rate with a key, the name's prefix."""
     seen = set[KeyTemplate | None]()
     for rate in rates:
-        # Of several under one key, each takes time of its own.
+        # If several rates have the same key, each needs a name of its own.
         kind = f"/{rate.interval}" if rate.key in seen else ""
         seen.add(rate.key)
         yield rate, f"task{kind}:{task}" if rate.key is None else f"key{kind}:"

@@ -1,4 +1,4 @@
-"""Arguments and results to bytes and back."""
+"""Codecs: encode arguments and results to bytes and decode them."""
 
 from typing import Any, Protocol
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Codec(Protocol):
-    """What turns plain data into bytes and back.
+    """Encodes plain data to bytes and decodes it.
 
-    `decode(encode(value))` gives plain data (None, bool, int, float, str, list, dict), which is then converted to the
-    types of the task's signature. A codec that compresses or encrypts wraps another. Whoever reads the storage without
-    the codec (a reaper, the command line) sees the bytes and needs no more.
+    `decode(encode(value))` returns plain data (None, bool, int, float, str, list, dict), which is then converted to the
+    types of the task's signature. A codec that compresses or encrypts wraps another codec. A process without the codec
+    (a reaper, the command line) sees only the bytes, and they are sufficient for its work.
     """
 
     def encode(self, value: Any, /) -> bytes:
@@ -18,12 +18,12 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: bytes, /) -> Any:
-        """Return the plain data. Any exception means that the bytes are not this codec's."""
+        """Return the plain data. Any exception means that this codec did not encode the bytes."""
         ...
 
 
 class JsonCodec:
-    """JSON by msgspec: datetimes, UUIDs, enums, dataclasses, TypedDicts and Structs pass; pickle never does."""
+    """JSON by msgspec, with datetimes, UUIDs, enums, dataclasses, TypedDicts and Structs; it never uses pickle."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -34,5 +34,5 @@ class JsonCodec:
         return self._encoder.encode(value)
 
     def decode(self, data: bytes, /) -> Any:
-        """Return what the JSON says."""
+        """Return the plain data of the JSON text."""
         return self._decoder.decode(data)

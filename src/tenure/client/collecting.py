@@ -1,4 +1,4 @@
-"""A task that collects: each call brings one item, and its handler gets the list of those that have gathered."""
+"""Tasks that collect: each call brings one item, and the handler gets the list of the collected items."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _LOOKED_AT = 50
-"""How many batches of a key are looked at by one call; seldom is there more than one that is not full."""
+"""How many batches of a key one query reads; there is seldom more than one that is not full."""
 
 
 @dataclass(frozen=True)
 class Batch(Generic[Item]):
-    """What a job has gathered so far: the next call joins it, unless it starts before.
+    """The items that a job has collected so far; the next call joins the batch, unless it starts before.
 
-    `items`: in the order of their calls. `began`: when the first of these was. `due`: when it starts, if no call comes
-    and a worker is free.
+    `queue`, `id`: the job's. `items`: in the order of their calls. `began`: the time of the first call. `due`: the time
+    when the batch starts, if no further call comes and a worker is free.
     """
 
     queue: str
@@ -44,21 +44,22 @@ class Batch(Generic[Item]):
 
     @property
     def count(self) -> int:
-        """How many calls it has taken in."""
+        """The number of collected items."""
         return len(self.items)
 
 
 class CollectTask(Task[[Item], R]):
-    """A task whose calls bring one item each and gather in one job; the handler gets the list of them."""
+    """A task whose calls bring one item each and are collected into one job; its handler gets the list of items."""
 
     async def gathered(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
-        """Return what the next call with this key would join, None where that would begin anew.
+        """Return the batch that the next call with this key would join, or None if it would begin a new one.
 
-        `key`: what the template of `Collect` makes of an item; left out where there is none.
+        `key`: the key that `Collect` makes from an item; leave it out if `Collect` has no key. `queue`: by default
+        the task's queue.
 
         Raises:
-            UsageError: the key or the queue is none, or one of the items cannot be read.
-            StorageError: the storage cannot be asked.
+            UsageError: the key or the queue name is invalid, or an item cannot be decoded.
+            StorageError: the storage cannot be reached.
         """
         return await self._gathered(
             None if key is None else own_key(key, field="key"),
@@ -66,13 +67,13 @@ class CollectTask(Task[[Item], R]):
         )
 
     def gathered_sync(self, key: str | None = None, *, queue: str | None = None) -> Batch[Item] | None:
-        """Do as `gathered`, without a loop."""
+        """Call `gathered` from code without a running event loop."""
         return PORTAL.call(self.gathered(key, queue=queue), verb="gathered")
 
     def on_cancel(  # type: ignore[override]  # its arguments are the handler's, not the call's
         self, hook: Callable[[list[Item]], T]
     ) -> Callable[[list[Item]], T]:
-        """Do as `Task.on_cancel`: the hook gets the list, as the handler did."""
+        """Register a hook as `Task.on_cancel` does; the hook gets the list of items, as the handler does."""
         return cast("Callable[[list[Item]], T]", super().on_cancel(cast("Callable[[Item], T]", hook)))
 
     async def _gathered(self, key: str | None, queue: str) -> Batch[Item] | None:
@@ -82,7 +83,7 @@ class CollectTask(Task[[Item], R]):
         ref = await _joined(storage, queue, merge)
         detail = None if ref is None else (await storage.get([ref]))[0]
         if detail is None or not may_be_come_to(detail.job, merge):
-            # It may have started a moment ago.
+            # It may have started since the query.
             return None
         job = detail.job
         try:
@@ -96,13 +97,13 @@ class CollectTask(Task[[Item], R]):
 
 
 class AsyncCollectTask(CollectTask[Item, R]):
-    """One whose handler is a coroutine function; it runs on the worker's loop."""
+    """A collecting task whose handler is a coroutine function, which runs on the worker's event loop."""
 
     async def __call__(self, items: list[Item], /, **injected: Any) -> R:
-        """Run the plain function; what a worker would inject is to be passed.
+        """Run the plain function. Pass the values that a worker would inject.
 
         Raises:
-            UsageError: it is not.
+            UsageError: an injected value is missing.
         """
         self.signature.injectionless((items,), injected)
         value: R = await self.function(items, **injected)
@@ -110,13 +111,13 @@ class AsyncCollectTask(CollectTask[Item, R]):
 
 
 class PlainCollectTask(CollectTask[Item, R]):
-    """One whose handler is a plain function; it runs in one of the worker's threads."""
+    """A collecting task whose handler is a plain function, which runs in one of the worker's threads."""
 
     def __call__(self, items: list[Item], /, **injected: Any) -> R:
-        """Run the plain function; what a worker would inject is to be passed.
+        """Run the plain function. Pass the values that a worker would inject.
 
         Raises:
-            UsageError: it is not.
+            UsageError: an injected value is missing.
         """
         self.signature.injectionless((items,), injected)
         value: R = self.function(items, **injected)
@@ -124,12 +125,12 @@ class PlainCollectTask(CollectTask[Item, R]):
 
 
 class DeclaredCollectTask(CollectTask[Item, R], DeclaredTask[[Item], R]):
-    """One whose handler is elsewhere: items are enqueued here, and their batches run there."""
+    """A collecting task whose handler is in another app: items are enqueued here, and their batches run there."""
 
     def on_cancel(  # type: ignore[override]  # as that of any task that collects
         self, hook: Callable[[list[Item]], T]
     ) -> Callable[[list[Item]], T]:
-        """Refuse: the hook runs where the handler does.
+        """Raise UsageError: the hook belongs to the task that implements this one.
 
         Raises:
             UsageError: always.
@@ -138,12 +139,12 @@ class DeclaredCollectTask(CollectTask[Item, R], DeclaredTask[[Item], R]):
 
 
 def collecting(function: Callable[..., Any]) -> type[Task[..., Any]]:
-    """Return the class of a task that collects, for such a function."""
+    """Return the class of a collecting task for this function."""
     return cast("type[Task[..., Any]]", AsyncCollectTask if is_async(function) else PlainCollectTask)
 
 
 class DeclareCollectDecorator(Protocol):
-    """What `@app.declare(collect=...)` gives: a decorator for functions without a body that take a list."""
+    """The decorator that `@app.declare(collect=...)` returns, for functions without a body that take a list."""
 
     @overload
     def __call__(self, function: Callable[[list[Item]], Coroutine[Any, Any, R]], /) -> DeclaredCollectTask[Item, R]: ...
@@ -152,7 +153,7 @@ class DeclareCollectDecorator(Protocol):
 
 
 class ImplementCollectDecorator(Protocol[Item, R]):
-    """What `@app.implement(declared)` gives of a task that collects: a decorator for functions that take its list."""
+    """The decorator that `@app.implement(declared)` returns for a collecting task; its function takes the list."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
@@ -163,7 +164,7 @@ class ImplementCollectDecorator(Protocol[Item, R]):
 
 
 class CollectDecorator(Protocol):
-    """What `@app.task(collect=...)` gives: a decorator for functions that take a list."""
+    """The decorator that `@app.task(collect=...)` returns, for functions that take a list."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
@@ -174,14 +175,14 @@ class CollectDecorator(Protocol):
 
 
 async def _joined(storage: Storage, queue: str, key: CollectKey) -> Ref | None:
-    """Return the job that the next call comes to: the eldest that may be come to."""
+    """Return the job that the next call joins: the oldest one that still accepts calls."""
     states = (State.DELAYED, State.WAITING)
     eldest: JobRecord | None = None
     after: str | None = None
     while True:
         asked = Query(queues=(queue,), states=states, merge=merge_name(key), limit=_LOOKED_AT, after=after)
         page = await storage.find(asked)
-        # The newest come first.
+        # Pages list the newest jobs first.
         eldest = next((job for job in reversed(page.jobs) if may_be_come_to(job, key)), eldest)
         after = page.next
         if after is None:

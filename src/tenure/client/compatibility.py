@@ -1,4 +1,4 @@
-"""What tasks take, written down as plain data, and which changes of it would break jobs that were enqueued before."""
+"""Describes the parameters of tasks as plain data, and finds changes that would break jobs enqueued before."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from tenure.client.task import Task
 from tenure.errors import UsageError
 
 Described = str | dict[str, Any]
-"""A type as plain data: a word such as "int", or what is known of a composed one."""
+"""A type as plain data: a word such as "int", or a dict for a compound type."""
 
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
 class ParameterShape(Struct, frozen=True, omit_defaults=True):
-    """One parameter. `gathers`: several arguments in a list, or in a dict."""
+    """One parameter. `gathers`: "one" value, "several" in a list, or "named" in a dict."""
 
     type: Described
     required: bool = False
@@ -33,19 +33,19 @@ class PayloadShape(Struct, frozen=True):
 
 
 def snapshot(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Any]:
-    """Return what these tasks take, as data for a JSON file."""
+    """Return the payload shapes of these tasks as data for a JSON file."""
     made: dict[str, Any] = msgspec.to_builtins({name: _shape(task) for name, task in sorted(tasks.items())})
     return made
 
 
 def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return which changes from one `app.signatures()` to a later one would break jobs enqueued in between, one a line.
+    """Return the changes from one `app.signatures()` to a later one that would break jobs enqueued in between.
 
-    A task whose version was raised may change as it likes, for its worker demands the migrations. It is read as the
-    jobs will be: a parameter with a default may come, a type may become wider, and a nested record may lose a field.
+    Each item is one line of text. A task whose version was raised may change freely, because its worker requires the
+    migrations. A parameter with a default may be added, a type may become wider, and a nested record may lose a field.
 
     Raises:
-        UsageError: one of them is no snapshot.
+        UsageError: an argument is not a snapshot.
     """
     before, after = _read(old, field="old"), _read(new, field="new")
     return [f"task {name!r}{told}" for name, shape in before.items() for told in _changes(shape, after.get(name))]
@@ -77,7 +77,7 @@ def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
     for name, before in old.parameters.items():
         after = new.parameters.get(name)
         if after is None:
-            # What a **rest gathers is an argument of its own, so it does not take it.
+            # A **rest of the new signature does not accept it: in a payload, **rest is an argument of its own.
             yield f": parameter {name!r} is gone"
         elif after.gathers != before.gathers:
             yield f": parameter {name!r} gathers its arguments in another way"
@@ -92,7 +92,7 @@ def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
 
 
 def _described(kind: types.Type, within: tuple[type, ...]) -> Described:
-    """Return a type as plain data; `within` are the records around it, which a record may name again."""
+    """Return a type as plain data. `within`: the enclosing records, to which a nested record may refer."""
     match kind:
         case types.UnionType():
             return {"any of": [_described(one, within) for one in kind.types]}
@@ -123,7 +123,7 @@ def _record(kind: types.StructType | types.DataclassType | types.TypedDictType, 
     fields = {one.encode_name: {"type": _described(one.type, inner), "required": one.required} for one in kind.fields}
     made: dict[str, Any] = {"record": kind.cls.__name__, "fields": fields}
     if isinstance(kind, types.StructType):
-        # How it is written down, and whether anything may stand beside its fields.
+        # How it is encoded, and whether unknown fields are forbidden.
         told = {"tag": kind.tag, "array": kind.array_like, "closed": kind.forbid_unknown_fields}
         made.update({name: value for name, value in told.items() if value})
     return made
@@ -136,7 +136,7 @@ def _plain(kind: types.Type) -> Described:
 
 
 def _fits(old: Any, new: Any) -> bool:
-    """Say whether whatever was written as the old type can be read as the new one."""
+    """Return True if every value that was encoded as the old type can be decoded as the new one."""
     if new in ("any", old):
         return True
     match old, new:
@@ -168,7 +168,7 @@ def _fits(old: Any, new: Any) -> bool:
 
 def _record_fits(old: Any, new: Any) -> bool:
     if "array" in old or "array" in new or old.get("tag") != new.get("tag"):
-        # By place every change of the fields is one of what is read, but for what comes last; not worth telling apart.
+        # In an array every change of fields shifts positions, except at the end; that exception is not worth the code.
         return False
     before, after = old["fields"], new["fields"]
     if "closed" in new and not before.keys() <= after.keys():

@@ -1,7 +1,7 @@
-"""Dead letters: the failed jobs of all queues, found, grouped by fault, put back in line, or forgotten.
+"""Dead letters, the failed jobs of all queues: finds them, groups them by fault, redrives or deletes them.
 
-Nothing here waits for anything but the storage: a paced redrive is written down at once, each job with the time it is
-due at, so that whoever asked for it may end or die. Where the storage cannot filter, it is gone through in pages.
+A redrive with a rate is stored at once: each job gets the time when it is due, so the caller may exit. Filters that
+the storage cannot apply are applied here, page by page.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,13 +22,13 @@ from tenure.options.merging import fill
 from tenure.storage.protocol import DeleteJob, Query, RedriveJob, Revision, Storage
 
 PAGE = 200
-"""How many records a walk through all dead letters holds at a time."""
+"""How many records a scan of all dead letters reads at a time."""
 
 BATCH = 100
-"""How many jobs are put back, or deleted, in one step."""
+"""How many jobs one storage call redrives or deletes."""
 
 CAP = 1_000
-"""How many jobs a redrive or a purge touches unless told otherwise."""
+"""The default limit of jobs for a redrive or a purge."""
 
 GROUPS_KEPT = 10_000
 NEWEST_KEPT = 5
@@ -37,19 +37,20 @@ MESSAGE_SHOWN = 200
 REASONS: tuple[DeadReason, ...] = get_args(DeadReason)
 
 Since = datetime | Duration
-"""An instant, or how long ago by the storage's clock."""
+"""A point in time: an aware datetime, or a duration, which means how long ago by the storage's clock."""
 
 Instant = datetime | timedelta
-"""The same, read."""
+"""A checked `Since`."""
 
 
 @dataclass(frozen=True, init=False)
 class DeadFilter:
-    """Which dead letters; a field that is not given lets all of them through.
+    """Selects dead letters; a field that is not given selects all.
 
-    `queues`, `tasks` and `reasons`: any of these. `tags`: all of these. `error`: the name of the exception's class.
-    `fingerprint`: one fault, as `groups` names it. `since` (inclusive) and `until` (exclusive): when they failed, as
-    aware datetimes or as how long ago.
+    - `queues`, `tasks`, `reasons`: the job has any of these. `tags`: the job has all of these.
+    - `error`: the name of the exception's class.
+    - `fingerprint`: the fault, as `app.dead.groups()` names it.
+    - `since` (inclusive), `until` (exclusive): when the job failed, as aware datetimes or as durations ("2h" ago).
     """
 
     queues: tuple[str, ...]
@@ -73,10 +74,10 @@ class DeadFilter:
         since: Since | None = None,
         until: Since | None = None,
     ) -> None:
-        """Take what narrows the choice.
+        """Set the conditions of the filter.
 
         Raises:
-            UsageError: a field has no valid value, or `since` is not before `until`.
+            UsageError: a field is invalid, or `since` is not before `until`.
         """
         fill(
             self,
@@ -93,11 +94,11 @@ class DeadFilter:
 
     @property
     def everything(self) -> bool:
-        """Whether no dead letter is left out."""
+        """True if the filter selects all dead letters."""
         return self == DeadFilter()
 
     def query(self, now: int) -> Query:
-        """Return as much of the choice as a storage can make; the rest is for `takes`."""
+        """Return the conditions that a storage can check as a query; `takes` checks the rest."""
         return Query(
             queues=self.queues,
             states=(State.FAILED,),
@@ -110,19 +111,19 @@ class DeadFilter:
         )
 
     def takes(self, job: JobRecord) -> bool:
-        """Say whether a dead letter that the query found is one of those."""
+        """Return True if the filter selects a dead letter that the query found."""
         if self.error is not None and (job.error is None or job.error.type != self.error):
             return False
         return self.fingerprint is None or fault(job) == self.fingerprint
 
     @property
     def sifts(self) -> bool:
-        """Whether `takes` leaves out some that the query finds."""
+        """True if `takes` may exclude jobs that the query finds."""
         return self.error is not None or self.fingerprint is not None
 
 
 class DeadLetter(Struct, frozen=True):
-    """One failed job, the fault it belongs to, and its runs (the newest hundred)."""
+    """One failed job, the fingerprint of its fault, and its newest runs, at most 100."""
 
     job: JobRecord
     fingerprint: str
@@ -130,14 +131,14 @@ class DeadLetter(Struct, frozen=True):
 
 
 class DeadPage(Struct, frozen=True):
-    """One page of dead letters, and the cursor of the next (None: this was the last)."""
+    """One page of dead letters, and the cursor of the next page (None: this is the last page)."""
 
     letters: tuple[DeadLetter, ...] = ()
     next: str | None = None
 
 
 class DeadGroup(Struct, frozen=True, kw_only=True):
-    """All dead letters of one fault. `message` is that of the one that failed last, `newest` are the last few."""
+    """All dead letters of one fault. `message`: of the job that failed last. `newest`: the last 5 failed jobs."""
 
     fingerprint: str
     task: str
@@ -151,9 +152,9 @@ class DeadGroup(Struct, frozen=True, kw_only=True):
 
 
 class DeadGroups(Struct, frozen=True):
-    """The faults, the biggest first, and how many dead letters there are in all.
+    """The faults, the one with the most dead letters first, and the total number of dead letters.
 
-    `others`: how many of them belong to faults so small and so many that they are not listed.
+    `others`: the number of dead letters whose faults are not listed because there are too many small faults.
     """
 
     groups: tuple[DeadGroup, ...] = ()
@@ -162,11 +163,14 @@ class DeadGroups(Struct, frozen=True):
 
 
 class DeadReport(Struct, frozen=True, kw_only=True):
-    """What became of the dead letters that were to be redriven or purged.
+    """The result of a redrive or a purge.
 
-    `refused`: no dead letters any more when their turn came: somebody else had put them back. `gone`: deleted
-    meanwhile. `held`: of those refused, whose unique key another unfinished job holds, each with that job. `left`: how
-    many more match beyond the cap. `takes`: seconds until the last is due, where it is paced.
+    - `done`: the jobs that were redriven or deleted.
+    - `refused`: the jobs that were not: another caller had redriven them meanwhile, or they are in `held`.
+    - `gone`: the jobs that were deleted meanwhile.
+    - `held`: the refused jobs whose unique key another unfinished job holds, each with that job.
+    - `left`: how many more jobs match beyond the limit.
+    - `takes`: seconds until the last job is due, if a rate was given.
     """
 
     done: tuple[Ref, ...] = ()
@@ -184,11 +188,14 @@ class DeadLetters:
         self._storage = storage
 
     async def page(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
-        """Return one page of dead letters with the trail of their runs, the newest job first.
+        """Return one page of dead letters with their runs, the newest job first.
+
+        `after`: the cursor that the page before returned as `next`.
 
         Raises:
-            UsageError: the filter is none, the limit is no whole number from 1, or the cursor is none.
-            StorageError: the storage cannot be asked.
+            UsageError: `where` is not a `DeadFilter`, `limit` is not a whole number of at least 1, or `after` is not a
+                cursor.
+            StorageError: the storage cannot be reached.
         """
         where, limit = _where(where), whole(limit, field="limit", least=1)
         storage = await self._storage()
@@ -200,32 +207,32 @@ class DeadLetters:
         letters = (
             DeadLetter(detail.job, fault(detail.job), detail.runs)
             for detail in details
-            # It may have been redriven or deleted a moment ago.
+            # It may have been redriven or deleted since the query.
             if detail is not None and detail.job.state is State.FAILED
         )
         return DeadPage(tuple(letters), cursor)
 
     async def count(self, where: DeadFilter | None = None) -> int:
-        """Return how many there are.
+        """Return the number of dead letters.
 
         Raises:
-            UsageError: the filter is none.
-            StorageError: the storage cannot be asked.
+            UsageError: `where` is not a `DeadFilter`.
+            StorageError: the storage cannot be reached.
         """
         where, storage, found = _where(where), await self._storage(), 0
         if where == DeadFilter(queues=where.queues):
-            # That much is counted already.
+            # The storage keeps these counts.
             return sum(queue.counts.get(State.FAILED, 0) for queue in (await storage.survey(where.queues)).queues)
         async for _ in _all(storage, where):
             found += 1
         return found
 
     async def groups(self, where: DeadFilter | None = None) -> DeadGroups:
-        """Return the faults behind the dead letters, the biggest first.
+        """Return the dead letters grouped by fault, the fault with the most dead letters first.
 
         Raises:
-            UsageError: the filter is none.
-            StorageError: the storage cannot be asked.
+            UsageError: `where` is not a `DeadFilter`.
+            StorageError: the storage cannot be reached.
         """
         where = _where(where)
         known: dict[str, _Tally] = {}
@@ -249,14 +256,14 @@ class DeadLetters:
         rate: float | None = None,
         by: str | None = None,
     ) -> DeadReport:
-        """Put dead letters back in line with new budgets and a new time to live, those that failed first going first.
+        """Put dead letters back into their queues, with new budgets and a new time to live, the oldest failure first.
 
-        `limit`: at most so many. `rate`: so many a second; each gets the time it is due at in the storage, so nobody
-        needs to stay for it. Asking twice does nothing twice: what is back in line is no dead letter.
+        `limit`: the maximum number of jobs. `rate`: jobs per second; the storage gets the due time of each job at
+        once, so the caller need not stay. Repeating the call is safe: a redriven job leaves the dead letters.
 
         Raises:
-            UsageError: an argument has no valid value.
-            StorageError: the storage cannot be asked; what was put back until then is, and asking again goes on.
+            UsageError: an argument is invalid.
+            StorageError: the storage cannot be reached. Jobs that were redriven before stay so; call again to go on.
         """
         gap, who = gap_of(rate, field="rate"), remark(by, field="by")
         return await self._handle(
@@ -274,13 +281,13 @@ class DeadLetters:
         everything: bool = False,
         by: str | None = None,
     ) -> DeadReport:
-        """Delete dead letters with their runs, logs and errors, for good; those that failed first go first.
+        """Delete dead letters with their runs, logs and errors, permanently, the oldest failure first.
 
-        `limit`: at most so many. `everything`: must be True where no filter narrows the choice.
+        `limit`: the maximum number of jobs. `everything`: must be True if the filter selects all dead letters.
 
         Raises:
-            UsageError: an argument has no valid value, or nothing narrows the choice and it was not asked for.
-            StorageError: the storage cannot be asked; what was deleted until then is, and asking again goes on.
+            UsageError: an argument is invalid, or the filter selects everything and `everything` is not True.
+            StorageError: the storage cannot be reached. Jobs that were deleted before stay so; call again to go on.
         """
         where, who = _where(where), remark(by, field="by")
         if where.everything and everything is not True:
@@ -290,15 +297,15 @@ class DeadLetters:
         )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
-        """Do as `page`, without a loop."""
+        """Call `page` from code without a running event loop."""
         return PORTAL.call(self.page(where, limit=limit, after=after), verb="page")
 
     def count_sync(self, where: DeadFilter | None = None) -> int:
-        """Do as `count`, without a loop."""
+        """Call `count` from code without a running event loop."""
         return PORTAL.call(self.count(where), verb="count")
 
     def groups_sync(self, where: DeadFilter | None = None) -> DeadGroups:
-        """Do as `groups`, without a loop."""
+        """Call `groups` from code without a running event loop."""
         return PORTAL.call(self.groups(where), verb="groups")
 
     def redrive_sync(
@@ -309,7 +316,7 @@ class DeadLetters:
         rate: float | None = None,
         by: str | None = None,
     ) -> DeadReport:
-        """Do as `redrive`, without a loop."""
+        """Call `redrive` from code without a running event loop."""
         return PORTAL.call(self.redrive(where, limit=limit, rate=rate, by=by), verb="redrive")
 
     def purge_sync(
@@ -320,7 +327,7 @@ class DeadLetters:
         everything: bool = False,
         by: str | None = None,
     ) -> DeadReport:
-        """Do as `purge`, without a loop."""
+        """Call `purge` from code without a running event loop."""
         return PORTAL.call(self.purge(where, limit=limit, everything=everything, by=by), verb="purge")
 
     async def _handle(
@@ -335,7 +342,7 @@ class DeadLetters:
         told = {"done": done, "refused": refused, "gone": gone}
         for start in range(0, len(chosen), BATCH):
             batch = chosen[start : start + BATCH]
-            # What somebody has put back since it was found is refused: it is not what was asked for.
+            # A job that was redriven since the scan is refused: it has changed since it was selected.
             for revised in await storage.revise([revision(one, len(done) + place) for place, one in enumerate(batch)]):
                 told[revised.verdict].append(revised.ref)
                 if revised.holder is not None:
@@ -351,7 +358,7 @@ class DeadLetters:
 
 
 def fault(job: JobRecord) -> str:
-    """Return the fingerprint of the fault that a failed job died of."""
+    """Return the fingerprint of the fault that made a job fail."""
     return fingerprint(job.task, job.reason, job.error)
 
 
@@ -359,7 +366,7 @@ def fault_named(given: object, *, field: str) -> str:
     """Return the fingerprint of a fault.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a fingerprint.
     """
     if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
         raise UsageError(
@@ -372,10 +379,10 @@ def fault_named(given: object, *, field: str) -> str:
 def in_order(
     since: datetime | timedelta | None, until: datetime | timedelta | None, *, fields: tuple[str, str]
 ) -> None:
-    """Make sure that there is time between the two, as far as can be told without a clock.
+    """Check that `since` is before `until`, as far as that is possible without a clock.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is not.
     """
     match since, until:
         case datetime() as first, datetime() as last:
@@ -390,14 +397,14 @@ def in_order(
 
 
 def gap_of(rate: object, *, field: str) -> float:
-    """Return the microseconds between two jobs at that rate, 0 for None.
+    """Return the microseconds between two jobs at a rate of jobs per second; 0 for None.
 
     Raises:
-        UsageError: it is no rate.
+        UsageError: the rate is not a number from 0.001 to 1,000,000.
     """
     if rate is None:
         return 0.0
-    # Said this way round it refuses NaN, too.
+    # This form of the comparison also refuses NaN.
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1_000_000:
         raise UsageError(
             f"{field} = {shown(rate)} must be a number of jobs a second, from 0.001 to 1,000,000; "
@@ -407,14 +414,14 @@ def gap_of(rate: object, *, field: str) -> float:
 
 
 class _Chosen(Struct, frozen=True, order=True):
-    """A dead letter to be touched; by the instant of its end it is known again."""
+    """A selected dead letter. The time of its failure shows whether it has changed since."""
 
     finished: int
     ref: Ref
 
 
 class _Tally:
-    """What is counted of one fault."""
+    """The counts of one fault."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -432,7 +439,7 @@ class _Tally:
         self._newest = sorted([*self._newest, (at, job.ref)], reverse=True)[:NEWEST_KEPT]
 
     def group(self, name: str) -> DeadGroup:
-        """Return what is told of it."""
+        """Return the group with these counts."""
         job = self._sample
         if job is None:
             raise AssertionError("a fault without a dead letter")
@@ -455,7 +462,7 @@ async def _query(storage: Storage, where: DeadFilter) -> Query:
 
 
 async def _all(storage: Storage, where: DeadFilter) -> AsyncIterator[JobRecord]:
-    """Go through all that match, the newest job first, with one page in memory."""
+    """Yield all matching jobs, the newest first, with one page in memory."""
     query = await _query(storage, where)
     after: str | None = None
     while True:
@@ -471,7 +478,7 @@ async def _all(storage: Storage, where: DeadFilter) -> AsyncIterator[JobRecord]:
 async def _some(
     storage: Storage, where: DeadFilter, limit: int, after: str | None
 ) -> tuple[list[JobRecord], str | None]:
-    """Return the next `limit` that match, and the cursor behind the last of them."""
+    """Return the next `limit` matching jobs, and the cursor after the last of them."""
     query = await _query(storage, where)
     found: list[JobRecord] = []
     while True:
@@ -479,7 +486,7 @@ async def _some(
         page = await storage.find(_from(query, after, max(PAGE, wanted) if where.sifts else wanted))
         places = [place for place, job in enumerate(page.jobs) if where.takes(job)]
         if len(places) > wanted:
-            # Only the end of a page has a cursor: ask for the page that ends with the last one wanted.
+            # Only the end of a page has a cursor: read the page that ends with the last wanted job.
             page = await storage.find(_from(query, after, places[wanted - 1] + 1))
         found += [job for job in page.jobs if where.takes(job)]
         after = page.next
@@ -488,7 +495,7 @@ async def _some(
 
 
 async def _oldest(storage: Storage, where: DeadFilter, limit: int) -> tuple[list[_Chosen], int]:
-    """Return the `limit` that failed first, and how many there are; holds twice as many at most."""
+    """Return the `limit` jobs that failed first, and the number of all matches. Holds at most twice `limit` jobs."""
     chosen: list[_Chosen] = []
     found = 0
     async for job in _all(storage, where):

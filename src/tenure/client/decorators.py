@@ -1,4 +1,4 @@
-"""How tasks and schedules are defined, in an app as in a router."""
+"""The decorators that define tasks and schedules, in an app or in a router."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A task as it was defined: with a name, or without, and its own options, over those of a declared one perhaps."""
+    """A task as it was defined: its given name, if any, its own options, and the declared task that it implements."""
 
     task: Task[..., Any]
     given: str | None
@@ -50,7 +50,7 @@ class TaskDefinition:
 
 @dataclass(frozen=True)
 class ScheduleDefinition:
-    """A schedule as it was declared: which call it makes, and when; with a name, or without."""
+    """A schedule as it was declared: which call it makes and when, and its given name, if any."""
 
     task: Task[..., Any]
     given: str | None
@@ -61,7 +61,7 @@ class ScheduleDefinition:
 
 @dataclass(frozen=True)
 class TaskDeclaration:
-    """What `task` and `declare` were told, before there is a function."""
+    """The arguments of `task` or `declare`, checked, before the decorator gets its function."""
 
     given: str | None
     settings: TaskOptions
@@ -70,10 +70,10 @@ class TaskDeclaration:
     collect: Collect | None = None
 
     def member(self, function: object, *, declared: bool = False) -> TaskDefinition:
-        """Return a function as a task, in no app so far.
+        """Return a function as a task that is not bound to an app yet.
 
         Raises:
-            UsageError: it is no such function.
+            UsageError: `function` cannot be a task: it is not callable, is a class or a task, or yields.
         """
         runs = _untaken(function)
         task = _kind(runs, self.collect, declared=declared)(
@@ -85,10 +85,10 @@ class TaskDeclaration:
 def definition(
     name: object, options: dict[str, Any], version: object, since: object, *, prefix: str = "", collect: object = None
 ) -> TaskDeclaration:
-    """Return what a task is told to be.
+    """Check the arguments of `task` or `declare` and return them as a declaration.
 
     Raises:
-        UsageError: an option is unknown or has no valid value, or the name is none.
+        UsageError: an option is unknown or invalid, or the name is invalid.
     """
     no_others(options, ("name", *TaskSettings.__annotations__, "version", "since"))
     settings = TaskOptions(**options)
@@ -102,10 +102,10 @@ def definition(
 
 
 def implementation(function: object, declared: DeclaredTask[..., Any], own: TaskOptions) -> TaskDefinition:
-    """Return a function as the task that another declares, with options of its own laid over those declared.
+    """Return a function as the implementation of a declared task, with its own options merged over the declared ones.
 
     Raises:
-        UsageError: it is no such function, or does not take and return what is declared.
+        UsageError: `function` cannot be a task, or its signature does not match the declared one.
     """
     runs = _untaken(function)
     known = PayloadVersions(declared.migrations.version, declared.migrations.since)
@@ -117,25 +117,25 @@ def implementation(function: object, declared: DeclaredTask[..., Any], own: Task
 
 
 def contract(declared: object) -> None:
-    """Make sure that this can be implemented.
+    """Check that the value is a declared task, which can be implemented.
 
     Raises:
-        UsageError: it is no declared task.
+        UsageError: it is not a declared task.
     """
     of_kind(declared, DeclaredTask, field="declared", remedy="give what @app.declare or @router.declare made")
 
 
 class Decorators(ABC):
-    """The decorators that an app and a router have alike."""
+    """The decorators that apps and routers share."""
 
     @property
     def _named_under(self) -> str:
-        """What stands before the names of its tasks."""
+        """The prefix of the names of its tasks."""
         return ""
 
     @abstractmethod
     def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
-        """Take in a task, a schedule of one that is there, or both: all of it or nothing."""
+        """Add a task, or a schedule of an existing task, or both: all of it or nothing."""
 
     @overload
     def task(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
@@ -167,20 +167,23 @@ class Decorators(ABC):
         collect: Collect | None = None,
         **options: Any,
     ) -> Any:
-        """Make a function a task. Its name is `module.function` unless another is given.
+        """Make a function a task: `@app.task` or `@app.task(queue="mail")`. `TaskOptions` describes the options.
 
-        The function may be a coroutine function, which runs on the worker's loop, or a plain one, which runs in a
-        thread; a partial or an object with a `__call__` will do. A router's can be enqueued from when an app includes
-        it; under its prefix a task without a name is called after its function alone.
+        The function is a coroutine function, which runs on the worker's event loop, or a plain function, which runs in
+        a thread. A partial or an object with `__call__` is also accepted. A task of a router can be enqueued once an
+        app includes the router.
 
-        `version`: that of its arguments, carried by each job; raise it when older jobs would not fit any more, and say
-        by `task.migrate` how they become what does. Jobs of a newer version are left to newer workers. `since`: the
-        oldest version that still has to be understood; what is older fails as *undecodable*.
+        `name`: the task's name, `module.function` by default; under a router's prefix, prefix and function name.
 
-        `collect`: calls bring one item each and gather in one job, whose function takes the list of them.
+        `version`: the version of the task's arguments, which each job carries. Raise it when the arguments of older
+        jobs no longer fit, and register `task.migrate` steps that upgrade them. Jobs of a newer version than the
+        worker's are left to newer workers. `since`: the oldest supported version; older jobs fail as *undecodable*.
+
+        `collect`: each call brings one item; the calls are collected into one job, whose function gets the list.
 
         Raises:
-            UsageError: an option is unknown or has no valid value, the name is taken, or it is no such function.
+            UsageError: an option is unknown or invalid, the name is taken, or the function is not callable, is a class
+                or a task, or yields.
         """
         told = definition(name, options, version, since, prefix=self._named_under, collect=collect)
 
@@ -217,12 +220,12 @@ class Decorators(ABC):
         collect: Collect | None = None,
         **options: Any,
     ) -> Any:
-        """Declare a task whose handler is elsewhere, by a function without a body.
+        """Declare a task whose handler is in another app, by a function without a body.
 
-        It is enqueued, awaited and typed like any task. A worker of this app does not know it: it neither serves its
-        queue unless told to, nor runs its jobs, which it puts back for other workers. Where the handler is, the same
-        declaration is included, with its router, and implemented: `@app.implement(declared)`. With `collect` it takes
-        a list, and its calls bring one item each.
+        The task is enqueued, awaited and typed like any other. A worker of this app does not run its jobs: it serves
+        the task's queue only if it is configured to, and puts the task's jobs back for other workers. The app with the
+        handler includes the same declaration, with its router, and implements it: `@app.implement(declared)`. With
+        `collect` the function takes a list, and each call brings one item.
 
         Raises:
             UsageError: see `task`.
@@ -243,13 +246,14 @@ class Decorators(ABC):
         self, declared: DeclaredTask[P, R], *, middleware: Sequence[Middleware] | None = None
     ) -> ImplementDecorator[P, R]: ...
     def implement(self, declared: DeclaredTask[Any, Any], *, middleware: Sequence[Middleware] | None = None) -> Any:
-        """Make a function the handler of a declared task, under its name and with its options and its version.
+        """Make a function the handler of a declared task, with the declared name, options and version.
 
-        `middleware`: what is wrapped around each run, in the place of any that the declaration has.
+        `middleware`: wraps each run, instead of the middleware of the declaration.
 
         Raises:
-            UsageError: that is no declared task; from the decorator: it is not declared in this app, or implemented
-                already; it is no such function, or one that does not take and return what is declared.
+            UsageError: `declared` is not a declared task. The decorator raises it if the task is not declared in this
+                app or has an implementation already, if the function cannot be a task, or if its signature does not
+                match the declared one.
         """
         contract(declared)
         own = TaskOptions(middleware=middleware)
@@ -272,20 +276,22 @@ class Decorators(ABC):
         kwargs: Mapping[str, object] | None = None,
         **options: Unpack[TaskSettings],
     ) -> ScheduleDecorator:
-        """Enqueue a task by the clocks of a zone: `@app.cron("0 4 * * *", tz="Europe/Vienna")`.
+        """Enqueue a task on a cron pattern in a time zone: `@app.cron("0 4 * * *", tz="Europe/Vienna")`.
 
-        Over a function it makes a task of it, with these options; over a task it adds the schedule, and a task may have
-        several. `name` is the schedule's; the task's unless given. `args` and `kwargs`: what each job is called with.
-        `missed`: what becomes of ticks that are late by more than `grace`: "skip", "latest", "all" or `All(max=36)`.
-        `grace`: 10 s, or longer where the app's timing lets it take longer until a dead leader is followed.
-        `overlap`: what becomes of a tick while a job of an earlier one is unfinished: "skip", "queue_one" (one may wait
-        beside those that run) or "allow".
+        On a function, the decorator makes it a task with these options. On a task, it adds a schedule; a task may have
+        several. `name`: the schedule's name, by default the task's. `args` and `kwargs`: the arguments of each job.
 
-        The schedule is put into the storage when a worker or a reaper of this app starts. One that is there keeps its
-        last tick, its pause and its history; taking it out of the code does not remove it, `app.schedules.remove` does.
+        `missed`: what to do with ticks that are late by more than `grace`: "skip", "latest", "all" or `All(max=36)`.
+        `grace`: 10 s by default, or longer if the app's timing needs longer to replace a dead leader.
+        `overlap`: what to do with a tick while a job of an earlier tick is unfinished: "skip", "queue_one" (one job may
+        wait in addition to those that run) or "allow".
+
+        A worker or reaper of this app stores the schedule when it starts. A stored schedule keeps its last tick, its
+        pause and its history. Removing it from the code does not remove it from the storage: call
+        `app.schedules.remove`.
 
         Raises:
-            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
+            UsageError: an option is invalid, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
             options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
@@ -303,12 +309,13 @@ class Decorators(ABC):
         kwargs: Mapping[str, object] | None = None,
         **options: Unpack[TaskSettings],
     ) -> ScheduleDecorator:
-        """Enqueue a task each time that a whole number of intervals has passed since 1970: `@app.every("30s")`.
+        """Enqueue a task at a fixed interval: `@app.every("30s")`.
 
-        So no new start shifts its ticks, and they do not drift. All else is as with `cron`.
+        The ticks are at whole multiples of the interval since 1970 UTC, so they do not drift, and a restart does not
+        shift them. All other arguments are as for `cron`.
 
         Raises:
-            UsageError: an option has no valid value, the arguments do not fit the function, or the name is taken.
+            UsageError: an option is invalid, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
             options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
@@ -360,7 +367,7 @@ def _kind(
 
 
 def name_under(given: str | None, function: Callable[..., Any], prefix: str) -> str:
-    """Return what a task is called: the name it was given, else after its function."""
+    """Return the task's full name: the prefix and its given name, else a name made from its function."""
     if given is not None:
         return prefix + given
     own = name_of(function)

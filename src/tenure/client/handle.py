@@ -1,4 +1,4 @@
-"""The caller's end of a job: ask for its state, wait for its result, cancel or redrive it."""
+"""The job handle: reads a job's state, waits for its result, follows its events, cancels or redrives it."""
 
 import asyncio
 import contextlib
@@ -46,20 +46,20 @@ from tenure.waiting import first
 R_co = TypeVar("R_co", covariant=True)
 
 _TOLD = 100
-"""How many events of a vanished job are read at once."""
+"""How many events of one job are read per request."""
 
 POLL = 1.0
-"""Seconds between two looks at a job whose change nobody hinted at."""
+"""Seconds between two reads of a job while no notification arrives."""
 
 PATIENCE = ExponentialDelay(0.05, 1.0)
-"""Between two tries at a storage that is out of reach, or busy."""
+"""Delay between two attempts while the storage is unreachable or busy."""
 
 OUTAGE = 60.0
-"""Seconds for which such a storage is tried again where the caller has set no time."""
+"""Seconds for which an unreachable storage is retried if the caller has set no timeout."""
 
 
 class JobAccess:
-    """A job's way back to its app: to the opened storage and its hints, and from stored bytes to a result."""
+    """Connects a job handle to its app: opens the storage, subscribes to notifications, decodes stored results."""
 
     def __init__(
         self,
@@ -75,23 +75,28 @@ class JobAccess:
         self._logger = logger
 
     def hints(self, storage: Storage, ref: Ref) -> Hints:
-        """Return what hints at a change of a job, from now on."""
+        """Subscribe to notifications of the job's changes, from now on."""
         return Hints(storage, [job_topic(ref)], rng=self._rng, logger=self._logger)
 
     def rest(self, failures: int, error: StorageError) -> float:
-        """Return for how many seconds to rest after so many failures in a row; the first is logged."""
+        """Return how many seconds to wait after the given number of consecutive failures. Log the first one."""
         if failures == 1:
             self._logger.warning("cannot ask for a job's result, trying again: %s", error)
         return PATIENCE.rest(failures, self._rng)
 
 
 class Job(Struct, Generic[R_co], eq=False, weakref=True):
-    """One job, whose result is of the task's return type.
+    """The handle of one job, whose result has the task's return type.
 
-    `made`: what the enqueue did: it "created" this job; or the job was there, and it is a "duplicate", took the place
-    of the call before ("replaced"), or was "gathered" with others; or it was "throttled", and this is the name of the
-    key's latest job, which is not to be had by this handle. `refusal`: the error that says so, where it was throttled:
-    what every question and request raises.
+    `made` says what the enqueue did:
+
+    - "created": it made this job.
+    - "duplicate": a job with this id or unique key existed already. The handle is that job's.
+    - "replaced": a debounced job existed already, and this call took the place of the earlier one.
+    - "gathered": a collecting job existed already, and this call joined its batch.
+    - "throttled": it made no job. The handle names the latest job of the key but gives no access to it.
+
+    `refusal`: the `ThrottledError` of a throttled call, else None. Every method that asks the storage raises it.
     """
 
     _ref: Ref
@@ -101,7 +106,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     @property
     def created(self) -> bool:
-        """Whether the enqueue made this job; False if it was there already, or is another's."""
+        """True if the enqueue made this job; False if the job existed already or the call was throttled."""
         return self.made == "created"
 
     @property
@@ -116,54 +121,55 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     @property
     def ref(self) -> Ref:
-        """The job's full name."""
+        """The job's queue and id."""
         return self._ref
 
     def __repr__(self) -> str:
         return f"Job(queue={self.queue!r}, id={self.id!r})"
 
     async def state(self) -> State:
-        """Return where the job stands.
+        """Return the job's current state.
 
         Raises:
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be read.
         """
         return (await self.info()).job.state
 
     async def info(self) -> JobDetail:
-        """Return the job's record with its runs and its log.
+        """Return the job's record with its runs and its log lines.
 
         Raises:
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
         """
         storage = await self._opened()
         return self._found((await storage.get([self._ref]))[0])
 
     async def result(self, *, timeout: Duration | None = None) -> R_co:
-        """Wait until the job is over and return its result. `timeout` bounds the wait, not the job.
+        """Wait until the job has ended and return its result.
 
-        A storage that is out of reach, or busy, is tried again until the time is over; for 60 s at most without one.
+        `timeout` (seconds, timedelta, or "30s") limits the wait, not the job; None waits without limit. While the
+        storage is unreachable or busy, the read is retried until the timeout; without a timeout, for 60 s at most.
 
         Raises:
-            JobFailedError: it failed for good; JobStalledError if it lost its worker too often.
-            JobCancelledError: it was cancelled.
-            JobExpiredError: its time to live ran out.
-            JobNotFoundError: the storage knows no such job.
-            StorageError: the storage cannot be asked.
-            ResultTimeoutError: it was not over in time.
-            ThrottledError: this call made no job.
-            UsageError: it is completed, but what it returned does not fit the task's return type; or the timeout is no
-                duration.
+            JobFailedError: the job failed for good; it is a JobStalledError if the job lost its worker too often.
+            JobCancelledError: the job was cancelled.
+            JobExpiredError: the job's time to live ran out.
+            JobNotFoundError: the storage has no such job.
+            StorageError: the storage cannot be read.
+            ResultTimeoutError: the job has not ended in time; it goes on.
+            ThrottledError: the call was throttled and made no job.
+            UsageError: the job is completed, but its result does not fit the task's return type; or `timeout` is not
+                a duration.
         """
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 return await self._awaited(OUTAGE if limit is None else math.inf)
-        # The time may have been too short for a single look, or over between two of them.
+        # The timeout may be too short for one read, or may end between two reads: read once more.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL):
                 if (job := await self._over(await self._opened())) is not None:
@@ -171,29 +177,30 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on")
 
     async def events(self) -> AsyncGenerator[AnyEvent]:
-        """Yield what has happened to the job, then what happens to it, in order, until it is over.
+        """Yield the job's past events, then each new event, in order, until the job has ended.
 
-        `async for event in job.events()`. Where the log no longer reaches back to its beginning, an `EventsTrimmed`
-        comes first; a redriven job's earlier ends are told, too. What comes unhinted is seen within a second.
+        Use it as `async for event in job.events()`. If the event log no longer has the job's first events, an
+        `EventsTrimmed` comes first. The events of a redriven job include its earlier ends. If a notification is lost,
+        an event is seen within 1 s.
 
         Raises:
-            JobNotFoundError: the storage knows no such job, nor anything that happened to one.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked; begin again, and the story begins again.
+            JobNotFoundError: the storage has neither the job nor any event of it.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be read. A new call starts again at the first event.
         """
         storage = await self._opened()
         hints = self._access.hints(storage, self._ref)
         cursor, told = None, False
         try:
             while True:
-                # Asked before the events are, so that whatever ended it is among them.
+                # Read the job before its events, so that the event that ended it is among them.
                 detail = (await storage.get([self._ref]))[0]
                 page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
                 cursor = page.next
                 for event in page.events:
                     told = True
                     yield self._readable(event)
-                # Its state is the last word only when nothing more has come: an end may be followed by a redrive.
+                # The state is final only if no new events came: a redrive may follow an end.
                 if page.events:
                     continue
                 if detail is None or detail.job.state in TERMINAL:
@@ -205,28 +212,28 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             raise self._unknown()
 
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
-        """Cancel the job: at once if it is not running, else its run is asked to stop.
+        """Cancel the job: at once if it is not running, else ask its run to stop.
 
-        Return False if it was over already.
+        Return False if the job had ended already. `by` names the person who cancels, for the record.
 
         Raises:
-            UsageError: `reason` or `by` is no text.
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            UsageError: `reason` or `by` is not a string.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
         """
         cancel = CancelJob(self._ref, remark(reason, field="reason"), remark(by, field="by"))
         return (await self._revise(cancel)).verdict != "refused"
 
     async def redrive(self, *, by: str | None = None) -> None:
-        """Put a failed, cancelled or expired job back in line, with new budgets.
+        """Put a failed, cancelled or expired job back into its queue, with new budgets of attempts and stalls.
 
         Raises:
-            UsageError: it is in none of these states, or another unfinished job holds its unique key, or `by` is no
-                text.
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            UsageError: the job is in another state, or another unfinished job holds its unique key, or `by` is not a
+                string.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
         """
         revised = await self._revise(RedriveJob(self._ref, remark(by, field="by")))
         if revised.holder is not None:
@@ -238,15 +245,15 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
 
     async def reschedule(self, delay: Duration, *, by: str | None = None) -> None:
-        """Let a job that has not started start `delay` from now; 0 lets it start as soon as there is room.
+        """Let a job that is waiting or delayed start `delay` from now; with 0, as soon as a worker is free.
 
-        A job that rests between two attempts is one, too. Its time to live goes on as before.
+        This includes a job that waits for its next attempt. The job's time to live does not change.
 
         Raises:
-            UsageError: it is running or over, or `delay` is no duration, or `by` no text.
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            UsageError: the job is running or has ended, `delay` is not a duration, or `by` is not a string.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
         """
         later = micros(duration(delay, field="delay", zero=True))
         revised = await self._revise(RescheduleJob(self._ref, delay=later, by=remark(by, field="by")))
@@ -254,48 +261,48 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             raise UsageError(f"job {self.id} is {revised.state}; only a job that is waiting or delayed is rescheduled")
 
     async def retain(self, ttl: Duration) -> None:
-        """Keep the job, which is completed, and its result for so long from now, whatever was said before.
+        """Keep a completed job and its result for `ttl` from now, instead of its former retention.
 
         Raises:
-            UsageError: it is not completed, or `ttl` is no duration.
-            JobNotFoundError: the storage knows no such job.
-            ThrottledError: this call made no job.
-            StorageError: the storage cannot be asked.
+            UsageError: the job is not completed, or `ttl` is not a duration.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
         """
         revised = await self._revise(RetainJob(self._ref, micros(duration(ttl, field="ttl"))))
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only the result of a completed job is retained")
 
     def state_sync(self) -> State:
-        """Do as `state`, without a loop."""
+        """Call `state` from code without a running event loop."""
         return PORTAL.call(self.state(), verb="state")
 
     def info_sync(self) -> JobDetail:
-        """Do as `info`, without a loop."""
+        """Call `info` from code without a running event loop."""
         return PORTAL.call(self.info(), verb="info")
 
     def result_sync(self, *, timeout: Duration | None = None) -> R_co:
-        """Do as `result`, without a loop."""
+        """Call `result` from code without a running event loop."""
         return PORTAL.call(self.result(timeout=timeout), verb="result")
 
     def cancel_sync(self, reason: str | None = None, *, by: str | None = None) -> bool:
-        """Do as `cancel`, without a loop."""
+        """Call `cancel` from code without a running event loop."""
         return PORTAL.call(self.cancel(reason, by=by), verb="cancel")
 
     def redrive_sync(self, *, by: str | None = None) -> None:
-        """Do as `redrive`, without a loop."""
+        """Call `redrive` from code without a running event loop."""
         PORTAL.call(self.redrive(by=by), verb="redrive")
 
     def reschedule_sync(self, delay: Duration, *, by: str | None = None) -> None:
-        """Do as `reschedule`, without a loop."""
+        """Call `reschedule` from code without a running event loop."""
         PORTAL.call(self.reschedule(delay, by=by), verb="reschedule")
 
     def retain_sync(self, ttl: Duration) -> None:
-        """Do as `retain`, without a loop."""
+        """Call `retain` from code without a running event loop."""
         PORTAL.call(self.retain(ttl), verb="retain")
 
     async def _awaited(self, outage: float) -> R_co:
-        """Wait until the job is over; a storage may be out of reach for so many seconds at a time."""
+        """Wait until the job has ended. Raise if the storage is unreachable for `outage` seconds in a row."""
         clock = asyncio.get_running_loop().time
         hints: Hints | None = None
         failures, since = 0, clock()
@@ -314,21 +321,21 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                 if job is not None:
                     return self._outcome(job)
                 failures, since = 0, clock()
-                # Hinted at or not: the record is the truth, so look again.
+                # With or without a notification, read the record again: only the record is authoritative.
                 await first(hints.next(), within=POLL)
         finally:
             if hints is not None:
                 hints.close()
 
     async def _over(self, storage: Storage) -> JobRecord | None:
-        """Return the job's record if it is over, None while it is not."""
+        """Return the job's record if the job has ended, else None."""
         detail = (await storage.get([self._ref]))[0]
         if detail is None:
             raise await self._vanished(storage)
         return detail.job if detail.job.state in TERMINAL else None
 
     def _readable(self, event: AnyEvent) -> AnyEvent:
-        """Return an event with its result as the handler returned it, or None where that cannot be read."""
+        """Return the event with its result decoded, or with None if the result cannot be decoded."""
         if not isinstance(event, JobCompleted) or event.result is None:
             return event
         try:
@@ -349,7 +356,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         return value
 
     async def _vanished(self, storage: Storage) -> JobExpiredError | JobNotFoundError:
-        """Return why there is no record to await: where an expired job is discarded, its event is all that is left."""
+        """Return the error for a job without a record. A discarded expired job leaves only its event."""
         cursor, last = None, None
         while True:
             page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
@@ -369,7 +376,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         return revised
 
     async def _opened(self) -> Storage:
-        """Return the storage, for what is asked of it about this job: a call that made none has no say in another's."""
+        """Return the storage, or raise the refusal: a throttled call must not read or change another call's job."""
         if self.refusal is not None:
             raise self.refusal
         return await self._access.storage()
@@ -386,7 +393,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
 
 def ended_badly(job: JobRecord) -> Exception:
-    """Return the error that tells whoever waits for it how this job ended without a result."""
+    """Return the error that `Job.result` raises for a job that ended without a result."""
     if job.state is State.CANCELLED:
         return JobCancelledError(
             job.id, f"job {job.id} was cancelled: {job.reason or 'no reason given'}", reason=job.reason

@@ -1,4 +1,4 @@
-"""What a storage is asked to remember: a task's policy and a call's options, as its jobs will carry them."""
+"""Makes the template of a task's jobs from the task's options, and merges the options of a call into it."""
 
 from msgspec import structs
 
@@ -26,22 +26,22 @@ from tenure.options.merges import uniquely
 from tenure.options.tasks import agreeing, limited, weighed
 
 STEP = 60_000_000
-"""One step of priority is worth this many microseconds of waiting."""
+"""One step of priority equals this many microseconds of waiting."""
 
 TAGS = 100
-"""How many tags a job may have."""
+"""The most tags of a job."""
 
 FITTED = frozenset(
     ("concurrency_key", "concurrency_limit", "fair_key", "fair_weight", "unique", "lifo", "throw_on_duplicate")
 )
-"""The options of a call that are laid over its task's, for its arguments have a say in what they give."""
+"""The options of a call that are merged over the task's options, because their effect depends on the arguments."""
 
 STRICT_STEP = 10_000_000_000_000
-"""One step of a strict task's priority: some four months, so that no waiting makes up for it."""
+"""One step of a strict task's priority, in microseconds: about four months, more than any waiting."""
 
 
 def template(name: str, settings: TaskOptions, timing: Timing, *, version: int = 1) -> NewJob:
-    """Return what all jobs of a task have in common; id and payload are left empty."""
+    """Return the template that all jobs of a task share, with an empty id and payload."""
     priority = settings.priority or 0
     ttl = settings.ttl or TTL()
     return NewJob(
@@ -69,17 +69,17 @@ def template(name: str, settings: TaskOptions, timing: Timing, *, version: int =
 
 
 def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
-    """Return a task's options with those of a call laid over them, of all that its arguments have a say in.
+    """Merge the `FITTED` options of a call over a task's options.
 
     Raises:
-        UsageError: an option has no valid value, or two contradict each other.
+        UsageError: an option is invalid, or two options contradict each other.
     """
     if FITTED.isdisjoint(options):
         return settings
     said = dict[str, object]()
     for field in (CONCURRENCY, "fair_key"):
         if field in options:
-            said[field] = outright(options[field], field=field)  # type: ignore[literal-required]  # of its fields
+            said[field] = outright(options[field], field=field)  # type: ignore[literal-required]  # one of its fields
     if "concurrency_limit" in options:
         said["concurrency_limit"] = limited(options["concurrency_limit"])
     if "fair_weight" in options:
@@ -90,24 +90,24 @@ def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
         said["lifo"] = options["lifo"]
     if "throw_on_duplicate" in options:
         said["throw_on_duplicate"] = options["throw_on_duplicate"]
-    return TaskOptions(**said).over(settings)  # type: ignore[arg-type]  # it refuses bad ones
+    return TaskOptions(**said).over(settings)  # type: ignore[arg-type]  # TaskOptions refuses invalid values
 
 
 def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
-    """Make sure that a task's options, with those of a call laid over them, do not contradict each other.
+    """Check that a task's options, merged with those of a call, do not contradict each other.
 
     Raises:
-        UsageError: two of them do.
+        UsageError: two options contradict each other.
     """
     agreeing(settings, collects=collect is not None)
     in_time(settings, options, collect)
 
 
 def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
-    """Make sure that no call says when its job starts where that is for its delay to say, or lets it expire before.
+    """Check the timing of a call that is debounced or collected, whose delay sets the job's start.
 
     Raises:
-        UsageError: it does.
+        UsageError: the call has `delay` or `run_at` as well, or the job would expire before it may start.
     """
     merging = collect or settings.debounce
     if not merging:
@@ -123,10 +123,10 @@ def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None
 
 
 def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing: Timing) -> NewJob:
-    """Return a task's template with the options of a call in it; the id stays empty unless they name one.
+    """Return a task's template with the options of a call; the id stays empty unless the options have one.
 
     Raises:
-        UsageError: an option is unknown or has no valid value, or two contradict each other.
+        UsageError: an option is unknown or invalid, or two options contradict each other.
     """
     no_others(options, CallOptions.__annotations__)
     said = dict[str, object]()
@@ -178,7 +178,7 @@ def _in_time(delay: int, ttl: int | None) -> None:
 
 
 def boost(priority: int, *, strict: bool) -> int:
-    """Return how many microseconds a priority puts a job ahead of its time."""
+    """Return how many microseconds a priority moves a job ahead of its time."""
     return priority * (STRICT_STEP if strict else STEP)
 
 

@@ -1,4 +1,4 @@
-"""How older payloads of a task become what it takes today: step by step, from the version that their job carries.
+"""Migrations: upgrade older payloads of a task step by step, from the version that their job carries.
 
 version 1 ──from 1──► 2 ──from 2──► 3 ──► checked against the signature, which is that of version 3
 a version before `since` ──► refused
@@ -13,21 +13,21 @@ from tenure.errors import UsageError
 from tenure.handlers.functions import is_async, yields
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes of the arguments of one version those of the next."""
+"""A function from the arguments of one version to those of the next, each a dict by name."""
 
 
 class PayloadVersions(NamedTuple):
-    """The version of a task's payload, and the oldest one that it still understands."""
+    """The version of a task's payload, and the oldest version that it still supports."""
 
     version: int = 1
     since: int = 1
 
 
 def versions(version: object, since: object) -> PayloadVersions:
-    """Return the versions that a task says it has.
+    """Return a task's versions.
 
     Raises:
-        UsageError: they are no whole numbers from 1, or the oldest is after the newest.
+        UsageError: they are not whole numbers of at least 1, or `since` is after `version`.
     """
     given = PayloadVersions(whole(version, field="version", least=1), whole(since, field="since", least=1))
     if given.since > given.version:
@@ -39,17 +39,17 @@ def versions(version: object, since: object) -> PayloadVersions:
 
 
 class Migrations:
-    """The steps of one task, from its oldest version to its own."""
+    """The migration steps of one task, from its oldest supported version to its current one."""
 
     def __init__(self, known: PayloadVersions) -> None:
         self.version, self.since = known
         self._steps: dict[int, Migration] = {}
 
     def add(self, step: Migration, start: object, *, task: str) -> None:
-        """Register the step from a version to the next.
+        """Register the step from one version to the next.
 
         Raises:
-            UsageError: the task has no such step, or has it already; or it cannot be called with a dict alone.
+            UsageError: the version is out of range or has a step already, or the step cannot be called with one dict.
         """
         from_version = whole(start, field="from_version", least=1)
         told = f"the migration of task {task!r} from version {from_version}"
@@ -63,10 +63,10 @@ class Migrations:
         self._steps[from_version] = step
 
     def complete(self, *, task: str) -> None:
-        """Make sure that every version from the oldest on has its step.
+        """Check that every version from the oldest supported one on has a step.
 
         Raises:
-            UsageError: one has none.
+            UsageError: a step is missing.
         """
         for start in range(self.since, self.version):
             if start not in self._steps:
@@ -76,7 +76,7 @@ class Migrations:
                 )
 
     def upgraded(self, arguments: Any, version: int) -> Any:
-        """Return arguments of an older version as those of the task's own. Any exception means that it cannot be."""
+        """Return arguments of an older version, upgraded to the task's own. Any exception means that it failed."""
         if version < self.since:
             raise UsageError(
                 f"the payload has version {version}, and the task understands none before since={self.since}; "

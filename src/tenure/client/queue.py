@@ -1,4 +1,4 @@
-"""A queue as its users hold it: what is set for all of its jobs, in the storage, for every worker to see."""
+"""The queue handle: changes the settings of a queue, which the storage holds and all workers use."""
 
 from collections.abc import Awaitable, Callable
 from typing import cast, get_args
@@ -12,67 +12,71 @@ from tenure.storage.protocol import QUEUE_RATE, Settings, Storage, Target
 
 
 class Queue:
-    """A queue of an app: what all its jobs share is kept in the storage, for every worker to see."""
+    """A queue of an app: `app.queue("mail")`. The storage holds its settings, and all workers use them."""
 
     def __init__(self, opened: Callable[[], Awaitable[Storage]], name: str) -> None:
         self.name = named(name, field="queue")
         self._opened = opened
 
     async def set_stall(self, stall: Stall) -> None:
-        """Lay stall options over those of the tasks, from each job's next claim on; a call's own still win.
+        """Override the stall options of the queue's tasks, from each job's next claim on.
+
+        Stall options of a single call still take precedence.
 
         Raises:
-            UsageError: they are no stall options.
-            StorageError: they may have been set or not; setting them again does no harm.
+            UsageError: `stall` is not a `Stall`.
+            StorageError: the options may or may not have been stored; it is safe to call again.
         """
         await self._tune(Settings(stall=stalling(stall).setting()))
 
     async def pause(self, *, by: str | None = None) -> None:
-        """Give out no more jobs; those that run go on.
+        """Pause the queue: start no more of its jobs. Running jobs go on. `by` names the operator, for the record.
 
         Raises:
-            UsageError: `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: `by` is not a string.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self._tune(Settings(paused=True), by)
 
     async def resume(self, *, by: str | None = None) -> None:
-        """Give out jobs again.
+        """Resume the queue: start its jobs again.
 
         Raises:
-            UsageError: `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: `by` is not a string.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self._tune(Settings(paused=False), by)
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
-        """Let so many of its jobs start in a time, whatever tasks they are of: "100/s", a `Rate`, None for no limit.
+        """Set how many of the queue's jobs may start per time, of all its tasks together.
+
+        `rate`: "100/s", a `Rate`, or None for no limit.
 
         Raises:
-            UsageError: it is no rate, or one with a key; or `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: `rate` is not a rate, or has a key; or `by` is not a string.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self._tune(Settings(rate=rate_key(rate, QUEUE_RATE)), by)
 
     async def set_retention(self, retention: Retention) -> None:
-        """Set how long jobs are kept once they are over; what is left out stays as it was.
+        """Set how long ended jobs are kept; outcomes that `retention` leaves out keep their setting.
 
         Raises:
-            UsageError: it is no retention.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: `retention` is not a `Retention`.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         given = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
         await self._tune(Settings(retention=given.setting()))
 
     async def record(self, *kinds: type[Event]) -> None:
-        """Record these events too, of those that are recorded on request only; without any, none of them.
+        """Set which optional events the queue records; without arguments, none of them.
 
-        Each costs a write: `JobEnqueued`, `JobDeduplicated`, `JobDebounced`, `JobThrottled`, `JobCollected`,
-        `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected`, `QueueDrained`.
+        The optional events are `JobEnqueued`, `JobDeduplicated`, `JobDebounced`, `JobThrottled`, `JobCollected`,
+        `JobRescheduled`, `JobStarted`, `JobProgressed`, `JobSuspected` and `QueueDrained`. Each costs a write.
 
         Raises:
-            UsageError: one of them is none of these.
-            StorageError: they may have been set or not; setting them again does no harm.
+            UsageError: an argument is not one of these classes.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self._tune(Settings(record=tuple(_on_request(kind) for kind in kinds)))
 

@@ -1,4 +1,4 @@
-"""A router: the tasks of one part of a large app and what goes with them, written without the app, taken in by it."""
+"""Routers: each groups the tasks, schedules, handlers and middleware of one part of an app, which includes it later."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ M = TypeVar("M", bound=Middleware)
 
 
 class RouterParent(TaskOwner, Protocol):
-    """What a router needs of its app."""
+    """The part of an app that a router uses."""
 
     def admit(self, arrivals: "Sequence[Arrival]", plans: "Sequence[Planned]" = ()) -> None:
-        """Make these tasks and schedules the app's, all of them or none."""
+        """Add these tasks and schedules to the app, all of them or none."""
         ...
 
 
 @dataclass(frozen=True)
 class DefinitionScope:
-    """Where tasks are defined: in an app, and under the prefix and with the options that its routers give them."""
+    """The place where tasks are defined: an app, and the prefix, options and middleware of the routers around them."""
 
     app: RouterParent
     defaults: TaskOptions
@@ -45,11 +45,11 @@ Planned = tuple[ScheduleDefinition, DefinitionScope]
 def standings(
     arrivals: Sequence[Arrival], *, tasks: Container[str], declared: Container[str]
 ) -> dict[Task[..., Any], TaskBinding]:
-    """Return what each of these will be in its place, beside the tasks that the app has and those it declares.
+    """Return the binding that each new task will have, given the names of the app's tasks and declared tasks.
 
     Raises:
-        UsageError: a name is taken, or none that a task can have; options do not fit a task's arguments; or what is
-            implemented is not declared in this app, or implemented already.
+        UsageError: a name is taken or invalid, options do not fit a task's arguments, or an implemented task is not
+            declared in this app or has an implementation already.
     """
     made: dict[Task[..., Any], TaskBinding] = {}
     names, running = set[str](), set[str]()
@@ -79,11 +79,11 @@ def standings(
 def timetable(
     plans: Sequence[Planned], standings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
 ) -> dict[str, Schedule]:
-    """Return the schedules that these will be, beside those that the app has, and with the tasks that it will have.
+    """Return the new schedules by name, given the bindings of the new tasks and the names of the app's schedules.
 
     Raises:
-        UsageError: a name is taken, or none that a schedule can have; or a task cannot be called so.
-        PayloadTooLargeError: the arguments take more than 1 MiB.
+        UsageError: a name is taken or invalid, a task is not of this app, or the arguments do not fit a task.
+        PayloadTooLargeError: the encoded arguments take more than 1 MiB.
     """
     made: dict[str, Schedule] = {}
     for plan, place in plans:
@@ -101,17 +101,18 @@ def timetable(
 
 
 class Router(Decorators):
-    """One part of an app, tasks and what goes with them, to be included in it: `app.include(router)`.
+    """One part of an app: tasks with their schedules, event handlers and middleware; `app.include(router)` adds it.
 
-    `prefix` stands before the name of each task; under one, a task that is given no name is called after its function
-    alone. `defaults`: options for all its tasks. Routers may include routers: prefixes are joined, the outermost first,
-    and the options of the inner one win over those of the outer one, and these over the app's.
+    `prefix` comes before the name of each task. Under a prefix, a task without a name is named after its function
+    alone, without the module. `defaults`: options for all tasks of the router. Routers may include routers: their
+    prefixes are joined, the outermost first. Options of an inner router override those of an outer one, and these
+    override the app's.
 
-    A router is included once, in one app: make it in a function where several apps of one process need it. What it gets
-    once it is included, its app gets at once.
+    A router is included once, in one app. If several apps in one process need it, make it in a function. Tasks that
+    are added to a router after it is included go to the app at once.
 
     Raises:
-        UsageError: the prefix is no text, or the defaults are no options.
+        UsageError: the prefix is not a valid name, or the defaults are not `TaskOptions`.
     """
 
     def __init__(self, *, prefix: str = "", defaults: TaskOptions | None = None) -> None:
@@ -123,32 +124,34 @@ class Router(Decorators):
         self._routers: list[Router] = []
         self._middleware: list[Middleware] = []
         self._waiting: list[Callable[[DefinitionScope], None]] = []
-        """What can be done once there is an app."""
+        """Actions that wait until an app includes this router."""
         self._included = False
         self._inside: DefinitionScope | None = None
-        """Where its tasks are, once there is an app."""
+        """The scope of the router's tasks; None until an app includes the router."""
 
     def __repr__(self) -> str:
         return f"<router {self.prefix!r}>"
 
     def middleware(self, middleware: M) -> M:
-        """Wrap a coroutine function around every run of this router's tasks, as `app.middleware` does for all.
+        """Wrap a coroutine function around every run of this router's tasks, as `app.middleware` does for all tasks.
 
-        It stands within the app's and that of the routers around this one, and around what the task's options say. A
-        worker that has run a task of it before does not have it around that.
+        The app's middleware is outermost, then that of the outer routers, then this, then that of the task's options.
+        A worker does not apply it to a task that it has run before this call.
 
         Raises:
-            UsageError: it is no coroutine function of two arguments.
+            UsageError: `middleware` is not a coroutine function of two arguments.
         """
         layer(middleware)
         self._middleware.append(middleware)
         return middleware
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Register a handler for an event, as `app.on` does: for those of the whole app, once that includes this.
+        """Register a handler for an event, as `app.on` does.
+
+        It gets the events of the whole app, not only of this router's tasks, once an app includes the router.
 
         Raises:
-            UsageError: that is no event class, or no such scope; or what is registered cannot be called.
+            UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
 
         def take(handler: Callable[[E], object]) -> None:
@@ -157,11 +160,12 @@ class Router(Decorators):
         return registering(kind, scope=scope, of=Event, take=take)
 
     def include(self, router: "Router") -> None:
-        """Take in another router, with all that it has and gets later.
+        """Include another router, with all that it has now and all that is added to it later.
 
         Raises:
-            UsageError: it is none, is included somewhere already, or includes this one; if an app includes this router
-                already, also: one of its tasks has a name that is taken, or options that do not fit it.
+            UsageError: `router` is not a Router, is included elsewhere already, or includes this router. If an app
+                includes this router already, also: a task's name is taken, a task's options do not fit it, or a
+                schedule is invalid.
         """
         if self in routing(router).family():
             raise UsageError(f"{router!r} includes {self!r}, or is the same; include the inner one in the outer one")
@@ -172,11 +176,11 @@ class Router(Decorators):
         self._routers.append(router)
 
     def join(self, place: DefinitionScope) -> None:
-        """Become a part of an app; what `include` comes down to.
+        """Add this router to an app; `include` calls it.
 
         Raises:
-            UsageError: it is included somewhere already; or one of its tasks has a name that is taken, or options that
-                do not fit it, or one of its schedules cannot be made. Then nothing of it is taken in.
+            UsageError: the router is included elsewhere already, a task's name is taken, a task's options do not fit
+                it, or a schedule is invalid. Then nothing is added.
         """
         self._make_sure_that_it_is_free()
         place.app.admit(list(self._arrivals(place)), list(self._planned(place)))
@@ -184,16 +188,16 @@ class Router(Decorators):
         self._settle(place)
 
     def claim(self) -> None:
-        """Note that somebody includes it.
+        """Mark this router as included.
 
         Raises:
-            UsageError: somebody did before.
+            UsageError: it is included already.
         """
         self._make_sure_that_it_is_free()
         self._included = True
 
     def family(self) -> "Iterator[Router]":
-        """Yield this router and all that it includes."""
+        """Yield this router and all routers that it includes, at any depth."""
         yield self
         for router in self._routers:
             yield from router.family()
@@ -214,7 +218,7 @@ class Router(Decorators):
             self._plans.append(plan)
 
     def _see_that_it_can_be(self, plan: ScheduleDefinition, new: TaskDefinition | None) -> None:
-        """Tell of what is wrong with a schedule, as far as that can be told without an app."""
+        """Check a schedule as far as that is possible without an app, so that errors point at its definition."""
         task = plan.task
         if new is None and not any(one.task is task for one in self._members):
             raise UsageError(f"{task!r} is no task of {self!r}; let its own router schedule it")
@@ -264,9 +268,9 @@ class Router(Decorators):
 
 
 def routing(router: object) -> Router:
-    """Return a router.
+    """Return the router.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a Router.
     """
     return of_kind(router, Router, field="router", remedy='write router = Router(prefix="billing.")')

@@ -1,4 +1,4 @@
-"""Schedules: what is enqueued by itself, and when. They live in the storage, not in whichever process leads."""
+"""Schedules: calls that are enqueued at given times. The storage holds them, independent of the leading process."""
 
 import asyncio
 import logging
@@ -30,13 +30,13 @@ R = TypeVar("R")
 TaskT = TypeVar("TaskT", bound=Task[Any, Any])
 
 AT_ONCE = 5.0
-"""Seconds in which a start puts the schedules that it can, when a part of the storage is out of reach."""
+"""Seconds that a start spends on storing schedules while a part of the storage is unreachable."""
 
 PATIENCE = ExponentialDelay(0.5, 5.0)
-"""Between two tries to put what a start has left."""
+"""Delay between two attempts to store the schedules that a start could not store."""
 
 LONGEST_NAME = 200
-"""How many bytes the name of a schedule may have: the ids of its jobs begin with it."""
+"""The longest name of a schedule, in bytes; the ids of its jobs begin with the name."""
 
 
 def schedule_of(
@@ -50,10 +50,10 @@ def schedule_of(
     overlap: object = "skip",
     grace: Duration,
 ) -> Schedule:
-    """Return a schedule that has not begun: what is enqueued, and when.
+    """Return a schedule that has not begun, from the job that it enqueues and its times.
 
     Raises:
-        UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
+        UsageError: a field is invalid, or not exactly one of `cron` and `every` is given.
     """
     if (cron is None) == (every is None):
         raise UsageError('give either cron="0 4 * * *" or every="30s", one of them')
@@ -77,10 +77,10 @@ def schedule_of(
 
 
 def only_options(options: Iterable[str], own: Iterable[str]) -> None:
-    """Make sure that what a schedule is given beside its own are options of a task.
+    """Check that all options of a schedule decorator are its own or options of a task.
 
     Raises:
-        UsageError: one is none, or is said where a task is made.
+        UsageError: an option is unknown, or belongs to `@app.task`.
     """
     given = tuple(options)
     for name in ("collect", "version", "since"):
@@ -93,7 +93,7 @@ def scheduled_name(name: object) -> str:
     """Return the name of a schedule.
 
     Raises:
-        UsageError: it is none, or too long.
+        UsageError: the name is invalid, or takes more than 200 bytes.
     """
     read = named(name, field="name")
     if len(read.encode()) > LONGEST_NAME:
@@ -102,9 +102,9 @@ def scheduled_name(name: object) -> str:
 
 
 async def put_all(storage: Storage, schedules: Collection[Schedule]) -> tuple[Schedule, ...]:
-    """Put what is declared in code into the storage; what is there keeps its last tick, its pause and its history.
+    """Store the schedules that code declares. Stored ones keep their last tick, their pause and their history.
 
-    Return the schedules that could not be put, or not everywhere, for a part of the storage is out of reach.
+    Return the schedules that could not be stored everywhere because a part of the storage is unreachable.
 
     Raises:
         StorageError: the storage refuses them.
@@ -121,7 +121,7 @@ async def put_all(storage: Storage, schedules: Collection[Schedule]) -> tuple[Sc
         left: list[Schedule] = []
         for queue, some in by_queue.items():
             try:
-                # Each try at a part that does not answer takes seconds.
+                # Each attempt at an unreachable part takes seconds.
                 async with asyncio.timeout_at(until):
                     await _put(storage, (await storage.survey([queue])).now, some)
             except (StorageUnavailableError, TimeoutError):
@@ -131,7 +131,7 @@ async def put_all(storage: Storage, schedules: Collection[Schedule]) -> tuple[Sc
 
 
 async def put_later(storage: Storage, schedules: Collection[Schedule], *, rng: Random, logger: logging.Logger) -> None:
-    """Put what `put_all` has left, as soon as the storage can be reached."""
+    """Store the schedules that `put_all` returned, as soon as the storage is reachable."""
     failures = 0
     while schedules:
         failures += 1
@@ -153,11 +153,11 @@ async def _put(storage: Storage, now: int, schedules: Collection[Schedule]) -> N
 
 
 async def look_up(storage: Storage, name: object) -> tuple[Schedule, int]:
-    """Return a schedule by its name, and the storage's now.
+    """Return a schedule by its name, and the storage's current time.
 
     Raises:
-        UnknownScheduleError: there is none of that name.
-        StorageError: the storage cannot be asked.
+        UnknownScheduleError: no schedule has that name.
+        StorageError: the storage cannot be reached.
     """
     wanted = scheduled_name(name)
     survey = await storage.survey()
@@ -169,11 +169,11 @@ async def look_up(storage: Storage, name: object) -> tuple[Schedule, int]:
 
 
 async def pause(storage: Storage, name: object, *, paused: bool) -> Schedule:
-    """Pause a schedule, or let it go on with the tick that comes next; return what it is then.
+    """Pause a schedule, or resume it with its next tick. Return the changed schedule.
 
     Raises:
-        UnknownScheduleError: there is none of that name.
-        StorageError: the storage cannot be asked.
+        UnknownScheduleError: no schedule has that name.
+        StorageError: the storage cannot be reached.
     """
     schedule, now = await look_up(storage, name)
     next_tick = None if paused else rhythm_of(schedule).next_after(now)
@@ -182,21 +182,21 @@ async def pause(storage: Storage, name: object, *, paused: bool) -> Schedule:
 
 
 async def remove(storage: Storage, name: object) -> None:
-    """Forget a schedule.
+    """Delete a schedule.
 
     Raises:
-        UnknownScheduleError: there is none of that name.
-        StorageError: the storage cannot be asked.
+        UnknownScheduleError: no schedule has that name.
+        StorageError: the storage cannot be reached.
     """
     await _change(storage, RemoveSchedule((await look_up(storage, name))[0].name))
 
 
 async def trigger(storage: Storage, name: object, job_id: str) -> tuple[EnqueueResult, NewJob]:
-    """Enqueue what a schedule enqueues, now and beside its ticks; return what became of it, and the call.
+    """Enqueue a schedule's job now, in addition to its ticks. Return the result of the enqueue, and the job.
 
     Raises:
-        UnknownScheduleError: there is none of that name.
-        StorageError: the job may have been remembered or not.
+        UnknownScheduleError: no schedule has that name.
+        StorageError: the job may or may not have been stored.
     """
     schedule, _ = await look_up(storage, name)
     call = structs.replace(schedule.job, id=job_id, schedule=schedule.name)
@@ -205,11 +205,11 @@ async def trigger(storage: Storage, name: object, job_id: str) -> tuple[EnqueueR
 
 
 async def coming(storage: Storage, name: object, count: int) -> tuple[datetime, ...]:
-    """Return when a schedule's next ticks are, whether it is paused or not.
+    """Return the times of a schedule's next ticks; a pause does not change them.
 
     Raises:
-        UnknownScheduleError: there is none of that name.
-        StorageError: the storage cannot be asked.
+        UnknownScheduleError: no schedule has that name.
+        StorageError: the storage cannot be reached.
     """
     schedule, now = await look_up(storage, name)
     rhythm, ticks = rhythm_of(schedule), list[datetime]()
@@ -226,7 +226,7 @@ async def _change(storage: Storage, change: PauseSchedule | RemoveSchedule) -> N
 
 
 class ScheduleDecorator(Protocol):
-    """What `@app.cron(...)` and `@app.every(...)` give: a decorator for functions and for tasks."""
+    """The decorator that `@app.cron(...)` and `@app.every(...)` return, for functions and tasks."""
 
     @overload
     def __call__(self, task: TaskT, /) -> TaskT: ...
@@ -239,7 +239,7 @@ class ScheduleDecorator(Protocol):
 
 
 class Schedules:
-    """The schedules of an app's storage: `app.schedules`. Those that code declares are among them."""
+    """The schedules of an app's storage, including those that code declares: `app.schedules`."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Schedules:
         handle: Callable[[EnqueueResult, NewJob], Job[Any]],
         grace: timedelta,
     ) -> None:
-        """Take the way to the storage, what makes ids and handles of what was enqueued, and the built-in grace."""
+        """Set how to open the storage, how to make job ids and handles, and the default grace."""
         self._storage = storage
         self._new_id = new_id
         self._handle = handle
@@ -267,15 +267,15 @@ class Schedules:
         overlap: Overlap = "skip",
         grace: Duration | None = None,
     ) -> Schedule:
-        """Make a schedule, or change the one of this name: `put("nightly", report.call("all"), cron="0 4 * * *")`.
+        """Make or replace the schedule of this name: `put("nightly", report.call("all"), cron="0 4 * * *")`.
 
-        One that is there keeps its last tick, its pause and its history. With another `cron` or `every` it goes on from
-        now: the ticks it would have had are not missed. The jobs get ids of their own, whatever the call's options say.
-        All else is as with `app.cron`.
+        An existing schedule keeps its last tick, its pause and its history. If `cron` or `every` changes, it goes on
+        from now, and its earlier ticks do not count as missed. Each job gets an id of its own; an `id` option of the
+        call is ignored. The other arguments are as for `app.cron`.
 
         Raises:
-            UsageError: a field has no valid value, or there is not exactly one of `cron` and `every`.
-            StorageError: it may have been put or not; putting it again does no harm.
+            UsageError: a field is invalid, or not exactly one of `cron` and `every` is given.
+            StorageError: the schedule may or may not have been stored; it is safe to call again.
         """
         of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
         made = schedule_of(
@@ -291,38 +291,38 @@ class Schedules:
         return await self._put(made)
 
     async def list(self) -> tuple[Schedule, ...]:
-        """Return all schedules, by name.
+        """Return all schedules, sorted by name.
 
         Raises:
-            StorageError: the storage cannot be asked.
+            StorageError: the storage cannot be reached.
         """
         survey = await (await self._storage()).survey()
         return tuple(sorted(survey.schedules, key=lambda schedule: schedule.name))
 
     async def get(self, name: str) -> Schedule:
-        """Return a schedule: what it enqueues and when, its last and its next tick (microseconds since 1970).
+        """Return a schedule: its job, its times, and its last and next tick (microseconds since 1970 UTC).
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            StorageError: the storage cannot be asked.
+            UnknownScheduleError: no schedule has that name.
+            StorageError: the storage cannot be reached.
         """
         return (await look_up(await self._storage(), name))[0]
 
     async def pause(self, name: str) -> Schedule:
-        """Let a schedule's ticks make no jobs; the jobs it has made go on.
+        """Pause a schedule: its ticks make no jobs. Jobs that it has made go on.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            StorageError: the storage cannot be asked.
+            UnknownScheduleError: no schedule has that name.
+            StorageError: the storage cannot be reached.
         """
         return await pause(await self._storage(), name, paused=True)
 
     async def resume(self, name: str) -> Schedule:
-        """Let a schedule go on with the tick that comes next; those that went by in the pause are not missed.
+        """Resume a schedule with its next tick. Ticks during the pause do not count as missed.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            StorageError: the storage cannot be asked.
+            UnknownScheduleError: no schedule has that name.
+            StorageError: the storage cannot be reached.
         """
         return await pause(await self._storage(), name, paused=False)
 
@@ -338,14 +338,14 @@ class Schedules:
         overlap: Overlap | None = None,
         grace: Duration | None = None,
     ) -> Schedule:
-        """Change what is given of a schedule, and leave the rest as it is.
+        """Change the given fields of a schedule and keep the rest.
 
-        Of one that code declares, the code wins again when a worker starts.
+        If code declares the schedule, the code overrides this change when a worker starts.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            UsageError: a field has no valid value.
-            StorageError: it may have been changed or not; doing it again does no harm.
+            UnknownScheduleError: no schedule has that name.
+            UsageError: a field is invalid.
+            StorageError: the schedule may or may not have been changed; it is safe to call again.
         """
         if call is not None:
             of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
@@ -368,33 +368,33 @@ class Schedules:
         return await self._put(structs.replace(made, most=known.most) if missed is None else made)
 
     async def trigger(self, name: str) -> Job[Any]:
-        """Enqueue what a schedule enqueues now, also of one that is paused; its ticks come as they would have.
+        """Enqueue a schedule's job now, even if the schedule is paused. Its ticks do not change.
 
-        The job has an id of its own and no `scheduled_for`. While it is unfinished, `overlap` counts it. Where the
-        task's options let no job be made, `made` of the handle says so; nothing is raised for that.
+        The job has an id of its own and no `scheduled_for`. While it is unfinished, it counts for `overlap`. If the
+        task's options allow no job, for example a throttle, the handle's `made` says so, and no error is raised.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            StorageError: the job may have been remembered or not.
+            UnknownScheduleError: no schedule has that name.
+            StorageError: the job may or may not have been stored.
         """
         return self._handle(*await trigger(await self._storage(), name, self._new_id()))
 
     async def remove(self, name: str) -> None:
-        """Forget a schedule; the jobs it has made stay. One that code declares comes back when a worker starts.
+        """Delete a schedule; its jobs stay. A schedule that code declares is stored again when a worker starts.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            StorageError: the storage cannot be asked.
+            UnknownScheduleError: no schedule has that name.
+            StorageError: the storage cannot be reached.
         """
         await remove(await self._storage(), name)
 
     async def next(self, name: str, count: int = 1) -> tuple[datetime, ...]:
-        """Return when the next ticks of a schedule are by the storage's clock, paused or not.
+        """Return the times of a schedule's next `count` ticks, by the storage's clock; a pause does not change them.
 
         Raises:
-            UnknownScheduleError: there is none of that name.
-            UsageError: the count is no whole number from 1 to 1,000.
-            StorageError: the storage cannot be asked.
+            UnknownScheduleError: no schedule has that name.
+            UsageError: `count` is not a whole number from 1 to 1,000.
+            StorageError: the storage cannot be reached.
         """
         wanted = whole(count, field="count", least=1, most=1_000)
         return await coming(await self._storage(), name, wanted)
@@ -411,24 +411,24 @@ class Schedules:
         overlap: Overlap = "skip",
         grace: Duration | None = None,
     ) -> Schedule:
-        """Do as `put`, without a loop."""
+        """Call `put` from code without a running event loop."""
         made = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
         return PORTAL.call(made, verb="put")
 
     def list_sync(self) -> tuple[Schedule, ...]:
-        """Do as `list`, without a loop."""
+        """Call `list` from code without a running event loop."""
         return PORTAL.call(self.list(), verb="list")
 
     def get_sync(self, name: str) -> Schedule:
-        """Do as `get`, without a loop."""
+        """Call `get` from code without a running event loop."""
         return PORTAL.call(self.get(name), verb="get")
 
     def pause_sync(self, name: str) -> Schedule:
-        """Do as `pause`, without a loop."""
+        """Call `pause` from code without a running event loop."""
         return PORTAL.call(self.pause(name), verb="pause")
 
     def resume_sync(self, name: str) -> Schedule:
-        """Do as `resume`, without a loop."""
+        """Call `resume` from code without a running event loop."""
         return PORTAL.call(self.resume(name), verb="resume")
 
     def update_sync(
@@ -443,20 +443,20 @@ class Schedules:
         overlap: Overlap | None = None,
         grace: Duration | None = None,
     ) -> Schedule:
-        """Do as `update`, without a loop."""
+        """Call `update` from code without a running event loop."""
         made = self.update(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
         return PORTAL.call(made, verb="update")
 
     def trigger_sync(self, name: str) -> Job[Any]:
-        """Do as `trigger`, without a loop."""
+        """Call `trigger` from code without a running event loop."""
         return PORTAL.call(self.trigger(name), verb="trigger")
 
     def remove_sync(self, name: str) -> None:
-        """Do as `remove`, without a loop."""
+        """Call `remove` from code without a running event loop."""
         PORTAL.call(self.remove(name), verb="remove")
 
     def next_sync(self, name: str, count: int = 1) -> tuple[datetime, ...]:
-        """Do as `next`, without a loop."""
+        """Call `next` from code without a running event loop."""
         return PORTAL.call(self.next(name, count), verb="next")
 
     async def _put(self, schedule: Schedule) -> Schedule:

@@ -1,4 +1,4 @@
-"""A handler's parameters as a record: bound by the caller, checked on both sides, passed on by the worker."""
+"""A task's signature: encodes and checks the arguments of a call, decodes them for the handler, checks results."""
 
 import hashlib
 import inspect
@@ -30,13 +30,13 @@ from tenure.handlers.functions import BY_PLACE, body_of
 from tenure.handlers.injection import Injected, injections
 
 Gathers = Literal["one", "several", "named"]
-"""How a payload has what a parameter takes: as itself, in a list, or in a dict."""
+"""How a payload stores a parameter: "one" value, "several" in a list (*args), or "named" in a dict (**kwargs)."""
 
 PAYLOAD_LIMIT = 1024 * 1024
 """The largest payload or result, in bytes."""
 
 ITEM = "item"
-"""What a call of a task that collects brings."""
+"""The name of the only parameter that a call of a collecting task has."""
 
 _ONE = inspect.Signature([Parameter(ITEM, Parameter.POSITIONAL_OR_KEYWORD)])
 
@@ -45,12 +45,12 @@ _plain = msgspec.json.Decoder().decode
 
 
 class Signature:
-    """What a task takes and returns."""
+    """The parameters and the return type of a task."""
 
     def __init__(self, task: str, function: Callable[..., Any], *, collects: bool = False) -> None:
         self.task = task
         self.collects = collects
-        """Whether a call brings one item, and the handler takes a list of them."""
+        """True if a call brings one item and the handler takes a list of items."""
         try:
             self._whole = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -63,8 +63,8 @@ class Signature:
         all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
         self._always_whole = all_by_place and all(map(_required, parameters))
         self._by_place = len(self._kinds) if all_by_place and not collects else None
-        """How many arguments a call has that gives each of them by its place."""
-        # The same JSON as of a dict of them, and made without one.
+        """The number of arguments of a call that passes all of them by position; None if that is impossible."""
+        # Encodes to the same JSON as a dict of the arguments, without making the dict.
         self._given = msgspec.defstruct("Given", self._names)
         hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
         _none_annotated(hints, task)
@@ -77,12 +77,12 @@ class Signature:
         self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
         self._checks = _checks(parameters, hints)
-        """What finds a value that the codec would bring back changed, for each parameter that may take one."""
+        """For each parameter that may take such values: finds a value that would not survive encoding and decoding."""
         self._check_result = check_of(hints.get("return", Any))
         self._unreadable = frozenset(
             one.name for one in parameters if one.annotation is not one.empty and one.name not in hints
         )
-        # JSON is read in one go; what another codec gives is plain data, to be converted.
+        # JSON is decoded and converted in one step; another codec returns plain data, which is converted afterwards.
         self._record_of_json = msgspec.json.Decoder(self._record).decode
         self._result_of_json = msgspec.json.Decoder(self._returns).decode
         if collects:
@@ -90,26 +90,26 @@ class Signature:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of what a call brings."""
+        """The names of the arguments of a call."""
         return (ITEM,) if self.collects else tuple(name for name, _ in self._kinds)
 
     @property
     def as_called(self) -> inspect.Signature:
-        """What callers see: what is injected is no part of it, and what stands behind that goes by its name."""
+        """The signature for callers: without injected parameters, and parameters after those are keyword-only."""
         return self._signature
 
     def injectionless(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make sure that a call of the plain function brings along what only a worker would inject.
+        """Check that a call of the plain function passes the values that a worker would inject.
 
         Raises:
-            UsageError: it does not.
+            UsageError: an injected value is missing.
         """
         if not self._injected:
             return
         try:
             given = self._whole.bind(*args, **kwargs).arguments
         except TypeError:
-            # The function says that better.
+            # The call of the function raises a better error.
             return
         missing = [f"{name}=..." for name in self._injected if name not in given]
         if missing:
@@ -118,7 +118,7 @@ class Signature:
             )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, the defaults of those left out among them.
+        """Return a call's arguments by name, including defaults.
 
         Raises:
             TypeError: they do not fit the signature.
@@ -128,12 +128,12 @@ class Signature:
         return bound.arguments
 
     def digest(self, codec: Codec, payload: bytes) -> str:
-        """Return what says of encoded arguments which they are: the same for equal ones, defaults among them.
+        """Return a digest of encoded arguments, including defaults; equal arguments have equal digests.
 
-        It is made of what a worker would read, for two encodings of one value need not be the same.
+        It is made from the decoded values, because two encodings of one value may differ.
 
         Raises:
-            UsageError: there is something among them that cannot be told apart from others.
+            UsageError: an argument cannot be turned into plain data for the digest.
         """
         read = self._read(codec, payload)
         told: dict[str, Any] = {}
@@ -153,12 +153,12 @@ class Signature:
         return hashlib.blake2b(plain, digest_size=16).hexdigest()
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return a call's arguments as bytes, having made sure that a worker can read them back.
+        """Return a call's arguments as bytes, after checking that a worker can decode them.
 
         Raises:
-            UsageError: they do not fit the signature, or cannot be encoded; the message names task and argument, or the
-                codec, where that gave no bytes.
-            PayloadTooLargeError: they take more than 1 MiB.
+            UsageError: the arguments do not fit the signature or cannot be encoded, or the codec did not return bytes.
+                The message names the task and the argument, or the codec.
+            PayloadTooLargeError: the bytes are more than 1 MiB.
         """
         for name in kwargs:
             if name in self._injected:
@@ -166,8 +166,8 @@ class Signature:
         arguments: Any
         try:
             if self._always_whole and len(args) == self._by_place and not kwargs and type(codec) is JsonCodec:
-                # The usual call. Neither a dict nor `bind`, which takes three times as long as one, is needed for it.
-                # Only where nothing has a default, which would stand in for what a record leaves out: an UNSET.
+                # The fast path for the usual call: no dict, and no `bind`, which takes three times as long as a dict.
+                # It needs a signature without defaults, because a record leaves out an argument that is UNSET.
                 arguments = self._given(*args)
             else:
                 arguments = self._bound(args, kwargs)
@@ -203,9 +203,10 @@ class Signature:
     def gathered(
         self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to call the handler with, of a job that has gathered so many calls.
+        """Return the arguments to call the handler with, for a job that has collected `count` calls.
 
-        Each of them is the payload of a call with a list of one. Any exception means that they cannot be read.
+        The payload holds one frame per call, each with a list of one item. Any exception means that it cannot be
+        decoded.
         """
         frames = unframed(payload)
         if len(frames) != count:
@@ -219,9 +220,9 @@ class Signature:
     def decode(
         self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to call the handler with. Any exception means that they cannot be read.
+        """Return the arguments to call the handler with. Any exception means that the payload cannot be decoded.
 
-        `upgrade`: what makes of an older payload's plain data those of today, which are then checked like any.
+        `upgrade`: upgrades the plain data of an older payload, which is then checked like any other.
         """
         read = self._read(codec, payload, upgrade)
         if self._always_whole:
@@ -247,16 +248,16 @@ class Signature:
                     kwargs[name] = value
         for name in self._injected:
             if name in kwargs:
-                # It can only have come by a parameter such as **rest.
+                # Only a parameter such as **rest can have let it in.
                 raise ValueError(f"the payload has {name!r}, which is injected")
         return tuple(args), kwargs
 
     def encode_result(self, codec: Codec, value: Any) -> bytes:
-        """Return a result as bytes, having made sure that whoever waits for it can read it back.
+        """Return a result as bytes, after checking that the caller can decode it.
 
         Raises:
-            UsageError: it is over 1 MiB, does not fit the annotation, or the codec gave no bytes. Anything else that is
-                raised means that it cannot be encoded.
+            UsageError: the result is over 1 MiB or does not fit the annotation, or the codec did not return bytes. Any
+                other exception means that it cannot be encoded.
         """
         if value is not None and self._check_result is not None:
             self._make_sure_of_result(codec, value, self._check_result)
@@ -282,7 +283,7 @@ class Signature:
         return data
 
     def _changed(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
-        """Return the path to a value that would not come back equal, its parameter, and why; None if all would."""
+        """Return the path of a value that would not be equal after decoding, its parameter, and the reason, or None."""
         for name, check in self._checks.items():
             if name not in arguments:
                 continue
@@ -313,28 +314,28 @@ class Signature:
             ) from None
 
     def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
-        # Not of a subclass, which may have methods of its own.
+        # A subclass of bytes is refused too: it may override methods.
         if type(data) is not bytes:
             raise UsageError(
                 f"task {self.task!r}: {type(codec).__name__}.encode() must return bytes, not {type(data).__name__}"
             )
 
     def result(self, codec: Codec, data: bytes) -> Any:
-        """Return a result as the annotated type. Any exception means that it cannot be read."""
+        """Return a result as the annotated type. Any exception means that it cannot be decoded."""
         if type(codec) is JsonCodec:
             return self._result_of_json(data)
         return _converted(codec.decode(data), self._returns)
 
     def taken(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
-        """Yield each parameter: name, type (Any where it cannot be checked), whether it is required, how it gathers."""
+        """Yield each parameter: name, type (Any if it cannot be checked), True if required, and how it is stored."""
         for name, one in self._signature.parameters.items():
             yield name, self._hints[name], _required(one), _stored(one)
 
     def breach(self, promise: "Signature") -> str | None:
-        """Return in what this one breaks the promise of another, None where it keeps it.
+        """Return how this signature breaks the declared one, or None if it matches.
 
-        It keeps it if it takes every call that the other takes, and returns the same type. What it takes besides must
-        have a default. Types that the codec cannot check are not compared.
+        It matches if it accepts every call that the declared one accepts, and returns the same type. Additional
+        parameters must have a default. Types that the codec cannot check are not compared.
         """
         mine, theirs = self._signature.parameters, promise._signature.parameters
         for name, one in theirs.items():
@@ -359,7 +360,7 @@ class Signature:
         return _converted(data if upgrade is None else upgrade(data), self._record)
 
     def _default(self, field: structs.FieldInfo) -> Any:
-        """Return what stands for an argument that was left out, as it would be read; nothing if it could not be."""
+        """Return the default of an omitted argument as a worker would decode it, or UNSET if it cannot be encoded."""
         try:
             return _converted(_plain(_ORDERED.encode(self._signature.parameters[field.name].default)), field.type)
         except Exception:
@@ -392,7 +393,7 @@ class Signature:
 
 
 def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
-    """Return a signature without what is injected; what stood behind it has lost its place and goes by name."""
+    """Return a signature without injected parameters; parameters after those become keyword-only."""
     left: list[Parameter] = []
     passed = False
     for one in whole.parameters.values():
@@ -408,7 +409,7 @@ def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Si
 def _none_annotated(hints: dict[str, Any], task: str) -> None:
     for name, hint in hints.items():
         if any(isinstance(said, Injected) for said in getattr(hint, "__metadata__", ())):
-            # A default is what tells the type checkers that callers leave it out.
+            # Type checkers know from a default that callers may leave the parameter out.
             raise UsageError(f"task {task!r}: {name!r} is injected by its annotation; write {name}: ... = Inject(...)")
 
 
@@ -439,7 +440,7 @@ def _checks(parameters: Iterable[Parameter], hints: dict[str, Any]) -> dict[str,
 
 
 def _not_finite(arguments: dict[str, Any]) -> str | None:
-    """Say which argument is no number, None if all are. JSON makes null of it, which no type check expects."""
+    """Return which argument holds NaN or an infinity, or None. JSON encodes these as null."""
     for name, value in arguments.items():
         try:
             check_plain(value)
@@ -451,7 +452,7 @@ def _not_finite(arguments: dict[str, Any]) -> str | None:
 
 
 def _brings_back(codec: Codec, value: Any) -> bool:
-    """Return True if a codec of the app's own brings back this very value; JSON does not."""
+    """Return True if the app's own codec decodes this value to an equal one; False for JSON."""
     if type(codec) is JsonCodec:
         return False
     try:
@@ -461,7 +462,7 @@ def _brings_back(codec: Codec, value: Any) -> bool:
 
 
 def _stored(parameter: Parameter) -> Gathers:
-    """Return how a payload has what a parameter takes: as itself, in a list, or in a dict."""
+    """Return how a payload stores a parameter: as itself, in a list, or in a dict."""
     match parameter.kind:
         case parameter.VAR_POSITIONAL:
             return "several"
@@ -487,7 +488,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:
-        # A name that only exists for type checkers; arguments then pass unconverted.
+        # A name that exists only for type checkers; the arguments then pass without conversion.
         return {}
 
 
@@ -504,7 +505,7 @@ def _has_custom(described: Any) -> bool:
     if isinstance(described, types.CustomType):
         return True
     if isinstance(described, types.StructType | types.DataclassType | types.TypedDictType | types.NamedTupleType):
-        # Its fields are its own affair; looking into them could go round in circles.
+        # Its fields are not searched: they may refer to each other in a cycle.
         return False
     if isinstance(described, types.Type):
         nested: list[Any] = [getattr(described, name) for name in described.__struct_fields__]
@@ -514,7 +515,7 @@ def _has_custom(described: Any) -> bool:
 
 
 def _ordered(value: Any) -> Any:
-    """Return a value whose sets are lists in the order of their encoded items, which need not compare themselves."""
+    """Return a value whose sets are lists, sorted by their encoded items, which need not be comparable themselves."""
     match value:
         case set() | frozenset():
             return sorted(map(_ordered, cast("set[Any]", value)), key=_encoded)
@@ -531,14 +532,15 @@ def _encoded(value: Any) -> bytes:
 
 
 def _converted(data: Any, kind: Any) -> Any:
-    # JSON has texts only for the keys of a dict.
+    # JSON has only strings as keys of a dict.
     return msgspec.convert(data, kind, str_keys=True)
 
 
 def _as_annotated(value: Any, described: types.Type) -> Any:
-    """Return a value as the class of its annotation, where it is of a subclass that is encoded otherwise.
+    """Return a value as the class of its annotation, if it is of a subclass that is encoded differently.
 
-    A bool is an int to every type checker, a datetime a date, and a Struct its base; in lists, dicts and unions, too.
+    For type checkers a bool is an int, a datetime is a date, and a Struct is its base. This applies in lists, dicts and
+    unions too.
     """
     whole: Any = value
     match described:
@@ -563,7 +565,7 @@ def _as_annotated(value: Any, described: types.Type) -> Any:
 
 
 def _placed(error: Exception) -> str:
-    """Return msgspec's complaint with the argument's name in the place of a JSON path."""
+    """Return msgspec's error message with the argument's name instead of a JSON path."""
     text = str(error)
     before, mark, path = text.rpartition(" - at `$.")
     return f"argument {path.rstrip('`')!r}: {before}" if mark else text

@@ -1,4 +1,4 @@
-"""A task: a function with a name, a queue and a policy, and the ways to enqueue a call of it."""
+"""Defines tasks: a task is a function with a name, a queue and a policy, and methods that enqueue a call of it."""
 
 import functools
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,7 +30,7 @@ from tenure.options.tasks import tenanted
 from tenure.storage.protocol import Storage
 
 WAIT = 30.0
-"""Seconds that `enqueue_and_wait` waits, unless its options say otherwise."""
+"""Seconds that `enqueue_and_wait` waits by default; the option `wait` overrides it."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ Heard = TypeVar("Heard", bound=Event)
 
 
 class TaskOwner(Protocol):
-    """What a task needs of its app."""
+    """The part of an app that a task uses."""
 
     @property
     def timing(self) -> Timing:
@@ -50,11 +50,11 @@ class TaskOwner(Protocol):
 
     @property
     def codec(self) -> Codec:
-        """What makes arguments bytes and back."""
+        """The codec that encodes arguments and results to bytes and decodes them."""
         ...
 
     async def opened(self) -> Storage:
-        """Return the app's storage, opened."""
+        """Open the app's storage and return it."""
         ...
 
     def new_id(self) -> str:
@@ -62,15 +62,15 @@ class TaskOwner(Protocol):
         ...
 
     def access(self, signature: Signature | None) -> JobAccess:
-        """Return a job's way back to the app."""
+        """Return the object through which a job handle reaches the app's storage."""
         ...
 
     def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return a call's arguments as bytes."""
+        """Return the encoded arguments of a call."""
         ...
 
     def digest(self, signature: Signature, payload: bytes) -> str:
-        """Return what says of a call's encoded arguments which they are."""
+        """Return a digest of a call's encoded arguments; equal arguments have equal digests."""
         ...
 
     async def submit(self, call: "EncodedCall[R]") -> Job[R]:
@@ -86,7 +86,7 @@ class TaskOwner(Protocol):
         ...
 
     async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
-        """Set how often jobs of a task start, in each queue."""
+        """Set how often jobs of a task may start, in each queue."""
         ...
 
     def hear(
@@ -98,7 +98,7 @@ class TaskOwner(Protocol):
 
 @dataclass(frozen=True)
 class TaskBinding:
-    """What a task has from its app: a name and options, a way into the storage, and what all its jobs share."""
+    """A task's connection to its app: its full name and options, and the template that all its jobs share."""
 
     app: TaskOwner
     name: str
@@ -106,14 +106,14 @@ class TaskBinding:
     template: NewJob
     fitting: CallKeys
     around: tuple[Sequence[Middleware], ...] = ()
-    """The middleware of its routers, the outermost first."""
+    """The middleware of the task's routers, the outermost first."""
 
 
 class EncodedCall(Struct, Generic[R_co], eq=False):
     """One call of a task, encoded and checked, not yet enqueued.
 
-    `throws`: whether it is to be told by an error that its job is there already. `skips`: whether it is not to be told
-    so that it was throttled.
+    `throws`: True if the enqueue raises `DuplicateJobError` when a job with this id or unique key exists. `skips`: True
+    if it does not raise `ThrottledError` when the call is throttled.
     """
 
     task: "Task[Any, R_co]"
@@ -125,11 +125,11 @@ class EncodedCall(Struct, Generic[R_co], eq=False):
         return f"Call(task={self.task.name!r}, queue={self.job.queue!r}, id={self.job.id!r})"
 
     def heeded(self, job: Job[T]) -> Job[T]:
-        """Return the handle that this call got, where its caller did not ask to be told by an error.
+        """Return the handle that this call got, unless the task's options ask for an error instead.
 
         Raises:
-            ThrottledError: it made no job, and is not one to be skipped.
-            DuplicateJobError: it made no job, for one is there, and `throw_on_duplicate` is set.
+            ThrottledError: the call is throttled and made no job, and `on_limit` of the throttle is not "skip".
+            DuplicateJobError: a job with this id or unique key exists already, and `throw_on_duplicate` is set.
         """
         if job.refusal is not None and not self.skips:
             raise job.refusal
@@ -139,7 +139,7 @@ class EncodedCall(Struct, Generic[R_co], eq=False):
 
 
 class Bound(Generic[P, R]):
-    """A task with options: the way that every call of it takes into the storage."""
+    """A task with call options, as `task.options(...)` returns it; each of its calls is enqueued with them."""
 
     def __init__(self, task: "Task[P, R]", options: CallOptions | None = None) -> None:
         self._task = task
@@ -148,27 +148,27 @@ class Bound(Generic[P, R]):
         self._standing, self._template, self._fitting = task.tailored(self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Do as `Task.enqueue`, with these options."""
+        """Call `Task.enqueue` with these options."""
         call = self.call(*args, **kwargs)
         return call.heeded(await self._task.standing.app.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Do as `Task.enqueue_sync`, with these options."""
+        """Call `Task.enqueue_sync` with these options."""
         return PORTAL.call(self.enqueue(*args, **kwargs), verb="enqueue")
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do as `Task.enqueue_and_wait`, with these options."""
+        """Call `Task.enqueue_and_wait` with these options."""
         return await self._task.standing.app.submit_and_wait(self.call(*args, **kwargs), self._wait)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do as `Task.enqueue_and_wait_sync`, with these options."""
+        """Call `Task.enqueue_and_wait_sync` with these options."""
         return PORTAL.call(self.enqueue_and_wait(*args, **kwargs), verb="enqueue_and_wait")
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
-        """Do as `Task.call`, with these options."""
+        """Call `Task.call` with these options."""
         standing = self._task.standing
         if self._standing is not standing:
-            # Made while the task had no app yet, which has options of its own.
+            # The task joined an app after these options were given; the app has options of its own.
             self._standing, self._template, self._fitting = self._task.tailored(self._options)
         fitting = self._fitting
         job = job_of(standing.app, self._task.signature, self._template, fitting, args, kwargs)
@@ -183,7 +183,7 @@ def job_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> NewJob:
-    """Return the job of a call, made of what it has in common with others.
+    """Return the job of a call, made from the template that it shares with other calls.
 
     Raises:
         UsageError, PayloadTooLargeError: see `Task.enqueue`.
@@ -197,9 +197,10 @@ def job_of(
 
 
 class Task(Generic[P, R]):
-    """A function that can be enqueued. Calling it runs the plain function.
+    """A function that can be enqueued. Calling the task runs the plain function.
 
-    One that was made with a router has its full name and options, and can be enqueued, from when an app includes that.
+    A task that is defined on a router gets its full name and options when an app includes the router. It can be
+    enqueued from then on.
     """
 
     def __init__(
@@ -213,22 +214,22 @@ class Task(Generic[P, R]):
         self.name = named(name, field="name")
         self.function = function
         self.settings = settings
-        """What was set for it, over the app's defaults."""
+        """The task's options, merged over the defaults of its routers and its app."""
         self.collect = collect
-        """How its calls gather, where they do."""
+        """How calls of this task are collected into batches; None if they are not."""
         self.is_async = is_async(function)
         self.signature = Signature(name, function, collects=collect is not None)
         self.needs = needs(function)
-        """What is injected into the handler."""
+        """The values that a worker injects into the handler."""
         self.cancel_hook: Callable[P, object] | None = None
-        """What `on_cancel` has registered."""
+        """The hook that `on_cancel` has registered."""
         self.migrations = Migrations(known)
         self.hook_needs = Needs()
-        """What is injected into that."""
+        """The values that a worker injects into the `on_cancel` hook."""
         self.retry = settings.retry or Retry()
         self._standing: TaskBinding | None = None
         self._unheard: list[Callable[[TaskOwner], None]] = []
-        # What this task cannot have is told of where the task is, not where its router is included.
+        # Report options that do not fit here, where the task is defined, and not where its router is included.
         self._fitting(settings, name)
         self._plain = Bound(self)
         self.__doc__ = function.__doc__
@@ -238,15 +239,15 @@ class Task(Generic[P, R]):
 
     @property
     def queue(self) -> str:
-        """The queue its jobs go to."""
+        """The queue that the task's jobs go to."""
         return self.settings.queue or "default"
 
     @property
     def standing(self) -> TaskBinding:
-        """What it has from its app.
+        """The task's binding to its app.
 
         Raises:
-            UsageError: it was made with a router that no app includes yet.
+            UsageError: the task belongs to a router that no app includes yet.
         """
         if self._standing is None:
             raise UsageError(
@@ -256,22 +257,22 @@ class Task(Generic[P, R]):
         return self._standing
 
     def stands_in(self, app: TaskOwner) -> bool:
-        """Say whether it is a task of this app."""
+        """Return True if this task belongs to the given app."""
         return self._standing is not None and self._standing.app is app
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
-        """What is wrapped around its runs, within the app's own: that of its routers, then what its options say."""
+        """The middleware around the task's runs, inside the app's own: that of its routers, then of its options."""
         around = () if self._standing is None else self._standing.around
         return (*(one for layers in around for one in layers), *(self.settings.middleware or ()))
 
     def placed(
         self, app: TaskOwner, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
     ) -> TaskBinding:
-        """Return what it would have from an app, under this name and with these options; changes nothing.
+        """Return the binding that this task would have in an app, with this name and options. Change nothing.
 
         Raises:
-            UsageError: the name is none that a task can have, or the options do not fit its arguments.
+            UsageError: the name is invalid, or the options do not fit the task's arguments.
         """
         tenanted(settings, given=self.settings.fair_weight is not None)
         return TaskBinding(
@@ -284,7 +285,7 @@ class Task(Generic[P, R]):
         )
 
     def stand(self, standing: TaskBinding) -> None:
-        """Become a task of an app."""
+        """Bind this task to an app."""
         self.name = self.signature.task = standing.name
         self.settings = standing.settings
         self.retry = standing.settings.retry or Retry()
@@ -294,19 +295,19 @@ class Task(Generic[P, R]):
         self._unheard.clear()
 
     def tailored(self, options: CallOptions) -> tuple[TaskBinding | None, NewJob, CallKeys]:
-        """Return what calls with these options have in common, what fits each, and the standing that is for.
+        """Return the task's binding, the template that calls with these options share, and the keys of each call.
 
         Raises:
-            UsageError: an option is unknown or has no valid value, or two contradict each other.
+            UsageError: an option is unknown or invalid, or two options contradict each other.
         """
         if self._standing is None:
-            # All that can be wrong with them is told at once; what they give is made anew once there is an app.
+            # Check all options now; the template is made again once the task has an app.
             common, timing = template(self.name, self.settings, Timing()), Timing()
         else:
             common, timing = self._standing.template, self._standing.app.timing
         settings = laid_over(options, self.settings)
         if self._standing is not None:
-            # Before that its app or its routers may still bring a key.
+            # Until the task has an app, a fair_key may still come from its app or its routers.
             tenanted(settings, given="fair_weight" in options)
         if self._standing is None or settings is not self.settings:
             fitting = self._fitting(settings, self.name, options)
@@ -316,57 +317,74 @@ class Task(Generic[P, R]):
         return self._standing, tailored(common, options, settings, timing), fitting
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Remember a call of this task. Once this returns, the job reaches a state that you can read.
+        """Store a call of this task as a job and return the job's handle.
 
-        Callers of one event loop that come together share a trip to the storage; who is alone waits for nobody. Where
-        this is cancelled the job may have been remembered or not; the others' are.
+        Once this returns, the job is stored and reaches a state that you can read. Concurrent calls on one loop share a
+        request to the storage; a single call is sent at once. If the awaiting coroutine is cancelled, its job may or
+        may not have been stored; the jobs of other callers are not affected.
 
         Raises:
-            UsageError: the arguments do not fit the signature, or cannot be encoded; or the task is of a router that
-                no app includes yet.
-            PayloadTooLargeError: they take more than 1 MiB.
-            ThrottledError, DuplicateJobError: it made no job, and was to be told so by an error.
-            StorageError: the job may have been remembered or not. The error's `job_ids` has its id: enqueueing again
+            UsageError: the arguments do not fit the signature or cannot be encoded, or the task belongs to a router
+                that no app includes yet.
+            PayloadTooLargeError: the encoded arguments take more than 1 MiB.
+            ThrottledError: the call is throttled and made no job; not raised with `on_limit="skip"`.
+            DuplicateJobError: a job with this id or unique key exists already, and `throw_on_duplicate` is set.
+            StorageError: the job may or may not have been stored. The error's `job_ids` has its id: enqueueing again
                 with `options(id=...)` makes no second job.
         """
         call = self._plain.call(*args, **kwargs)
         return call.heeded(await self.standing.app.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Do as `enqueue`, for callers without a running loop."""
+        """Call `enqueue` from code without a running event loop.
+
+        Raises:
+            UsageError: see `enqueue`; or the caller has a running event loop, which this call would block.
+            StorageUnavailableError: also if no thread can be started for the call; then nothing was stored.
+            PayloadTooLargeError, ThrottledError, DuplicateJobError, StorageError: see `enqueue`.
+        """
         return self._plain.enqueue_sync(*args, **kwargs)
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Enqueue a call, wait until its job is over, and return the result: for 30 s, or as `options(wait=...)` says.
+        """Enqueue a call, wait until its job has ended, and return the result.
+
+        The wait lasts 30 s at most, or as long as `options(wait=...)` says.
 
         Raises:
-            ResultTimeoutError: it was not over in time, or not even taken in; the error's `job_id` names it.
-            StorageError: see `enqueue`; or the storage cannot be asked for the result. Either way the error's `job_ids`
-                has the id.
+            ResultTimeoutError: the job has not ended in time, or was not even stored in time. The error's `job_id`
+                names the job, which may still run.
+            StorageError: see `enqueue`; or the storage cannot be read for the result. In both cases the error's
+                `job_ids` has the job's id.
             UsageError, JobError: see `enqueue` and `Job.result`.
         """
         return await self._plain.enqueue_and_wait(*args, **kwargs)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do as `enqueue_and_wait`, for callers without a running loop."""
+        """Call `enqueue_and_wait` from code without a running event loop."""
         return self._plain.enqueue_and_wait_sync(*args, **kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
-        """Return a call for `app.enqueue_many`, which enqueues many in one trip. Its job has an id from here on."""
+        """Return an encoded call for `app.enqueue_many`, which stores many calls in one request.
+
+        The job's id is fixed here: enqueueing the same call twice makes no second job.
+
+        Raises:
+            UsageError, PayloadTooLargeError: see `enqueue`.
+        """
         return self._plain.call(*args, **kwargs)
 
     def options(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
-        """Return this task with options for the next calls.
+        """Return this task with call options: `task.options(delay="5m").enqueue(...)`. See `CallOptions`.
 
         Raises:
-            UsageError: an option is unknown or has no valid value, or two contradict each other.
+            UsageError: an option is unknown or invalid, or two options contradict each other.
         """
         return Bound(self, options)
 
     def decode(self, codec: Codec, job: JobRecord) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to call the handler with, of a payload of the task's own version or an older one.
+        """Return the arguments to call the handler with, from a payload of the task's own version or an older one.
 
-        Any exception means that they cannot be read.
+        Any exception means that the payload cannot be decoded.
         """
         version, upgrade = job.policy.version, None
         if version != self.migrations.version:
@@ -376,49 +394,53 @@ class Task(Generic[P, R]):
         return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:
-        """Start no more jobs of this task, in any queue; those that run go on, and other tasks' jobs pass.
+        """Pause this task: start no more of its jobs, in any queue.
+
+        Running jobs go on, and jobs of other tasks still start. `by` names the operator, for the record.
 
         Raises:
-            UsageError: the task is of a router that no app includes yet, or `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: the task belongs to a router that no app includes yet, or `by` is not a string.
+            StorageError: the pause may or may not have been stored; it is safe to call again.
         """
         await self.standing.app.pause_task(self.name, paused=True, by=by)
 
     async def resume(self, *, by: str | None = None) -> None:
-        """Start jobs of this task again, in the order in which they stood.
+        """Resume this task: start its jobs again, in the order that they had before the pause.
 
         Raises:
-            UsageError: the task is of a router that no app includes yet, or `by` is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: the task belongs to a router that no app includes yet, or `by` is not a string.
+            StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self.standing.app.pause_task(self.name, paused=False, by=by)
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
-        """Let so many of its jobs start in a time, in each queue, whatever the code says: "10/s", None for no limit.
+        """Set how many jobs of this task may start per time, in each queue: "10/s", or None for no limit.
 
-        This is in the place of all its rates that have no key.
+        This overrides all rates without a key that the code gives to the task.
 
         Raises:
-            UsageError: it is no rate, or one with a key; or the task is of a router that no app includes yet, or `by`
-                is no text.
-            StorageError: it may have been set or not; setting it again does no harm.
+            UsageError: `rate` is not a rate, or has a key; or the task belongs to a router that no app includes yet,
+                or `by` is not a string.
+            StorageError: the rate may or may not have been stored; it is safe to call again.
         """
         await self.standing.app.rate_task(self.name, rate, by=by)
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
-        """Return the handle of a job of this task by its id; nothing is asked of the storage.
+        """Return the handle of the job of this task with the given id, without a request to the storage.
 
         Raises:
-            UsageError: the id or the queue is none that a job can have.
+            UsageError: the id or the queue name is invalid, or the task belongs to a router that no app includes yet.
         """
         where = self.queue if queue is None else named(queue, field="queue")
         return Job(Ref(where, named(job_id, field="id")), self.standing.app.access(self.signature))
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
-        """Register a handler for an event of this task's jobs, once per app or with `scope="every"` in each process.
+        """Register a handler for an event of this task's jobs: `@task.on(JobFailed)`.
+
+        One worker of the app calls the handler for each event; with `scope="every"`, each worker process calls it.
 
         Raises:
-            UsageError: that is no class of a job's events, or no such scope; or what is registered cannot be called.
+            UsageError: `kind` is not a class of job events, the scope is unknown, or the handler is not callable.
         """
 
         def take(handler: Callable[[E], object]) -> None:
@@ -430,23 +452,24 @@ class Task(Generic[P, R]):
         return registering(kind, scope=scope, of=JobEvent, take=take)
 
     def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
-        """Register what tidies up after a run of this task that was cancelled: `@task.on_cancel`.
+        """Register a hook that cleans up after a cancelled run of this task: `@task.on_cancel`.
 
-        A coroutine function or a plain one, which runs in a thread, called with the same arguments as the handler. It
-        is called in the worker whose run ends its job as cancelled, be it that somebody asked for it or that the
-        handler raised `Cancel`: after the handler has ended and before the job is over, so `current_job()` is at hand
-        and the job still holds its lease, its slot and its keys. It has what is left of the task's `timeout`, but no
-        less than half a beat, or 30 s where there is none, and is then stopped like a handler: a coroutine is
-        cancelled, a thread is left to itself. What it raises is logged, the traceback in the job's own log, and the
-        job ends as cancelled all the same.
+        The hook is a coroutine function, or a plain function, which runs in a thread. It gets the same arguments as
+        the handler. The worker calls it when a run ends the job as cancelled: on a cancel request, or because the
+        handler raised `Cancel`. The call comes after the handler has ended and before the job is settled, so
+        `current_job()` works and the job still holds its lease, its concurrency slot and its keys.
 
-        At most once a run, and not for certain: it is missed if the worker dies or loses the lease, for then the reaper
-        ends the job; if the handler, or what it is given, is a thread that goes on after the run has been stopped; and
-        if the worker heard of the cancel too late. A job cancelled before its handler began, or one that was completed
-        in spite of it, calls nothing.
+        The hook may take the rest of the task's `timeout`, but at least half a beat; 30 s if the task has no timeout.
+        Then it is stopped like a handler: a coroutine is cancelled, a thread is abandoned. An exception from the hook
+        is logged, with the traceback in the job's own log, and the job still ends as cancelled.
+
+        The hook runs at most once per run, and it may not run at all: if the worker dies or loses the lease, because
+        the reaper then ends the job; if the handler or one of its injected values is a thread that goes on after the
+        run was stopped; or if the cancel request reaches the worker too late. The hook does not run for a job that is
+        cancelled before its handler begins, nor for a job that completes in spite of the request.
 
         Raises:
-            UsageError: it cannot be called, or not with the handler's arguments; or the task has a hook already.
+            UsageError: the hook is not callable, or not with the handler's arguments; or the task has a hook already.
         """
         if self.cancel_hook is not None:
             raise UsageError(f"task {self.name!r} has an on_cancel hook already; call both from one function")
@@ -456,15 +479,16 @@ class Task(Generic[P, R]):
         return hook
 
     def migrate(self, from_version: int) -> Callable[[Migration], Migration]:
-        """Register how arguments of one version become those of the next: `@task.migrate(from_version=1)`.
+        """Register a step that upgrades arguments of one version to the next: `@task.migrate(from_version=1)`.
 
-        A plain function from a dict of arguments, plain data by their names, to another. A job of an older version
-        takes all the steps from its own on, in order, before its arguments are checked against the signature; in the
-        storage it stays as it was. What a step raises fails the job at once, as *undecodable*.
+        The step is a plain function. It takes a dict of the arguments by name, as plain data, and returns such a dict.
+        A job of an older version passes through all steps from its own version on, in order, before its arguments are
+        checked against the signature. The stored job does not change. If a step raises, the job fails at once as
+        *undecodable*.
 
         Raises:
-            UsageError: there is no such step below the task's `version` and from its `since` on, or it is there
-                already; from the decorator: it cannot be called with a dict alone.
+            UsageError: `from_version` is not between the task's `since` and the version before its `version`, or has
+                a step already. The decorator raises it if the step cannot be called with one dict.
         """
 
         def register(step: Migration) -> Migration:
@@ -481,13 +505,13 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """A task whose handler is a coroutine function; it runs on the worker's loop."""
+    """A task whose handler is a coroutine function, which runs on the worker's event loop."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the plain function; what a worker would inject is to be passed.
+        """Run the plain function. Pass the values that a worker would inject.
 
         Raises:
-            UsageError: it is not.
+            UsageError: an injected value is missing.
         """
         self.signature.injectionless(args, kwargs)
         value: R = await self.function(*args, **kwargs)
@@ -495,13 +519,13 @@ class AsyncTask(Task[P, R]):
 
 
 class PlainTask(Task[P, R]):
-    """A task whose handler is a plain function; it runs in one of the worker's threads."""
+    """A task whose handler is a plain function, which runs in one of the worker's threads."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the plain function; what a worker would inject is to be passed.
+        """Run the plain function. Pass the values that a worker would inject.
 
         Raises:
-            UsageError: it is not.
+            UsageError: an injected value is missing.
         """
         self.signature.injectionless(args, kwargs)
         value: R = self.function(*args, **kwargs)
@@ -509,10 +533,10 @@ class PlainTask(Task[P, R]):
 
 
 class DeclaredTask(Task[P, R]):
-    """A task whose handler is elsewhere: it is enqueued and awaited like any other, and never run here."""
+    """A task whose handler is in another app. It is enqueued and awaited like any other task, and never runs here."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-        """Refuse: there is nothing here to be called.
+        """Raise UsageError: a declared task has no handler to call.
 
         Raises:
             UsageError: always.
@@ -520,7 +544,7 @@ class DeclaredTask(Task[P, R]):
         raise UsageError(f"task {self.name!r} is only declared here, its handler runs elsewhere; enqueue it")
 
     def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
-        """Refuse: the hook runs where the handler does.
+        """Raise UsageError: the hook belongs to the task that implements this one.
 
         Raises:
             UsageError: always.
@@ -528,7 +552,7 @@ class DeclaredTask(Task[P, R]):
         raise UsageError(f"task {self.name!r} is only declared here; give its hook to what @app.implement(...) makes")
 
     def migrate(self, from_version: int) -> Callable[[Migration], Migration]:
-        """Refuse: older payloads are upgraded where the handler is.
+        """Raise UsageError: migrations belong to the task that implements this one.
 
         Raises:
             UsageError: always.
@@ -539,7 +563,7 @@ class DeclaredTask(Task[P, R]):
 
 
 class TaskDecorator(Protocol):
-    """What `@app.task(...)` gives: a decorator for coroutine functions and plain ones."""
+    """The decorator that `@app.task(...)` returns, for coroutine functions and plain functions."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins
@@ -550,7 +574,7 @@ class TaskDecorator(Protocol):
 
 
 class DeclareDecorator(Protocol):
-    """What `@app.declare(...)` gives: a decorator for functions without a body, coroutine functions and plain ones."""
+    """The decorator that `@app.declare(...)` returns, for functions without a body, async or plain."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DeclaredTask[P, R]: ...
@@ -559,7 +583,7 @@ class DeclareDecorator(Protocol):
 
 
 class ImplementDecorator(Protocol[P, R]):
-    """What `@app.implement(declared)` gives: a decorator for functions that take and return what is declared."""
+    """The decorator that `@app.implement(declared)` returns, for functions that match the declared signature."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a plain one, too; the first match wins

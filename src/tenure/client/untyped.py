@@ -1,11 +1,11 @@
-"""What a position without a type may hold: plain data, which JSON brings back equal.
+"""Checks values in positions without a type: only plain data is accepted, which is equal after JSON decoding.
 
-    None, True, False, int, finite float, text, list, dict with texts for keys: as they are
-    tuple: comes back as a list, as in `json`
-    all else: refused, with the path to it
+    None, True, False, int, finite float, str, list, dict with str keys: unchanged
+    tuple: decoded as a list, as in `json`
+    all else: refused, with the path to the value
 
-Which positions have no type is found once, when a task is defined. Typed ones are not looked at, except a float that
-may be None as well: JSON has no NaN, and would bring back None.
+The positions without a type are found once, when a task is defined. Typed positions are not checked, except a float
+that may also be None: JSON has no NaN and would decode it as None.
 """
 
 import math
@@ -18,16 +18,16 @@ from msgspec import inspect as types
 from tenure.core.check import shown
 
 Check = Callable[[Any], None]
-"""Raises a RefusedError for a value that would not come back equal."""
+"""A function that raises RefusedError for a value that would not be equal after decoding."""
 
 LARGEST_BITS = 14_280
-"""Bits of an integer that Python turns into a text and back; beyond 4,300 digits it refuses."""
+"""The most bits of an integer that Python converts to text and back; it refuses more than 4,300 digits."""
 
 
 class RefusedError(Exception):
-    """A value would not come back equal: what it is, and the path to it from the outside in.
+    """A value would not be equal after decoding. `what` describes it, `path` leads to it from the outside in.
 
-    `kind`: the annotation that would bring it back, None if there is none.
+    `kind`: the annotation with which it would be equal; None if no annotation does that.
     """
 
     def __init__(self, what: str, kind: str | None = None) -> None:
@@ -37,35 +37,35 @@ class RefusedError(Exception):
         self.path = ""
 
     def under(self, step: str) -> "RefusedError":
-        """Return the same one level further out."""
+        """Return this error with one step put before its path."""
         self.path = step + self.path
         return self
 
 
 class NotFiniteError(RefusedError):
-    """JSON has neither NaN nor infinities."""
+    """A float is NaN or an infinity, which JSON does not have."""
 
     def __init__(self, value: float) -> None:
         super().__init__(f"{value!r}, which JSON does not have")
 
 
 def check_of(hint: Any) -> Check | None:
-    """Return what checks the values of a hint, None if each of them comes back equal or is refused when it is read."""
+    """Return a check for the values of a hint, or None if every value is equal after decoding or is refused there."""
     if hint is object:
         return check_plain
     try:
         described = types.type_info(hint)
     except Exception:
-        # The codec converts nothing to it, so its values arrive as plain data.
+        # The codec cannot convert to this type, so its values arrive as plain data.
         return check_plain
     return _Checks().of(described)
 
 
 def check_plain(value: Any) -> None:
-    """Make sure that a value is plain data.
+    """Check that a value is plain data.
 
     Raises:
-        RefusedError: it is not.
+        RefusedError: it is not plain data.
     """
     try:
         _check_plain(value)
@@ -85,7 +85,7 @@ def _check_plain(value: Any) -> None:
     elif kind is list or kind is tuple:
         for place, item in enumerate(value):
             if type(item) is str and item.isascii():
-                # Most are. Each call would cost more than this.
+                # The usual case; this test is cheaper than a call.
                 continue
             try:
                 _check_plain(item)
@@ -142,7 +142,7 @@ def _article(name: str) -> str:
 
 
 class _Checks:
-    """Makes the checks of one hint; classes with fields may refer to each other in circles."""
+    """Makes the checks of one hint. Classes with fields may refer to each other in cycles."""
 
     def __init__(self) -> None:
         self._records: dict[Any, _Record] = {}
@@ -177,7 +177,7 @@ class _Checks:
             return None
 
         def checked(value: Any) -> None:
-            # Each looks at values of its own shape only.
+            # Each check ignores values of another shape.
             for one in checks:
                 one(value)
 
@@ -198,7 +198,7 @@ class _Checks:
 
 
 class _Record:
-    """Checks the fields of a class, of its objects and of dicts that stand for them."""
+    """Checks the fields of a class, in its objects and in dicts given instead of them."""
 
     def __init__(self) -> None:
         self.fields: list[tuple[str, str, Check]] = []
@@ -223,7 +223,7 @@ def _entry(value: Any, name: str) -> Any:
 
 
 def _is_open(described: Any, seen: set[Any]) -> bool:
-    """Return True if a value of this type may have a part that has no type, or a float that may be None."""
+    """Return True if a value of this type may contain a part without a type, or a float that may be None."""
     match described:
         case types.AnyType():
             return True
@@ -251,9 +251,9 @@ def _is_nullable_float(members: Iterable[Any]) -> bool:
 
 
 def is_same(value: Any, back: Any) -> bool:
-    """Return True if a value came back as what it was; tuples may have become lists.
+    """Return True if a decoded value equals the original; tuples may have become lists.
 
-    Objects that compare by identity are taken for the same if their class is.
+    Objects that compare by identity count as equal if they have the same class.
     """
     kind = cast(Any, type(value))
     if kind in (list, tuple):
@@ -270,7 +270,7 @@ def _compares_by_identity(value: Any) -> bool:
 
 
 def each_item(check: Check | None) -> Check | None:
-    """Return what checks each item of a list, tuple or set."""
+    """Return a check for each item of a list, tuple or set."""
     if check is None:
         return None
 
@@ -302,7 +302,7 @@ def _places(checks: list[Check | None]) -> Check | None:
 
 
 def each_value(check: Check | None, *, plain_keys: bool = False) -> Check | None:
-    """Return what checks each value of a dict, and that its keys are texts if they have no other type."""
+    """Return a check for each value of a dict; with `plain_keys`, also that its keys are strings."""
     if not plain_keys and check is None:
         return None
 

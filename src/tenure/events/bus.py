@@ -1,4 +1,4 @@
-"""Events to their handlers: recorded ones from the storage's log, whichever process caused them, local ones at once."""
+"""The event bus: calls handlers for events from the storage's log, from any process, and for local events at once."""
 
 import asyncio
 import contextlib
@@ -25,19 +25,19 @@ from tenure.threads import DaemonExecutor, NoThreadError
 from tenure.waiting import first
 
 RENEWED = 1.0
-"""Seconds between two renewals of a batch's loan while its handlers are at work: a fifth of the loan."""
+"""Seconds between two renewals of a batch's loan while its handlers run: a fifth of the loan's 5 s."""
 
 LEEWAY = 1.0
-"""Seconds before its registration from which on a late handler hears events.
+"""A handler that is registered late gets the events from this many seconds before its registration.
 
-A storage stamps an event and shows it some time later."""
+A storage stamps an event some time before readers can see it."""
 
 BATCH = 100
 
 
 @dataclass(frozen=True)
 class Handler:
-    """One registered handler: what it hears, of which task (None: of all), and in which processes."""
+    """One registered handler: its kind of event, its task (None: all tasks), and its scope."""
 
     kind: type[Event]
     handler: Callable[[Any], object]
@@ -45,7 +45,7 @@ class Handler:
     task: str | None
 
     def hears(self, event: Event) -> bool:
-        """Say whether this event is for the handler."""
+        """Return True if the handler gets this event."""
         return isinstance(event, self.kind) and (
             self.task is None or (isinstance(event, JobEvent) and event.task == self.task)
         )
@@ -62,7 +62,7 @@ class Handlers:
         """Register a handler.
 
         Raises:
-            UsageError: `kind` is no event class, or the scope is neither "once" nor "every".
+            UsageError: `kind` is not an event class, or the scope is neither "once" nor "every".
         """
         if not issubclass(kind, Event):
             raise UsageError(f"{kind!r} is no event; use a class such as JobStalled")
@@ -91,13 +91,13 @@ class Handlers:
 
 
 class EventBus:
-    """Reads the log for one app or reaper in one process and calls the handlers.
+    """Reads the event log for one app or reaper in one process and calls the handlers.
 
-    Handlers of scope "once" share a named reader of the log: its batches are lent to one process at a time, so each
-    event is handled once per app, and again only if that process dies, or stands still for five seconds, while it
-    handles it. Handlers of scope "every" follow the log from this process's start. A handler that is registered later
-    hears every event that is recorded after its registration, and perhaps those of the second before it. `local`:
-    kinds of events that `tell` alone hands over, though the log has them.
+    Handlers of scope "once" share a named reader of the log. The storage lends each of its batches to one process at a
+    time, so each event is handled once per app. It is handled again only if the process dies, or hangs for 5 s, while
+    it handles the event. Handlers of scope "every" follow the log from the start of this process. A handler that is
+    registered later gets every event that is recorded after its registration, and possibly those of the second before.
+    `local`: kinds of events that only `tell` delivers, although the log has them too.
     """
 
     def __init__(
@@ -122,29 +122,29 @@ class EventBus:
         self._local: asyncio.Queue[Event] = asyncio.Queue()
         self._since: str | None = None
         self._began = 0.0
-        """The loop's time when this bus first took a place in the log, or tried to."""
+        """The loop's time when this bus first took a position in the log, or tried to."""
         self._placed: set[str] = set()
-        """The scopes that have a place in the log."""
+        """The scopes that have a position in the log."""
         self._unrecorded: set[str] = set()
-        """Which events a warning has named as not recorded by any queue."""
+        """The events for which a warning has said that no queue records them."""
         self._handling: tuple[EventReader | None, str | None] = None, None
         self._restarts: set[int] = set()
-        """The partitions, by their places, whose logs handlers of scope "every" are to hear from their start."""
+        """The indexes of partitions whose logs handlers of scope "every" must read from the start."""
         self.read_to = ""
-        """The cursor up to which the log was read."""
+        """The cursor up to which this bus has read the log."""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._pool = DaemonExecutor("tenure-events")
 
     async def subscribe(self) -> None:
-        """Take a place in the log, so that whatever is recorded from now on is heard.
+        """Take a position in the log, so that the handlers get all events that are recorded from now on.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the log cannot be read.
         """
         self._began = asyncio.get_running_loop().time()
         with contextlib.suppress(StorageUnavailableError):
-            # A part of the storage may be out of reach; the handlers hear of the others.
+            # A part of the storage may be unreachable; the handlers get the events of the other parts.
             await self._warn_the_deaf()
         if self._hearers.scoped("once"):
             await self._storage.events(limit=0, reader=self._reader)
@@ -154,7 +154,7 @@ class EventBus:
             self._placed.add("every")
 
     async def _warn_the_deaf(self) -> None:
-        """Say which handlers hear nothing, because no queue records what they ask for."""
+        """Log a warning for handlers that get no events because no queue records their kind of event."""
         asked = {event_name(hearing.kind.__name__) for hearing in self._hearers.everyone()} & set(get_args(OnRequest))
         if not asked:
             return
@@ -166,22 +166,22 @@ class EventBus:
             )
 
     def tell(self, event: Event) -> None:
-        """Hand a local event, which no log has, to its handlers, soon."""
+        """Deliver a local event to its handlers soon, without the log."""
         if self._hearers.everyone():
             self._local.put_nowait(event)
 
     def forget_read(self) -> None:
-        """Forget how far the log was read: it is another log now, or an earlier one. From any thread."""
+        """Clear `read_to`: the log was replaced by another or an earlier one. Safe to call from any thread."""
         self.read_to = ""
 
     def begin_again(self, place: int) -> None:
-        """Read the log of one partition from its start: it is another log. `place`: the partition's."""
-        # A named reader's place is lost with the log, and the storage gives it the new one's start.
+        """Read the log of one partition from its start, because it is a new log. `place`: the partition's index."""
+        # A named reader loses its position with the log, and the storage puts it at the start of the new log.
         if "every" in self._placed:
             self._restarts.add(place)
 
     async def run(self) -> None:
-        """Follow the log until told to stop, or cancelled."""
+        """Follow the log until `stop` is called or this task is cancelled."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         added = asyncio.Event()
         followers: dict[str, asyncio.Task[None]] = {}
@@ -189,7 +189,7 @@ class EventBus:
         async with asyncio.TaskGroup() as crew:
 
             def begin(registered: float) -> None:
-                """Follow the log for each scope that has handlers, from that time on if it has no place yet."""
+                """Follow the log for each scope with handlers; from that time on if the scope has no position yet."""
                 if self._stopping.is_set():
                     return
                 for scope, reader in (("once", self._reader), ("every", None)):
@@ -223,7 +223,7 @@ class EventBus:
         self._stopped.set()
 
     async def stop(self) -> None:
-        """Let the handlers at work end, say how far the log was handled, and hear no more."""
+        """Let the running handlers end, store how far the log was handled, and stop reading."""
         self._stopping.set()
         await self._stopped.wait()
 
@@ -232,7 +232,7 @@ class EventBus:
             await self._hand(await self._local.get(), self._hearers.everyone())
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
-        """Hand what the log holds to the handlers of a scope; `place` is the cursor behind what was handled."""
+        """Deliver the log's events to the handlers of a scope. `place` is the cursor after the last handled event."""
         place = self._since if reader is None and scope in self._placed else None
 
         async def ask(cursor: str | None) -> EventPage:
@@ -251,7 +251,7 @@ class EventBus:
             self.read_to = page.next
             return page
 
-        # Whatever keeps the log from being read, the handlers wait for what comes after it.
+        # No error ends the reading: the handlers wait until the log can be read again.
         turning = pages(
             self._storage,
             ask,
@@ -277,11 +277,11 @@ class EventBus:
                     self._handling = None, None
         if reader is not None:
             with contextlib.suppress(StorageError):
-                # Lends nothing, so what is left of the batch goes to the next process at once.
+                # limit=0 lends nothing and returns the rest of the batch, so the next process gets it at once.
                 await self._storage.events(place, limit=0, reader=reader)
 
     async def _end_at(self, instant: float) -> str:
-        """Return a cursor that the log's end had not passed at an instant of the loop's time."""
+        """Return a cursor that is not after the log's end at the given loop time."""
         loop, leeway = asyncio.get_running_loop(), LEEWAY
         while True:
             age = loop.time() - instant + leeway
@@ -289,11 +289,11 @@ class EventBus:
             late = loop.time() - instant - age
             if late <= 0:
                 return page.next
-            # The storage counts back from when it answers, and this answer took longer than the leeway.
+            # The storage counts back from the time of its answer, and this answer took longer than the leeway.
             leeway += 2 * late
 
     async def _keep_loan(self) -> None:
-        """Renew the loan of a batch while its handlers take their time, and say how far they have come."""
+        """Renew the loan of a batch while its handlers run, and store how far they are."""
         wait = RENEWED
         while True:
             await asyncio.sleep(wait)
@@ -309,7 +309,7 @@ class EventBus:
             failure = await self._handled(hearing.handler, self._readable(event))
             if failure is None:
                 continue
-            # A listener's failure is its own; the job went its way before.
+            # A handler's failure does not affect the job.
             told = shown(hearing.handler), type(event).__name__
             if is_a(failure, asyncio.CancelledError):
                 self._logger.warning("the handler %s of %s cancelled itself", *told)
@@ -317,10 +317,10 @@ class EventBus:
                 log_failure(self._logger, logging.ERROR, "the handler %s of %s failed", *told, error=failure)
 
     async def _handled(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
-        """Call a handler and return what it raised.
+        """Call a handler and return the exception that it raised, or None.
 
-        A coroutine runs in a task of its own, so one that cancels its task cancels that one, and a CancelledError here
-        is always a request to this bus.
+        A coroutine runs in a task of its own. If it cancels its own task, only that task is cancelled. So a
+        CancelledError in this method is always a request to the bus.
         """
         if not is_async(handler):
             return await self._handled_in_thread(handler, event)
@@ -341,12 +341,12 @@ class EventBus:
                 context.run(event_handler_entered)
                 context.run(handler, event)
             except BaseException as error:
-                # Returned: a future cannot carry StopIteration, and SystemExit would end the loop.
+                # Return it: a future cannot carry StopIteration, and SystemExit would end the loop.
                 return error
             return None
 
         try:
-            # Not the loop's own executor: a handler that hangs there would keep the process from ending.
+            # Not the loop's default executor: a handler that hangs there would keep the process from exiting.
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except NoThreadError as error:
             return error
@@ -357,12 +357,12 @@ class EventBus:
         try:
             return structs.replace(event, result=self._decode(event.result))
         except BaseException:
-            # A codec is user code that does not await.
+            # A codec is user code without an await, so this cannot be a cancellation of the bus.
             return structs.replace(event, result=None)
 
 
 async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
-    """Call a handler and return what it raised: out of a task, SystemExit would end the loop."""
+    """Call a handler and return the exception that it raised: a SystemExit that leaves a task would end the loop."""
     event_handler_entered()
     try:
         await handler(event)

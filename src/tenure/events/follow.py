@@ -1,6 +1,6 @@
-"""The log of events, followed: what was recorded, in order, as it comes.
+"""Follows the event log: yields recorded events in order, then new events as they come.
 
-ask ──page──► whoever follows ──► ask from its end ─ nothing new ─► wait for a hint, or for a while ─► ask
+ask ──page──► the follower ──► ask from its end ─ nothing new ─► wait for a notification or POLL ─► ask
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from tenure.storage.protocol import EVENTS_TOPIC, EventPage, Storage, job_topic
 from tenure.waiting import first
 
 POLL = 1.0
-"""Seconds between two looks at the log when nobody hinted: the net under the notices."""
+"""Seconds between two reads of the log while no notification arrives; this covers lost notifications."""
 
 PATIENCE = ExponentialDelay(0.1, 5.0)
-"""Between two tries at a storage that is out of reach."""
+"""Delay between two attempts while the storage is unreachable."""
 
 
 async def follow(
@@ -33,17 +33,17 @@ async def follow(
     rng: Random | None = None,
     logger: logging.Logger | None = None,
 ) -> AsyncGenerator[AnyEvent]:
-    """Yield what happened after the cursor, then what happens, in order, without a gap and without an end.
+    """Yield the events after the cursor, then new events, in order, without gaps and without end.
 
-    `cursor`: that of the last event seen, to go on behind it; None begins with the oldest there is, `EVENTS_END` with
-    what comes from now on. `ref`: only what happened to that job. Where the log has been cut off behind the cursor, an
-    `EventsTrimmed` comes first. `spares`: what reading may raise without an end to this; it is logged once, and tried
-    again after a rest of 0.1 to 5 s. What comes unhinted is seen within a second.
+    `cursor`: the cursor of the last event seen. None starts at the oldest event, `EVENTS_END` at the next new one.
+    `ref`: only events of this job. If events after the cursor have been trimmed from the log, an `EventsTrimmed` comes
+    first. `spares`: the exceptions of a read that do not end the iteration. The first one in a row is logged, and the
+    read is retried after 0.1 to 5 s. If a notification is lost, an event is seen within 1 s.
 
-    Close it (`contextlib.aclosing`), or its listener stays until it is collected.
+    Close the generator (`contextlib.aclosing`); otherwise its subscription stays until it is garbage-collected.
 
     Raises:
-        StorageError: the storage can be reached, but its events cannot be read.
+        StorageError: the storage is reachable, but its events cannot be read.
     """
     topic = EVENTS_TOPIC if ref is None else job_topic(ref)
     turning = pages(
@@ -74,10 +74,10 @@ async def pages(
     spares: type[Exception],
     until: asyncio.Event | None = None,
 ) -> AsyncGenerator[EventPage]:
-    """Yield pages that hold something: each is asked for once the one before has been handled.
+    """Yield the pages that are not empty. Each page is read once the page before has been handled.
 
-    `ask` reads a page from a cursor on. What it raises of the kind that `spares` names is borne, everything else is
-    passed on. `until` is set: no more pages.
+    `ask` reads a page from a cursor on. Its exceptions of type `spares` are logged and retried; others propagate. When
+    `until` is set, the generator ends.
     """
     over = until or asyncio.Event()
     hints = Hints(storage, (topic,), rng=rng, logger=logger)
@@ -92,7 +92,7 @@ async def pages(
                 if failures == 1:
                     unexpected = None if isinstance(error, StorageError) else error
                     logger.warning("cannot read events, trying again: %r", error, exc_info=unexpected)
-                # No hint shortens this: a busy log would send whoever is in trouble from one try to the next.
+                # Notifications do not shorten this delay: on a busy log they would cause immediate retries.
                 await first(over.wait(), within=PATIENCE.rest(failures, rng))
                 continue
             failures = 0

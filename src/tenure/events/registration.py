@@ -1,4 +1,4 @@
-"""What registers a handler for an event: checked where it is said, whoever takes it up, and when."""
+"""The decorator that registers event handlers for apps, routers and tasks; it checks its arguments at once."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,10 +15,11 @@ Handler = Callable[[E], object]
 def registering(
     kind: type[E], *, scope: str, of: type[Event], take: Callable[[Handler[E]], None]
 ) -> Callable[[Handler[E]], Handler[E]]:
-    """Return a decorator that hands a handler on to `take` and leaves it as it is.
+    """Return a decorator that passes a handler to `take` and returns it unchanged.
 
     Raises:
-        UsageError: that is no event class of this sort, or no such scope; from the decorator: it cannot be called.
+        UsageError: `kind` is not a subclass of `of`, or the scope is neither "once" nor "every". The decorator raises
+            it if the handler is not callable or asks for injected values.
     """
     _event(kind, of=of)
     one_of(scope, ("once", "every"), field="scope")

@@ -1,1 +1,1 @@
-"""What a handler may use: its job's context, injected values, middleware."""
+"""The API for handlers: the context of the running job, control exceptions, injected values and middleware."""

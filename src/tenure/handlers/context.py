@@ -1,4 +1,4 @@
-"""What a running handler knows of its job, and the signs it gives. All of these are plain calls that never raise."""
+"""The context of a running job: its data, heartbeats, progress and log. Calls that report something never raise."""
 
 import math
 import threading
@@ -15,61 +15,61 @@ from tenure.errors import UsageError
 from tenure.handlers.control import Cancel
 
 LOG_WAITING = 1000
-"""Log lines that wait for the next beat; when a handler writes more in one beat, the oldest of them go."""
+"""The most log lines that wait for the next beat. If a handler writes more in one beat, the oldest are dropped."""
 
 
 Progress = tuple[float, str | None]
-"""How far a handler is, and a note on it."""
+"""The handler's progress value and an optional note."""
 
 Line = tuple[float, str, str, dict[str, str], int]
-"""A line of a job's log: the uptime it was written at, its level, its message, its fields, its number in the run."""
+"""A line of a job's log: the uptime when it was written, level, message, fields, and its number in the run."""
 
 
 Said = tuple[float | None, Progress | None, list[Line]]
-"""What a handler has said between two beats: at which uptime it last said anything, how far it is, what it logged."""
+"""The signals of a handler between two beats: the uptime of the latest signal, the progress, and the log lines."""
 
 
 class Signs:
-    """What a handler has said since the last beat; written by its thread, taken by the keeper's."""
+    """The handler's signals since the last beat. The handler's thread writes them, the keeper's thread takes them."""
 
-    # Most handlers never say anything, and then nothing is made for it: it stands in the class that they have not.
+    # Most handlers send no signal. The defaults are class attributes, so that they cost nothing per run.
     echo: Callable[[float], None] | None = None
-    """Hears of each sign at once, for whoever watches over the run."""
+    """Called with the uptime of each signal at once, so that the worker can watch the run."""
     last: float = -math.inf
-    """The uptime of the last sign of all, sent or not."""
+    """The uptime of the latest signal, sent or not."""
     _at: float | None = None
     _progress: Progress | None = None
     _log: deque[Line] | None = None
     _logged: int = 0
-    """How many lines there were in all."""
+    """The number of log lines of this run so far."""
 
     def sign(self, at: float, progress: Progress | None = None) -> None:
-        """Note a sign of life, given at that uptime, with how far the handler is."""
+        """Record a heartbeat at the given uptime, with the progress if there is any."""
         with self._lock:
             self._at = self.last = at
             if progress is not None:
                 self._progress = progress
-        # It may be taken away from another thread.
+        # Another thread may remove the callback meanwhile.
         if (echo := self.echo) is not None:
             echo(at)
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
-        """Note a line, written at that uptime; whoever writes is alive."""
+        """Record a log line at the given uptime; it counts as a heartbeat."""
         with self._lock:
             self._at = self.last = at
             self._logged += 1
             self._lines().append((at, level, message, fields, self._logged))
-        # It may be taken away from another thread.
+        # Another thread may remove the callback meanwhile.
         if (echo := self.echo) is not None:
             echo(at)
 
     @property
     def pending(self) -> bool:
-        """Whether anything waits for the next beat."""
+        """True if a signal waits for the next beat."""
         return self._at is not None
 
     def take(self) -> Said:
-        """Return and forget what was said: when last, how far, the log."""
+        """Return the waiting signals and clear them."""
         if not self.pending:
             return None, None, []
         with self._lock:
@@ -78,20 +78,20 @@ class Signs:
         return taken
 
     def restore(self, taken: Said) -> None:
-        """Take back what could not be sent, before what has been said since; of the log the newest lines.
+        """Put back signals that could not be sent, before newer ones. Of the log, keep the newest lines.
 
-        With its own time: however often it has to be sent, a sign is not younger than it is.
+        The signals keep their own time: sending a heartbeat again must not make it look newer.
         """
         at, progress, log = taken
         with self._lock:
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
-            # By their numbers: two messages of a run may be under way and come back in any order.
+            # Sort by line number: two messages of a run may be in flight and be put back in any order.
             self._log = deque(sorted((*log, *self._lines()), key=lambda line: line[-1]), maxlen=LOG_WAITING)
 
     @property
     def _lock(self) -> threading.Lock:
-        # In one step, for several threads of a handler may begin to speak at once.
+        # setdefault is one atomic step: several threads of a handler may send their first signal at once.
         lock: threading.Lock = self.__dict__.setdefault("lock", threading.Lock())
         return lock
 
@@ -102,50 +102,50 @@ class Signs:
 
 
 class JobLog:
-    """A job's own log, kept with the job: the newest 1,000 lines, each under the fence of its run."""
+    """A job's own log, stored with the job: the newest 1,000 lines, each with the fence of its run. Never raises."""
 
     def __init__(self, write: Callable[[str, object, Mapping[str, object]], None]) -> None:
         self._write = write
 
     def debug(self, message: object, /, **fields: object) -> None:
-        """Keep a line of level debug."""
+        """Add a line of level debug."""
         self._write("debug", message, fields)
 
     def info(self, message: object, /, **fields: object) -> None:
-        """Keep a line of level info."""
+        """Add a line of level info."""
         self._write("info", message, fields)
 
     def warning(self, message: object, /, **fields: object) -> None:
-        """Keep a line of level warning."""
+        """Add a line of level warning."""
         self._write("warning", message, fields)
 
     def error(self, message: object, /, **fields: object) -> None:
-        """Keep a line of level error."""
+        """Add a line of level error."""
         self._write("error", message, fields)
 
 
 class JobContext:
-    """The running job, from within its handler."""
+    """The running job, as its handler sees it; `current_job()` returns it."""
 
     _log: JobLog | None = None
     _stopping = False
     _cancelled: str | None = None
     over: bool = False
-    """Whether this run has ended; set by the worker."""
+    """True if this run has ended; set by the worker."""
     misuse: RecordedError | None = None
-    """What the handler did to its event loop that makes its run fail; set by the worker."""
+    """The error of a run whose handler misused its event loop; the run fails with it. Set by the worker."""
 
     def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float], state: Any = None) -> None:
         self._job = job
         self._signs = signs
         self._uptime = uptime
         self.state = state
-        """What the lifespan of this worker has yielded, None without one."""
+        """The value that the worker's lifespan yielded; None without a lifespan."""
 
     @property
     def log(self) -> JobLog:
         """The job's own log."""
-        # Most handlers log nothing; and each would know the other, which only a collection of garbage undoes.
+        # Made on first use: most handlers log nothing, and context and log form a reference cycle.
         if self._log is None:
             self._log = JobLog(self._write)
         return self._log
@@ -167,7 +167,7 @@ class JobContext:
 
     @property
     def fence(self) -> int:
-        """The fencing token of this run: rises with every run, so a resource can refuse anything lower than it saw."""
+        """The fencing token of this run. It rises with every run, so a resource can refuse a lower one."""
         return self._job.fence
 
     @property
@@ -177,67 +177,68 @@ class JobContext:
 
     @property
     def attempt(self) -> int:
-        """The attempt that this run is: what `max_attempts` bounds. Stalls and hand-backs do not count."""
+        """The number of this attempt, which `max_attempts` limits. Stalls and releases do not count."""
         return self._job.attempt
 
     @property
     def redelivered(self) -> bool:
-        """Whether an earlier run of this job has begun, and may have left effects."""
+        """True if an earlier run of this job has started and may have left effects."""
         return self._job.starts > 1
 
     @property
     def idempotency_key(self) -> str:
-        """A key that is the same in every run of this job: its id."""
+        """A key that is the same in every run of this job: the job's id."""
         return self._job.id
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The tick of a schedule that this job was made for, in UTC; None where nothing but a caller made it."""
+        """The schedule tick that this job was made for, in UTC; None if the job was not made by a tick."""
         return None if self._job.tick is None else moment(self._job.tick)
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What travelled with the job beside its arguments."""
+        """The headers that the job carries in addition to its arguments."""
         return self._job.headers
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The words the job was enqueued with."""
+        """The tags that the job was enqueued with."""
         return self._job.tags
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run shall stop: somebody cancelled the job, its time is over, or its lease is lost.
+        """True if this run should stop: the job was cancelled, its time is over, or its lease is lost.
 
-        A coroutine is cancelled as well; a plain handler has only this to go by. What it does then decides: if it
-        raises (`raise_if_cancelled` does), its job is cancelled; if it returns, the work is done and the job completed.
+        A coroutine handler is cancelled as well; a plain handler must check this itself. On a cancelled job, the
+        handler decides the outcome: if it raises (`raise_if_cancelled` does), the job ends as cancelled; if it
+        returns, the job is completed.
         """
         return self._stopping
 
     def raise_if_cancelled(self) -> None:
-        """Leave the handler if this run shall stop.
+        """Raise `Cancel` if this run should stop; see `cancelled`.
 
         Raises:
-            Cancel: it shall.
+            Cancel: this run should stop.
         """
         if self._stopping:
             raise Cancel(self._cancelled)
 
     def heartbeat(self) -> None:
-        """Give a sign of life: with the next beat it extends the lease and the progress clock. Never raises."""
+        """Send a heartbeat. With the next beat it extends the lease and restarts `heartbeat_timeout`. Never raises."""
         self._signs.sign(self._uptime())
 
     def progress(self, value: float, note: object = None) -> None:
-        """Tell how far the job is, in a measure of your own; counts as a heartbeat. Never raises.
+        """Report progress as a number in a unit of your choice, with an optional note; counts as a heartbeat.
 
-        What is no finite number counts as a heartbeat only.
+        Never raises. A value that is not a finite number counts as a heartbeat only.
         """
         try:
             told = float(value)
             how_far = (told, None if note is None else storable(str(note))) if math.isfinite(told) else None
             self._signs.sign(self._uptime(), how_far)
         except BaseException:
-            # What is told may have methods of its own; these calls never raise.
+            # The value or the note may be an object whose methods raise; this call must not.
             self._signs.sign(self._uptime())
 
     def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
@@ -245,11 +246,11 @@ class JobContext:
             told = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
             self._signs.log(self._uptime(), level, storable(str(message)), told)
         except BaseException:
-            # A log line whose text cannot be made is worth less than the handler that wrote it.
+            # If the text cannot be made, drop the line rather than fail the handler.
             self._signs.sign(self._uptime())
 
     def stop(self, reason: str | None) -> None:
-        """Tell the handler that it shall stop; for the worker."""
+        """Set `cancelled`, so that the handler stops; for the worker."""
         self._stopping = True
         self._cancelled = reason
 
@@ -258,10 +259,12 @@ _CURRENT: ContextVar[JobContext] = ContextVar("tenure_job")
 
 
 def current_job() -> JobContext:
-    """Return the job that the caller runs in: in its handler, in what that calls, and in threads it was handed to.
+    """Return the context of the job that the caller runs in.
+
+    It works in the handler, in functions that the handler calls, and in threads that run a copy of its context.
 
     Raises:
-        UsageError: called from outside of a job.
+        UsageError: the caller does not run in a job.
     """
     try:
         return _CURRENT.get()
@@ -270,7 +273,7 @@ def current_job() -> JobContext:
 
 
 def running_job() -> JobContext | None:
-    """Return the job whose run the caller belongs to, None outside of a run that goes on."""
+    """Return the job whose run the caller belongs to, or None outside a run and after it has ended."""
     job = _CURRENT.get(None)
     return None if job is None or job.over else job
 
@@ -279,17 +282,17 @@ _HANDLES_EVENT: ContextVar[bool] = ContextVar("tenure_event", default=False)
 
 
 def handling_event() -> bool:
-    """Return True in an event handler, and in what it starts."""
+    """Return True in an event handler and in tasks that it starts."""
     return _HANDLES_EVENT.get()
 
 
 def event_handler_entered() -> None:
-    """Have the calling task or context count as an event handler; for the bus."""
+    """Mark the calling task or context as an event handler; for the event bus."""
     _HANDLES_EVENT.set(True)
 
 
 def job_of(context: Context) -> JobContext | None:
-    """Return the job that what runs in this context belongs to."""
+    """Return the job to which code in this context belongs, or None."""
     return context.get(_CURRENT)
 
 

@@ -1,4 +1,4 @@
-"""What a handler raises to say what shall become of its own job. None of these is an error."""
+"""Control exceptions: a handler raises one to decide the outcome of its own run. They are not errors."""
 
 from datetime import timedelta
 
@@ -6,11 +6,11 @@ from tenure.core.duration import Duration, duration
 
 
 class Control(Exception):
-    """The common root, so that a handler's broad `except` can let all of them pass."""
+    """The base class of all control exceptions, so that a broad `except` in a handler can re-raise them."""
 
 
 class RetryLater(Control):
-    """Try again after `delay` (seconds, timedelta, or "30s"); charged as a failure, bounded by `max_attempts`."""
+    """Retry the job after `delay` (seconds, timedelta, or "30s"). It counts as a failure towards `max_attempts`."""
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
         self.delay: timedelta = duration(delay, field="RetryLater.delay", zero=True)
@@ -19,7 +19,7 @@ class RetryLater(Control):
 
 
 class Snooze(Control):
-    """Run again after `delay` (seconds, timedelta, or "30s"); charged to no budget."""
+    """Run the job again after `delay` (seconds, timedelta, or "30s"). It counts towards no limit."""
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
         self.delay: timedelta = duration(delay, field="Snooze.delay", zero=True)
@@ -28,7 +28,7 @@ class Snooze(Control):
 
 
 class Reject(Control):
-    """Never again: the job fails at once with reason `rejected`, whatever attempts are left."""
+    """Fail the job at once with reason `rejected`, without a retry, even if attempts are left."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -36,7 +36,7 @@ class Reject(Control):
 
 
 class Cancel(Control):
-    """Stop this job: it ends as `cancelled`."""
+    """End the job as `cancelled`."""
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason

@@ -1,4 +1,4 @@
-"""What can be said of a function: whether a worker can run it, what a call of it makes, what it is called."""
+"""Inspects functions: whether a worker can run one, what a call of it returns, and its name."""
 
 import functools
 import inspect
@@ -10,19 +10,19 @@ from tenure.core.check import shown
 from tenure.errors import UsageError
 
 BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-"""The kinds of parameters that a call may fill by their place."""
+"""The kinds of parameters that a call may fill by position."""
 
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def runnable(function: object) -> Callable[..., Any]:
-    """Return what a worker can run: a function, a partial of one, or an object with a `__call__`.
+    """Return the function if a worker can run it: a function, a partial, or an object with `__call__`.
 
     Raises:
-        UsageError: it cannot be called, is a class, or makes a generator.
+        UsageError: it is not callable, is a class, or yields.
     """
     if isinstance(function, staticmethod):
-        # What a class body hands over; the function in it is what will be called.
+        # A decorator in a class body gets the staticmethod object; the function in it will be called.
         return runnable(function.__func__)
     if not callable(function):
         raise UsageError(f"{shown(function)} cannot be called, so it is no task; give a function: @app.task(name=...)")
@@ -34,21 +34,21 @@ def runnable(function: object) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Say whether a call makes a coroutine."""
+    """Return True if a call returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(body_of(function))
 
 
 def yields(function: Callable[..., Any]) -> bool:
-    """Say whether a call makes a generator, of either sort."""
+    """Return True if a call returns a generator or an async generator."""
     body = body_of(function)
     return inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
 def same_call(hook: object, signature: inspect.Signature, *, field: str) -> None:
-    """Make sure that a hook can be called with whatever fits the signature.
+    """Check that a hook accepts all arguments that fit the signature.
 
     Raises:
-        UsageError: it cannot be called, is a class, yields, or takes other arguments.
+        UsageError: the hook is not callable, is a class, yields, or takes other arguments.
     """
     if not callable(hook) or inspect.isclass(hook):
         raise UsageError(f"{field} must be a function, not {shown(hook)}")
@@ -65,7 +65,7 @@ def same_call(hook: object, signature: inspect.Signature, *, field: str) -> None
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return `module.function`; of a partial that of its function, of an object that of its class."""
+    """Return `module.function`: for a partial the name of its function, for an object the name of its class."""
     while isinstance(function, functools.partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -73,7 +73,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function whose code runs in the end."""
+    """Return the function whose code a call runs: of a partial its function, of an object its `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__

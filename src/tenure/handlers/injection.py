@@ -1,10 +1,10 @@
-"""What a function is given beside its arguments: told by a default value, made by a provider once a run.
+"""Injected values: a parameter's default names a provider, which the worker calls once per run.
 
     async def handler(user: int, db: Session = Inject(get_db))
                                                  └─ get_db(pool: Pool = Inject(get_pool))
                                                                             └─ get_pool(job = Inject(current_job))
 
-`needs` turns such a tree into steps, each after those it rests on; the worker goes through them and back again.
+`needs` turns such a tree into steps in dependency order. The worker opens them in this order, closes them in reverse.
 """
 
 import inspect
@@ -37,18 +37,18 @@ T = TypeVar("T")
 
 
 class SupportsClose(Protocol):
-    """What can be closed."""
+    """An object with a `close` method."""
 
     def close(self) -> object:
-        """Close it."""
+        """Close the object."""
         ...
 
 
 class SupportsAclose(Protocol):
-    """What can be closed on a loop."""
+    """An object with an async `aclose` method."""
 
     def aclose(self) -> object:
-        """Close it."""
+        """Close the object."""
         ...
 
 
@@ -57,11 +57,11 @@ C = TypeVar("C", bound=SupportsClose | SupportsAclose)
 Provider = Callable[..., Any]
 
 Kind = Literal["function", "coroutine function", "generator", "async generator"]
-"""How a provider is called; what contextlib has made of a generator is called as one."""
+"""How a provider is called. A generator function that contextlib has decorated counts as a generator."""
 
 
 class Injected:
-    """What `Inject` leaves in a signature, for the worker to put a provider's value in its place."""
+    """The marker that `Inject` leaves as a parameter's default; the worker passes the provider's value instead."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
@@ -70,8 +70,8 @@ class Injected:
         return f"Inject({_name(self.provider)})"
 
 
-# A function that is annotated with `Iterator[T]` may be a generator or return what iterates, which looks the same from
-# outside. What can be closed and is no generator is taken for the latter: a file, a cursor, a stream.
+# A function annotated with `Iterator[T]` may be a generator or may return an iterator; its type does not say which.
+# A closable return type that is not a generator means the latter: a file, a cursor, a stream.
 @overload
 def Inject(provider: "Callable[..., _AsyncGeneratorContextManager[T]]", /) -> T: ...
 @overload
@@ -98,26 +98,29 @@ def Inject(provider: Callable[..., Iterator[T]], /) -> T: ...
 @overload
 def Inject(provider: Callable[..., T], /) -> T: ...
 def Inject(provider: Provider, /) -> Any:
-    """Stand for what a provider makes, as the default of a handler's or another provider's parameter.
+    """Inject the value of a provider: use it as the default of a parameter of a handler or of another provider.
 
-    `async def pay(order: int, db: Session = Inject(get_db))`: in each run the worker calls `get_db`, once, however many
-    ask for it, and hands over what it returns or yields. A generator, an async generator, or what contextlib makes of
-    one goes on when the run is over, however it ended, the last opened first; an exception of the run is thrown into
-    it, and goes on whatever becomes of it there. Plain functions and generators are called in a thread, all of one run
-    in the same; a provider may ask for others in the same way, and for `Inject(current_job)`.
+    `async def pay(order: int, db: Session = Inject(get_db))`: in each run, the worker calls `get_db` once, even if
+    several parameters ask for it, and passes the value that it returns or yields. A provider may have injected
+    parameters itself, including `Inject(current_job)`.
 
-    Callers of the task do not see the parameter, and cannot fill it. What shall live as long as the worker, such as a
-    pool, is the lifespan's: `Tenure(lifespan=...)`.
+    A provider may be a function, a coroutine function, a generator, an async generator, or a generator decorated by
+    contextlib. After the run, however it ended, the worker resumes the generators, the last opened first. An exception
+    of the run is thrown into the generator, and it propagates even if the generator catches it. Plain functions and
+    generators are called in a thread; one run uses one thread for all of them.
+
+    Callers of the task do not see the parameter and cannot pass it. Make objects that live as long as the worker, such
+    as a connection pool, in the lifespan: `Tenure(lifespan=...)`.
 
     Raises:
-        UsageError: that is no provider.
+        UsageError: `provider` is not a valid provider.
     """
     return Injected(provider_of(provider, field="Inject"))
 
 
 @dataclass(frozen=True)
 class ProviderStep:
-    """One provider of a run, and which of the values made before it takes, by their places."""
+    """One provider of a run. `takes`: for each injected parameter, the index of the step that makes its value."""
 
     name: str
     provider: Provider
@@ -128,17 +131,17 @@ class ProviderStep:
 
 @dataclass(frozen=True)
 class Needs:
-    """All that a function is to be given: how it is made, in order, and which of its parameters takes which step's."""
+    """The injected values of a function: the steps that make them, in order, and the step index of each parameter."""
 
     steps: tuple[ProviderStep, ...] = ()
     takes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | None = None) -> Needs:
-    """Return what a function is to be given, with some providers replaced by others.
+    """Return the injected values of a function, with some providers replaced by others.
 
     Raises:
-        UsageError: a provider takes what nobody can give it, or rests on itself.
+        UsageError: a provider has a required parameter without `Inject`, or depends on itself.
     """
     survey = _ProviderWalk(replaced or {})
     takes = survey.places(injections(inspect.signature(function).parameters.values(), whose=_name(function)))
@@ -146,10 +149,10 @@ def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | 
 
 
 def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Provider]:
-    """Return the providers that a signature asks for, by parameter.
+    """Return the providers that a signature asks for, by parameter name.
 
     Raises:
-        UsageError: one of them stands where it could not be filled without its neighbours.
+        UsageError: an injected parameter is positional-only, or stands before `*args`, so it cannot be passed by name.
     """
     found: dict[str, Provider] = {}
     by_place: str | None = None
@@ -167,10 +170,10 @@ def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Prov
 
 
 def not_injected(function: Callable[..., Any], *, whose: str) -> None:
-    """Make sure that a function that is given nothing does not ask for it.
+    """Check that a function that gets no injected values does not ask for them.
 
     Raises:
-        UsageError: it does.
+        UsageError: a parameter has `Inject(...)` as its default.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -181,10 +184,10 @@ def not_injected(function: Callable[..., Any], *, whose: str) -> None:
 
 
 def provider_of(given: object, *, field: str) -> Provider:
-    """Return what can make a value.
+    """Return the provider.
 
     Raises:
-        UsageError: it cannot be called, or not be told from others, or it takes what nobody can give it.
+        UsageError: it is not callable, is not hashable, or has a required parameter without `Inject`.
     """
     if not callable(given) or isinstance(given, Injected):
         raise UsageError(f"{field}({shown(given)}) is no provider; give the function itself, without calling it")
@@ -203,7 +206,7 @@ def provider_of(given: object, *, field: str) -> Provider:
 
 
 class _ProviderWalk:
-    """Goes through a tree of providers from the leaves up, each of them once."""
+    """Walks a tree of providers from the leaves up and makes one step for each provider."""
 
     def __init__(self, replaced: Mapping[Provider, Provider]) -> None:
         self.steps: list[ProviderStep] = []
@@ -234,7 +237,7 @@ def _step(provider: Provider, takes: Mapping[str, int]) -> ProviderStep:
 
 
 def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:
-    """Return how a provider is called, and what comes of that; both sorts of generators are context managers then."""
+    """Return how to call a provider, and its kind. Generators of both kinds become context managers."""
     body = body_of(provider)
     if inspect.isasyncgenfunction(body):
         return asynccontextmanager(provider), "async generator"
@@ -242,7 +245,7 @@ def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:
         return contextmanager(provider), "generator"
     if is_async(provider):
         return provider, "coroutine function"
-    # What contextlib makes of a generator function keeps that here.
+    # A function decorated by contextlib keeps the generator function in __wrapped__.
     within = getattr(body, "__wrapped__", None)
     if inspect.isasyncgenfunction(within):
         return provider, "async generator"

@@ -1,4 +1,4 @@
-"""Middleware: what is wrapped around every run of an app, or of a task, like the skins of an onion.
+"""Middleware: coroutine functions that wrap every run of an app or of a task, one inside the other.
 
 app's first ─► app's second ─► task's first ─► handler
 ◄─              ◄─             ◄─
@@ -16,11 +16,11 @@ from tenure.handlers.injection import not_injected
 
 
 class RunCall:
-    """A run on its way to its handler. What middleware puts into `args` and `kwargs`, the handler is called with."""
+    """A run before its handler is called. Middleware may change `args` and `kwargs`; the handler gets the result."""
 
     def __init__(self, job: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.job = job
-        """The job, as `current_job()` shows it."""
+        """The job, as `current_job()` returns it."""
         self.args = args
         self.kwargs = kwargs
 
@@ -31,23 +31,23 @@ class RunCall:
 
 
 Proceed = Callable[[], Awaitable[Any]]
-"""Goes on inwards, to the handler in the end, and returns what it returned; to be awaited once at most."""
+"""Calls the next middleware or the handler and returns its result. A middleware may await it at most once."""
 
 Middleware = Callable[[RunCall, Proceed], Awaitable[Any]]
-"""A coroutine function that is called for each run. What it returns, or raises, is what the run comes to."""
+"""A coroutine function that is called for each run. Its return value or exception is the outcome of the run."""
 
 Heart = Callable[[RunCall], Awaitable[Any]]
-"""What all the middleware of a run is wrapped around."""
+"""The innermost call of a run, which all its middleware wraps."""
 
 Onion = Callable[[RunCall, Heart], Awaitable[Any]]
-"""All the middleware of a task in one, for whatever heart a run has."""
+"""All middleware of a task combined into one function; it takes the run and the run's innermost call."""
 
 
 def layer(given: object) -> Middleware:
-    """Return what can be wrapped around a run.
+    """Return the middleware.
 
     Raises:
-        UsageError: it is no coroutine function of the run and what it goes on with.
+        UsageError: it is not a coroutine function of two arguments, the run and `proceed`.
     """
     if not callable(given) or not is_async(given):
         raise UsageError(f"middleware {shown(given)} must be a coroutine function: async def layer(call, proceed)")
@@ -63,16 +63,16 @@ def layer(given: object) -> Middleware:
 
 
 def layers(given: object) -> tuple[Middleware, ...]:
-    """Return several of them.
+    """Return several middleware functions.
 
     Raises:
-        UsageError: they are not several, or one of them is none.
+        UsageError: the value is not a sequence, or one of its items is not middleware.
     """
     return tuple(layer(one) for one in several(given, field="middleware"))
 
 
 def onion(middleware: Iterable[Middleware]) -> Onion | None:
-    """Return middleware wrapped around each other, the first outermost, or None if there is none."""
+    """Combine middleware into one function, the first outermost. Return None if `middleware` is empty."""
     whole: Onion | None = None
     for one in reversed(tuple(middleware)):
         whole = _around(one, whole)

@@ -1,7 +1,7 @@
-"""What a user may set, checked when it is made: every object here is valid once it exists.
+"""The options that users set. Each object checks its values when it is made, so every existing object is valid.
 
-None in a field of `Stall`, `Retry`, `TTL` or `TaskOptions` means "not set here". What is set is merged field by field:
-the call's own over the queue's over the task's over the app's over the built-in.
+None in a field of `Stall`, `Retry`, `TTL` or `TaskOptions` means "not set here". Options are merged field by field:
+the call's override the queue's, then the task's, the app's, and the built-in defaults.
 """
 
 from tenure.options.keys import SINGLETON, KeyTemplate

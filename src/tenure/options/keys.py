@@ -1,4 +1,4 @@
-"""Which keys a call has: each named by a template over its arguments, by a function of them, or outright."""
+"""Makes the keys of a call: from a template over its arguments, from a function of them, or from a literal key."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -9,24 +9,24 @@ from tenure.core.check import named, shown
 from tenure.errors import UsageError
 
 KeyTemplate = str | Callable[..., str | None]
-"""A template such as "account:{account_id}", or a function of the call's arguments; None from it means no key."""
+"""A template such as "account:{account_id}", or a function of the call's arguments; it returns None for no key."""
 
 CONCURRENCY = "concurrency_key"
 
 SINGLETON = "singleton:"
-"""What the key of a singleton task begins with."""
+"""The prefix of the key of a singleton task."""
 
 _RESERVED = (SINGLETON, "paused:", "rate:", "unknown:")
 
 
 def own_key(name: object, *, field: str = CONCURRENCY) -> str:
-    """Return the name of a key that a user chose.
+    """Return the key that a user chose.
 
     Raises:
-        UsageError: it is no name, or one of those that the queue gives itself.
+        UsageError: it is not a valid name, or begins with a reserved prefix.
     """
     key = named(name, field=field)
-    # Jobs are parked under concurrency keys, and under these; no other keys ever meet them.
+    # Jobs are parked under concurrency keys and under the reserved names. Only these two kinds can collide.
     if field == CONCURRENCY and key.startswith(_RESERVED):
         raise UsageError(
             f"{field} = {shown(key)} begins with a word that is taken ({', '.join(_RESERVED)}); choose another"
@@ -35,10 +35,10 @@ def own_key(name: object, *, field: str = CONCURRENCY) -> str:
 
 
 def templated(given: object, *, field: str) -> KeyTemplate:
-    """Return what a key may be made with, as far as can be told without the task.
+    """Return the template or function, checked as far as that is possible without the task.
 
     Raises:
-        UsageError: it is neither template nor function.
+        UsageError: it is neither a template nor a plain function.
     """
     if isinstance(given, str):
         return own_key(given, field=field)
@@ -50,17 +50,17 @@ def templated(given: object, *, field: str) -> KeyTemplate:
 
 
 def outright(given: object, *, field: str) -> KeyTemplate:
-    """Return what gives this very key to every call, braces and all.
+    """Return a function that gives this literal key to every call; braces in it have no special meaning.
 
     Raises:
-        UsageError: it is no name that a key can have.
+        UsageError: it is not a valid key.
     """
     key = own_key(given, field=field)
     return lambda *_, **__: key
 
 
 class Arguments:
-    """What a call was given; by their names, defaults among them, only where somebody asks."""
+    """The arguments of a call. `named()` binds them by name, with defaults; only templates call it."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], named: Callable[[], dict[str, Any]]) -> None:
         self.args = args
@@ -69,10 +69,10 @@ class Arguments:
 
 
 class Keying:
-    """How an option of a task makes a key of a call's arguments. The option's name is in what is refused.
+    """Makes the key of one option from a call's arguments. `field` is the option's name, for error messages.
 
     Raises:
-        UsageError: the template names what the task does not take, or is none.
+        UsageError: the template is invalid, or names an argument that the task does not take.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class Keying:
             _fillable(given, tuple(parameters), field=field, task=task, collects=collects)
 
     def key(self, call: Arguments) -> str | None:
-        """Return the key of a call, None for none.
+        """Return the key of a call, or None if it has no key.
 
         Raises:
-            UsageError: the template or the function fails on these arguments, or what comes of it is no name.
+            UsageError: the template or the function fails on these arguments, or makes an invalid key.
         """
         made = made_of(self._given, call, field=self._field)
         return None if made is None else own_key(made, field=self._field)
 
 
 def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
-    """Return what a template or a function makes of a call's arguments.
+    """Apply a template or a function to a call's arguments and return the result.
 
     Raises:
-        UsageError: it fails on them.
+        UsageError: it fails on these arguments.
     """
     try:
         return given.format(**call.named()) if isinstance(given, str) else given(*call.args, **call.kwargs)
@@ -119,7 +119,7 @@ def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str, coll
     for name in asked:
         first = name.split(".")[0].split("[")[0]
         if first not in known and collects:
-            # The handler's own parameter is what one thinks of first.
+            # A common mistake: the template names the handler's own parameter.
             raise UsageError(
                 f"{field} = {shown(given)} names {first!r}, and keys of task {task!r}, which collects, are made of the "
                 f"item that a call brings; write {{{known[0]}}}, or {{{known[0]}.tenant}}"

@@ -1,4 +1,4 @@
-"""How long a job may wait, and how long it is kept once it is over."""
+"""Lifetime options: how long a job may wait, when a dead letter is redriven, and how long ended jobs are kept."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,21 +13,21 @@ from tenure.options.merging import NestedOptions, fill
 
 @dataclass(frozen=True, init=False)
 class TTL(NestedOptions):
-    """How long a job may wait before it starts, counted from its enqueue or its redrive; a run is not bounded by it.
+    """How long a job may wait before it starts, counted from its enqueue or its redrive. It does not limit a run.
 
-    A job that is still waiting, delayed or resting between two attempts by then expires: with `on_expire="fail"` (built
-    in) it is kept as expired, with a `JobExpiredError`; with "discard" nothing is kept but an event and a count.
-    Whoever awaits its result gets `JobExpiredError` either way.
+    A job that is still waiting, delayed, or between two attempts after `max` expires. With `on_expire="fail"` (the
+    default) it is kept as expired, with a `JobExpiredError`. With "discard" only an event and a count are kept.
+    `Job.result` raises `JobExpiredError` in both cases.
     """
 
     max: timedelta | None
     on_expire: OnExpire | None
 
-    def __init__(self, max: Duration | None = None, on_expire: OnExpire | None = None) -> None:  # noqa: A002 - the word
-        """Take what differs from what is set below.
+    def __init__(self, max: Duration | None = None, on_expire: OnExpire | None = None) -> None:  # noqa: A002 - the name
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: `max` is no positive duration, or `on_expire` is unknown.
+            UsageError: `max` is not a positive duration, or `on_expire` is unknown.
         """
         fill(
             self,
@@ -38,45 +38,46 @@ class TTL(NestedOptions):
 
 @dataclass(frozen=True, init=False)
 class AutoRedrive(NestedOptions):
-    """A rule that puts a dead letter back in line by itself: `after` its failure, then each time twice as late.
+    """A rule that redrives a dead letter automatically: `after` its failure; each further delay is twice as long.
 
-    It does so `times` times, with new budgets and a new TTL. It leaves alone what was rejected or could not be read,
-    what its policy never retries, and what lost its worker and must not run twice (`on_worker_lost="fail"`).
+    It redrives the job `times` times at most, each time with new budgets and a new TTL. It does not redrive a job that
+    was rejected or could not be decoded, a job whose error the retry policy never retries, or a job that lost its
+    worker and must not run twice (`on_worker_lost="fail"`).
     """
 
     after: timedelta
     times: int
 
     def __init__(self, after: Duration = "1h", times: int = 3) -> None:
-        """Take the first delay and the number of redrives.
+        """Set the first delay and the number of redrives.
 
         Raises:
-            UsageError: `after` is no positive duration, or `times` no whole number from 1 to 20.
+            UsageError: `after` is not a positive duration, or `times` is not a whole number from 1 to 20.
         """
         fill(
             self,
             after=duration(after, field="AutoRedrive.after"),
-            # Doubled twenty times, a second is twelve days; beyond that the rule would outlive the retention.
+            # A delay of 1 s doubled twenty times is twelve days. A longer rule would outlive the retention.
             times=whole(times, field="AutoRedrive.times", least=1, most=20),
         )
 
     def rule(self) -> Redriving:
-        """Return the rule as a job carries it."""
+        """Return the rule in the form that a job stores."""
         return Redriving(micros(self.after), self.times)
 
 
 @dataclass(frozen=True, init=False)
 class Keep:
-    """How long jobs that came to one kind of end are kept: for `age`, and no more than the newest `count` of them."""
+    """How long jobs with one outcome are kept: for `age`, and at most the newest `count` of them (None: no limit)."""
 
     age: timedelta
     count: int | None
 
     def __init__(self, age: Duration, count: int | None = None) -> None:
-        """Take an age, and a count if there shall be one.
+        """Set the age and, optionally, the count; a count of 0 keeps no jobs.
 
         Raises:
-            UsageError: `age` is no positive duration, or `count` no whole number from 0.
+            UsageError: `age` is not a positive duration, or `count` is not a whole number of at least 0.
         """
         fill(
             self,
@@ -87,10 +88,10 @@ class Keep:
 
 @dataclass(frozen=True, init=False)
 class Retention:
-    """How long a queue keeps its jobs once they are over, by outcome; None leaves an outcome as it is.
+    """How long a queue keeps ended jobs, by outcome. None leaves the setting of an outcome as it is.
 
-    Built in: completed 1 h and 10,000, failed 30 d, cancelled and expired 7 d. A completed job with a `result_ttl` of
-    its own is kept for that long instead.
+    Default: completed 1 h and at most 10,000, failed 30 d, cancelled and expired 7 d. A completed job with a
+    `result_ttl` is kept for that time instead.
     """
 
     completed: Keep | None
@@ -106,10 +107,10 @@ class Retention:
         cancelled: Keep | None = None,
         expired: Keep | None = None,
     ) -> None:
-        """Take what differs from what is set.
+        """Set the outcomes whose retention changes.
 
         Raises:
-            UsageError: one of them is no `Keep`.
+            UsageError: a value is not a `Keep`.
         """
         fill(
             self,
@@ -120,7 +121,7 @@ class Retention:
         )
 
     def setting(self) -> retention.RetentionRules:
-        """Return this as a queue keeps it."""
+        """Return the retention in the form that a queue stores."""
         return retention.RetentionRules(
             completed=_kept(self.completed),
             failed=_kept(self.failed),
@@ -130,14 +131,14 @@ class Retention:
 
 
 def living(ttl: object, *, field: str = "ttl") -> TTL:
-    """Return a TTL, made of a bare duration where it is one.
+    """Return a TTL; a bare duration becomes a TTL with this `max`.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither a TTL nor a duration.
     """
     if isinstance(ttl, TTL):
         return ttl
-    return TTL(duration(ttl, field=field))  # type: ignore[arg-type]  # it refuses what is none
+    return TTL(duration(ttl, field=field))  # type: ignore[arg-type]  # duration() refuses other types
 
 
 def _keep(given: object, *, field: str) -> Keep | None:

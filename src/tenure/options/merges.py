@@ -1,4 +1,4 @@
-"""Which calls make jobs of their own: the unique, the debounced, the throttled, the collected."""
+"""Options that decide whether a call makes a job of its own: unique, debounce, throttle and collect."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,26 +14,27 @@ from tenure.options.merging import NestedOptions, fill
 OnLimit = Literal["raise", "skip"]
 
 MOST_COLLECTED = 10_000
-"""How many calls one job may gather."""
+"""The most calls that one job may collect."""
 
 
 @dataclass(frozen=True, init=False)
 class Unique(NestedOptions):
-    """At most one job of a queue holds a key; a call with a key that is held makes none and gets that job's handle.
+    """At most one job of a queue holds a key. A call whose key is held makes no job and gets the holder's handle.
 
-    `key`: a template over the arguments or a function of them; without one, calls of the task with equal arguments have
-    the same. `scope`: for how long it is held: while the job is "unfinished" (built in: until it is over, retries and
-    all), while it is "queued" (until it starts), or for a duration from the call that made the job on.
+    `key`: a template over the arguments or a function of them. Without a key, calls of the task with equal arguments
+    share one. `scope`: how long a job holds the key: "unfinished" (the default) until the job has ended, including its
+    retries; "queued" until it starts; or a duration from the call that made the job.
     """
 
     key: KeyTemplate | None
     scope: UniqueScope | timedelta | None
 
     def __init__(self, key: KeyTemplate | None = None, scope: UniqueScope | Duration | None = None) -> None:
-        """Take what differs from what is set below.
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: the key is neither template nor function, or the scope neither such a word nor a duration.
+            UsageError: the key is neither a template nor a function, or the scope is neither "unfinished", "queued" nor
+                a duration.
         """
         fill(
             self,
@@ -44,10 +45,10 @@ class Unique(NestedOptions):
 
 @dataclass(frozen=True, init=False)
 class Debounce:
-    """A job starts `delay` after the latest call of its key: each call takes the place of the one before.
+    """A job starts `delay` after the latest call of its key; each call replaces the one before.
 
-    But no later than `max_wait` after the first one. `key`: a template over the arguments or a function of them, the
-    task's own; without one all calls of the task share it.
+    It starts at most `max_wait` after the first call; None sets no limit. `key`: a template over the arguments or a
+    function of them. Tasks do not share keys. Without a key, all calls of the task share one.
     """
 
     key: KeyTemplate | None
@@ -55,10 +56,11 @@ class Debounce:
     max_wait: timedelta | None
 
     def __init__(self, key: KeyTemplate | None = None, *, delay: Duration, max_wait: Duration | None = None) -> None:
-        """Take a key and its durations.
+        """Set the key and the durations.
 
         Raises:
-            UsageError: the key is neither template nor function, a duration is none, or max_wait is under the delay.
+            UsageError: the key is neither a template nor a function, a duration is invalid, or `max_wait` is under
+                `delay`.
         """
         fill(self, key=_key(key, "debounce"), **_waits(delay, max_wait, of="Debounce"))
 
@@ -67,9 +69,9 @@ class Debounce:
 class Throttle:
     """At most `max` jobs of a key are made in each `window`, which begins with its first job.
 
-    A call beyond that makes none: it raises `ThrottledError`, or with `on_limit="skip"` it gets a handle that says so.
-    `key`: a template over the arguments or a function of them, the task's own; without one all calls of the task share
-    it.
+    A call over this limit makes no job. It raises `ThrottledError`; with `on_limit="skip"` it returns a handle whose
+    `made` is "throttled". `key`: a template over the arguments or a function of them. Tasks do not share keys. Without
+    a key, all calls of the task share one.
     """
 
     key: KeyTemplate | None
@@ -81,15 +83,15 @@ class Throttle:
         self,
         key: KeyTemplate | None = None,
         *,
-        max: int,  # noqa: A002 - the word
+        max: int,  # noqa: A002 - the name
         window: Duration,
         on_limit: OnLimit = "raise",
     ) -> None:
-        """Take a key, a number and a window.
+        """Set the key, the number of jobs and the window.
 
         Raises:
-            UsageError: the key is neither template nor function, `max` no whole number from 1, the window no duration,
-                or `on_limit` is unknown.
+            UsageError: the key is neither a template nor a function, `max` is not a whole number of at least 1,
+                `window` is not a duration, or `on_limit` is unknown.
         """
         fill(
             self,
@@ -102,12 +104,13 @@ class Throttle:
 
 @dataclass(frozen=True, init=False)
 class Collect:
-    """Calls gather in one job whose handler gets the list: until none has come for `delay`, or `max_size` have.
+    """Calls are collected into one job, a batch, whose handler gets the list of their items.
 
-    But no later than `max_wait` after the first one. One of 8 MiB of arguments is full, too.
+    A batch starts when no call has come for `delay` (1 s by default), when it has `max_size` calls (100 by default) or
+    8 MiB of arguments, and at most `max_wait` after its first call (10 s by default; None sets no limit).
 
-    `key`: a template over the `item` that each call brings, such as
-    "{item.tenant}", or a function of it, the task's own; without one all calls of the task gather together.
+    `key`: a template over the `item` that each call brings, such as "{item.tenant}", or a function of the item. Tasks
+    do not share keys. Without a key, all calls of the task are collected together.
     """
 
     key: KeyTemplate | None
@@ -123,11 +126,11 @@ class Collect:
         max_size: int = 100,
         max_wait: Duration | None = "10s",
     ) -> None:
-        """Take what differs from the defaults.
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: the key is neither template nor function, a duration is none, max_wait is under the delay, or
-                `max_size` no whole number from 1 to 10,000.
+            UsageError: the key is neither a template nor a function, a duration is invalid, `max_wait` is under
+                `delay`, or `max_size` is not a whole number from 1 to 10,000.
         """
         fill(
             self,
@@ -138,12 +141,12 @@ class Collect:
 
 
 def uniquely(given: object, *, literal: bool = False) -> Unique | Literal[False]:
-    """Return what makes jobs unique, made of True or a bare key where it is one; False means that nothing does.
+    """Return unique options. True and a bare key become a `Unique`; False means that jobs are not unique.
 
-    `literal`: its key is the key itself, no template.
+    `literal`: the value is the key itself, not a template.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: it is not a bool, a key or a `Unique`.
     """
     match given:
         case bool():
@@ -158,28 +161,28 @@ def uniquely(given: object, *, literal: bool = False) -> Unique | Literal[False]
 
 
 def debounced(given: object) -> Debounce:
-    """Return debounce options.
+    """Return the debounce options.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the value is not a `Debounce`.
     """
     return of_kind(given, Debounce, field="debounce", remedy='write debounce=Debounce("{user}", delay="5s")')
 
 
 def throttled(given: object) -> Throttle:
-    """Return throttle options.
+    """Return the throttle options.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the value is not a `Throttle`.
     """
     return of_kind(given, Throttle, field="throttle", remedy='write throttle=Throttle("{user}", max=10, window="1m")')
 
 
 def collected(given: object) -> Collect:
-    """Return collect options.
+    """Return the collect options.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the value is not a `Collect`.
     """
     return of_kind(given, Collect, field="collect", remedy='write collect=Collect(delay="1s", max_size=100)')
 
@@ -199,9 +202,9 @@ def _no_scope(key: KeyTemplate) -> KeyTemplate:
 def _scope(given: object) -> UniqueScope | timedelta:
     for word in get_args(UniqueScope):
         if given == word:
-            return word  # type: ignore[no-any-return]  # of the words of that very type
+            return word  # type: ignore[no-any-return]  # one of the type's own words
     try:
-        return duration(given, field="Unique.scope")  # type: ignore[arg-type]  # it refuses what is none
+        return duration(given, field="Unique.scope")  # type: ignore[arg-type]  # duration() refuses other types
     except UsageError as error:
         words = " or ".join(f'"{word}"' for word in get_args(UniqueScope))
         raise UsageError(f"{error}; or write {words}") from None

@@ -1,22 +1,22 @@
-"""How options are laid over each other: field by field, and policies inside."""
+"""Merges options field by field, including the fields of nested options."""
 
 from dataclasses import fields
 from typing import Any, TypeVar
 
 
 class NestedOptions:
-    """Options that stand in a field of other options, and are merged there."""
+    """Options that are a field of other options and are merged field by field there."""
 
 
 class Layer:
-    """Options that are merged with those above and below them."""
+    """Options that are merged with the options of the levels above and below."""
 
 
 Merged = TypeVar("Merged", bound=NestedOptions | Layer)
 
 
 def overlay(above: Merged, below: Merged) -> Merged:
-    """Return what is set above, and the rest as below; policies merge inside."""
+    """Return the fields that are set in `above`, and the rest from `below`; nested options are merged too."""
     merged: dict[str, Any] = {}
     for spec in fields(above):  # type: ignore[arg-type]  # all of them are dataclasses
         upper, lower = getattr(above, spec.name), getattr(below, spec.name)
@@ -24,13 +24,13 @@ def overlay(above: Merged, below: Merged) -> Merged:
             merged[spec.name] = overlay(upper, lower)
         else:
             merged[spec.name] = lower if upper is None else upper
-    # These are made by checking, not by copying; the fields are valid already.
+    # Skip __init__, which only checks: all values are valid already.
     made = object.__new__(type(above))
     fill(made, **merged)
     return made
 
 
 def fill(made: object, **values: Any) -> None:
-    """Set the fields of options that are being made; from there on they are frozen."""
+    """Set the fields of frozen options while they are being made."""
     for name, value in values.items():
         object.__setattr__(made, name, value)

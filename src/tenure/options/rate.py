@@ -1,4 +1,4 @@
-"""How often jobs may start: so many in a time, at an even pace."""
+"""Rate options: how many jobs may start per time, at an even pace."""
 
 import re
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ _REMEDY = 'write rate="10/s", "100/m" or Rate(10, per="1s")'
 
 @dataclass(frozen=True, init=False)
 class Rate:
-    """At most `max` jobs start in each `per`, all workers of a queue together, at an even pace.
+    """At most `max` jobs start per `per` (1 s by default), at an even pace, across all workers of a queue.
 
-    `key`: a template over the arguments or a function of them: jobs of a queue with the same key share the rate.
-    Without one it is the task's own. `burst`: how many starts may be made up at once, after a time without any. So in
-    any stretch of time there start no more than it has intervals, and `burst` besides.
+    `key`: a template over the arguments or a function of them; jobs of a queue with the same key share the rate.
+    Without a key, the jobs of the task share it. `burst`: how many jobs may start at once after a time without starts.
+    In any period, at most one job per interval (`per` divided by `max`) starts, plus `burst` jobs.
     """
 
     max: int
@@ -33,17 +33,17 @@ class Rate:
 
     def __init__(
         self,
-        max: int,  # noqa: A002 - the word
+        max: int,  # noqa: A002 - the name
         per: Duration = "1s",
         *,
         key: KeyTemplate | None = None,
         burst: int = 1,
     ) -> None:
-        """Take a number and a time.
+        """Set the number of jobs and the time.
 
         Raises:
-            UsageError: `max` or `burst` is no whole number from 1, `per` no duration, the key neither template nor
-                function, or the burst takes up more than a hundred years.
+            UsageError: `max` or `burst` is not a whole number of at least 1, `per` is not a duration, the key is
+                neither a template nor a function, or `burst` intervals are longer than a hundred years.
         """
         fill(
             self,
@@ -57,23 +57,23 @@ class Rate:
 
     @property
     def interval(self) -> int:
-        """How many microseconds lie between two starts."""
+        """The time between two starts, in microseconds."""
         return -(-micros(self.per) // self.max)
 
     def named(self, name: str) -> RateKey:
-        """Return the rate as the storage goes by it."""
+        """Return the rate in the form that the storage uses, under the given name."""
         return RateKey(name, self.interval, self.burst)
 
 
 Rates = str | Rate | Sequence[str | Rate]
-"""One rate, such as "10/s", or several that hold together."""
+"""One rate, such as "10/s", or several that all apply."""
 
 
 def rating(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
-    """Return a rate, made of a text such as "10/s" where it is one; `remedy` says how to write it there.
+    """Return a rate; a string such as "10/s" becomes one. `remedy` is the advice in the error message.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither a `Rate` nor such a string.
     """
     match given:
         case Rate():
@@ -88,7 +88,7 @@ def ratings(given: object) -> tuple[Rate, ...]:
     """Return one rate or several, the fastest first.
 
     Raises:
-        UsageError: it is neither, or two of them are the same.
+        UsageError: a value is not a rate, the sequence is empty, or two rates are the same.
     """
     listed = not isinstance(given, str) and hasattr(given, "__iter__")
     each = several(given, field="rate") if listed else (given,)
@@ -102,10 +102,10 @@ def ratings(given: object) -> tuple[Rate, ...]:
 
 
 def rate_key(given: object, name: str) -> RateKey:
-    """Return a rate that is set at run time for all jobs of a queue or a task, by this name; None means no limit.
+    """Return a rate that is set at run time for all jobs of a queue or a task, under this name. None means no limit.
 
     Raises:
-        UsageError: it is no rate, or one with a key.
+        UsageError: it is not a rate, or has a key.
     """
     if given is None:
         return RateKey(name, 0)

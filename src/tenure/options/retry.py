@@ -1,4 +1,4 @@
-"""How often and when a failed job is tried again."""
+"""Retry options: how often and when a failed job is retried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from tenure.options.merging import NestedOptions, fill
 
 @dataclass(frozen=True, init=False)
 class Retry(NestedOptions):
-    """How often and when a failed job is tried again. Built in: 3 attempts, exponential from 1 s to 10 min, ±25 %.
+    """How often and when a failed job is retried. Default: 3 attempts, exponential delay from 1 s to 10 min, ±25 %.
 
-    `max_attempts` counts all charged runs, the first included; 1 is never again. `on`: only these exceptions are
-    retried. `never`: these are not, even where `on` names them. Both take one class or several. `jitter`: a share of
-    the delay, or True for a quarter.
+    - `max_attempts`: the number of charged runs, including the first; 1 means no retry.
+    - `backoff`: "fixed", "linear" or "exponential". `base`: the first delay. `cap`: the longest delay.
+    - `jitter`: the delay varies at random by up to this share, from 0 to 1; True is 0.25.
+    - `on`: only these exceptions are retried. `never`: these exceptions are not retried, even if `on` names them.
+      Both take one exception class or several.
     """
 
     max_attempts: int | None
@@ -39,11 +41,12 @@ class Retry(NestedOptions):
         on: type[BaseException] | Sequence[type[BaseException]] | None = None,
         never: type[BaseException] | Sequence[type[BaseException]] | None = None,
     ) -> None:
-        """Take what differs from the defaults.
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: max_attempts is no whole number from 1, jitter lies outside 0 to 1, a duration is below 0, the
-                backoff is unknown, or what is given as exceptions are none.
+            UsageError: max_attempts is not a whole number of at least 1, jitter is outside 0 to 1, a duration is
+                invalid or below 0, the backoff is unknown, or `on` or `never` has a value that is not an exception
+                class.
         """
         if max_attempts is not None:
             whole(max_attempts, field="Retry.max_attempts", least=1, meaning="1 means never again")
@@ -59,7 +62,7 @@ class Retry(NestedOptions):
         )
 
     def rule(self) -> Backoff:
-        """Return the part of the policy that a job carries as data."""
+        """Return the part of the policy that a job stores."""
         given = {
             "max_attempts": self.max_attempts,
             "kind": self.backoff,
@@ -70,7 +73,7 @@ class Retry(NestedOptions):
         return Backoff(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
     def final(self, error: BaseException) -> bool:
-        """Say whether this exception shall never be retried."""
+        """Return True if this exception must not be retried."""
         return (self.on is not None and not isinstance(error, self.on)) or isinstance(error, self.never or ())
 
 
@@ -80,7 +83,7 @@ def _share(jitter: object) -> float | None:
             return None
         case bool():
             return 0.25 if jitter else 0.0
-        # Said this way round it refuses NaN too.
+        # This form of the comparison also refuses NaN.
         case int() | float() if 0 <= jitter <= 1:
             return jitter
         case _:

@@ -1,4 +1,4 @@
-"""What a schedule makes of ticks that were missed, and of those that come while an earlier one's job is unfinished."""
+"""Schedule options: what to do with missed ticks, and with ticks that come while an earlier job is unfinished."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,36 +13,36 @@ from tenure.options.merging import fill
 from tenure.options.timing import Timing
 
 MADE_UP = 1_000
-"""How many missed ticks may be asked to be made up for by number."""
+"""The largest `All.max`."""
 
 
 @dataclass(frozen=True, init=False)
 class All:
-    """Make up for every tick that was missed, the oldest first: `missed=All()`, which is also `missed="all"`.
+    """Enqueue a job for every missed tick, the oldest first: `missed=All()`, which equals `missed="all"`.
 
-    `max`: only for the newest so many of them.
+    `max`: only for the newest `max` missed ticks, from 1 to 1,000; None for all.
     """
 
     max: int | None
 
-    def __init__(self, max: int | None = None) -> None:  # noqa: A002 - the word
-        """Take how many.
+    def __init__(self, max: int | None = None) -> None:  # noqa: A002 - the name
+        """Set the limit.
 
         Raises:
-            UsageError: it is no whole number from 1 to 1,000.
+            UsageError: `max` is not a whole number from 1 to 1,000.
         """
         fill(self, max=None if max is None else whole(max, field="All.max", least=1, most=MADE_UP))
 
 
 MissedTicks = Missed | All
-"""What becomes of ticks that were missed: "skip", "latest", "all" or All(max=36)."""
+"""What to do with missed ticks: "skip", "latest", "all" or All(max=36)."""
 
 
 def catching_up(given: object) -> tuple[Missed, int | None]:
-    """Return what becomes of missed ticks, and of how many at most.
+    """Return the policy for missed ticks, and the largest number of ticks that it makes up for (None: no limit).
 
     Raises:
-        UsageError: it is no such policy.
+        UsageError: the policy is unknown.
     """
     if isinstance(given, All):
         return "all", given.max
@@ -54,10 +54,10 @@ def catching_up(given: object) -> tuple[Missed, int | None]:
 
 
 def graceful(given: Duration) -> int:
-    """Return by how much a tick may be late before it is missed, in microseconds.
+    """Return how late a tick may be before it counts as missed, in microseconds.
 
     Raises:
-        UsageError: it is no duration, or one below a second.
+        UsageError: it is not a duration, or is below 1 s.
     """
     length = micros(duration(given, field="grace"))
     if length < SECOND:
@@ -68,15 +68,15 @@ def graceful(given: Duration) -> int:
 
 
 def grace_of(timing: Timing) -> timedelta:
-    """Return the grace that is built in: 10 s, or longer where it may take longer until a dead leader is followed."""
+    """Return the default grace: 10 s, or longer if this timing may need longer to replace a dead leader."""
     return max(timedelta(microseconds=GRACE), timing.leader_ttl + 2 * timing.sweep)
 
 
 def overlapping(given: object) -> Overlap:
-    """Return what becomes of a tick while a job of an earlier one is unfinished.
+    """Return the policy for a tick that comes while a job of an earlier tick is unfinished.
 
     Raises:
-        UsageError: it is no such policy.
+        UsageError: the policy is unknown.
     """
     words: tuple[Overlap, ...] = get_args(Overlap)
     for word in words:

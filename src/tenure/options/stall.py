@@ -1,4 +1,4 @@
-"""When a job counts as stalled, and how often it may."""
+"""Stall options: when a job counts as stalled, and how often it may stall."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,12 +12,15 @@ from tenure.options.merging import NestedOptions, fill
 
 @dataclass(frozen=True, init=False)
 class Stall(NestedOptions):
-    """When a job counts as stalled, and how often it may. Built in: the app's lease, once, enabled, no start grace.
+    """When a job counts as stalled, and how often it may stall.
 
-    `interval`: the job's lease. `max_count`: it fails when it stalls more often than this. `enabled=False`: only the
-    death of its process, as seen by a supervisor or the kernel, takes a job from its worker. `start_grace`: no beat is
-    asked of a run younger than this. `heartbeat=False`: the lease is not renewed by the worker, only by the handler's
-    own `current_job().heartbeat()`: a visibility timeout.
+    - `interval`: the job's lease; by default the lease of the app's timing.
+    - `max_count`: the job fails when it stalls more often than this; 1 by default.
+    - `enabled=False`: only the death of its worker process, seen by a supervisor or the kernel, takes a job from its
+      worker; a missed lease renewal does not.
+    - `start_grace`: a run needs no lease renewal during this time after its start; 0 by default.
+    - `heartbeat=False`: the worker does not renew the lease. Only the handler's own `current_job().heartbeat()` does,
+      as with a visibility timeout.
     """
 
     interval: timedelta | None
@@ -34,10 +37,11 @@ class Stall(NestedOptions):
         start_grace: Duration | None = None,
         heartbeat: bool | None = None,
     ) -> None:
-        """Take what differs from the defaults.
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: a duration is not positive, max_count is no whole number from 0, or a switch is no bool.
+            UsageError: `interval` is not a positive duration, `start_grace` is not a duration, `max_count` is not a
+                whole number of at least 0, or `enabled` or `heartbeat` is not a bool.
         """
         if max_count is not None:
             whole(max_count, field="Stall.max_count", least=0, meaning="0 fails a job at its first stall")
@@ -52,16 +56,16 @@ class Stall(NestedOptions):
 
     @classmethod
     def from_bunqueue(cls, *, max_stalls: int, interval: Duration | None = None) -> Self:
-        """Return the same rule as bunqueue's, which fails a job when its count reaches `max_stalls`.
+        """Return the equivalent of bunqueue's rule, which fails a job when its stall count reaches `max_stalls`.
 
         Raises:
-            UsageError: max_stalls is no whole number from 1, or the interval no duration.
+            UsageError: `max_stalls` is not a whole number of at least 1, or `interval` is not a duration.
         """
         most = whole(max_stalls, field="max_stalls", least=1, meaning="1 fails a job at its first stall")
         return cls(interval=interval, max_count=most - 1)
 
     def terms(self, lease: timedelta, *, pinned: "Stall | None" = None) -> StallTerms:
-        """Return these options as a job carries them; `pinned` are those that its own call set."""
+        """Return these options in the form that a job stores; `pinned`: the options that the call itself set."""
         setting = self.setting()
         return StallTerms(
             lease=setting.lease if setting.lease is not None else micros(lease),
@@ -72,7 +76,7 @@ class Stall(NestedOptions):
         )
 
     def setting(self) -> StallSetting:
-        """Return these options as a queue keeps them."""
+        """Return these options in the form that a queue stores."""
         lease = None if self.interval is None else micros(self.interval)
         return StallSetting(
             lease=FOREVER if self.enabled is False else lease,
@@ -86,9 +90,9 @@ _SETTABLE = ("lease", "max_stalls", "start_grace", "renewed")
 
 
 def stalling(stall: object) -> Stall:
-    """Return stall options.
+    """Return the stall options.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the value is not a `Stall`.
     """
     return of_kind(stall, Stall, field="stall", remedy='write stall=Stall(interval="30s")')

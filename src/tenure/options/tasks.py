@@ -1,4 +1,4 @@
-"""What a task, an app for all its tasks, and one call may set."""
+"""The options of a task, of an app or router for all its tasks, and of one call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,37 +27,45 @@ OnUnreachable = Literal["auto", "stop", "continue"]
 RunIn = Literal["auto", "process"]
 
 FairWeight = int | Callable[..., int]
-"""A whole number from 1 to 1000, or a function of the call's arguments that gives one."""
+"""A whole number from 1 to 1000, or a function of the call's arguments that returns one."""
 
 PRIORITY_RANGE = 500
-"""Priorities lie between minus this and this, which keeps the score of a strict one below 2^53."""
+"""Priorities range from minus this value to this value. This keeps the score of a strict priority below 2^53."""
 
 
 @dataclass(frozen=True, init=False)
 class TaskOptions(Layer):
-    """What a task, or an app for all its tasks, may set.
+    """The options of a task, or the defaults of an app or a router for all its tasks. None means "not set here".
 
-    `timeout` bounds one run, `heartbeat_timeout` the time between two signs of the handler's own. `on_worker_lost`:
-    "fail" for work that must not run twice. `on_unreachable`: what a run does when its lease may have passed on while
-    the storage cannot be reached: "stop", "continue", or "auto" (stop those that hold an exclusive right).
+    Durations are seconds, a timedelta, or text such as "30s". A key is a template over the call's arguments, such as
+    "account:{account_id}", or a function of them. False removes a key, a rate, `unique`, `debounce` or `throttle`
+    that an app or a router sets.
 
-    `ttl`: how long a job may wait before it starts, a `TTL` or a bare duration. `singleton`: at most one job of the
-    task is active, across all workers. `concurrency_key`: jobs of a queue with the same key share `concurrency_limit`
-    slots (1 unless set; the latest limit that a key was given holds); a template over the arguments or a function of
-    them. `result_ttl`: how long a completed job is kept with its result, instead of as its queue says; within it an
-    enqueue with the same id returns the job that is there. `auto_redrive`: a rule that puts dead letters back in line.
-    `middleware`: what is wrapped around each run, the first outermost, and all of it within the app's own.
-
-    `strict`: a step of `priority` counts for more than any waiting; at priority 0 there is none to count.
-    `fair_key`: the tenant that a job is for, by a template or a function; tenants of a queue take turns, one of
-    `fair_weight` 3 with three jobs for every one of a tenant of weight 1. `lifo`: the newest first, and before all that
-    are not. `rate`: how often jobs may start, "10/s", a `Rate`, or several. `unique`: True, a key, or a `Unique`.
-    `throw_on_duplicate`: a call that makes no job because one is there raises `DuplicateJobError`. `debounce`,
-    `throttle`: see these classes. Keys, rates and what merges or refuses calls are undone by False where an app or a
-    router sets them.
-
-    `run`: where the handler runs: "auto" is the event loop for a coroutine function and a thread for a plain one,
-    "process" a process of its own for either, which nothing that it does can take the worker along with.
+    - `queue`: the queue of the task's jobs, "default" by default.
+    - `retry`, `stall`: when a failed job is retried, and when a job counts as stalled; see `Retry` and `Stall`.
+    - `timeout`: limits one run. `heartbeat_timeout`: limits the time between two heartbeats of the handler itself.
+    - `on_worker_lost`: "retry" by default; "fail" for work that must not run twice.
+    - `on_unreachable`: what a run does when the storage is unreachable and its lease may have gone to another worker:
+      "stop", "continue", or "auto", which stops only runs that hold an exclusive right.
+    - `priority`: a whole number from -500 to 500; each step is worth 60 s of waiting. `strict`: each step is worth more
+      than any waiting; at priority 0 it has no effect.
+    - `ttl`: how long a job may wait before it starts, a `TTL` or a duration.
+    - `singleton`: at most one job of the task is active, across all workers.
+    - `concurrency_key`: at most `concurrency_limit` jobs of a queue with the same key are active at once (1 by
+      default). The limit that a key was given last applies.
+    - `result_ttl`: how long a completed job and its result are kept, instead of the queue's retention. Within this
+      time, an enqueue with the same id returns the existing job.
+    - `auto_redrive`: a rule that puts dead letters back into their queue; see `AutoRedrive`.
+    - `middleware`: wraps each run, the first outermost, all inside the app's own.
+    - `lifo`: the newest job runs first, before all jobs without `lifo`.
+    - `fair_key`: the tenant of a job. The tenants of a queue take turns: a tenant with `fair_weight` 3 gets three jobs
+      for each one of a tenant with weight 1.
+    - `rate`: how often jobs may start: "10/s", a `Rate`, or several.
+    - `unique`: True, a key, or a `Unique`. `throw_on_duplicate`: a call raises `DuplicateJobError` if a job with its id
+      or unique key exists already.
+    - `debounce`, `throttle`: see `Debounce` and `Throttle`.
+    - `run`: where the handler runs. "auto": the event loop for a coroutine function, a thread for a plain function.
+      "process": a process of its own, so that a crash of the handler does not affect the worker.
     """
 
     queue: str | None
@@ -115,10 +123,10 @@ class TaskOptions(Layer):
         throttle: Throttle | Literal[False] | None = None,
         run: RunIn | None = None,
     ) -> None:
-        """Take what differs from the defaults.
+        """Set the options that differ from the defaults.
 
         Raises:
-            UsageError: an option has no valid value, or two contradict each other.
+            UsageError: an option is invalid, or two options contradict each other.
         """
         fill(
             self,
@@ -157,12 +165,12 @@ class TaskOptions(Layer):
         agreeing(self)
 
     def over(self, below: "TaskOptions") -> "TaskOptions":
-        """Return these options laid over others, field by field."""
+        """Return these options merged over `below`, field by field."""
         return overlay(self, below)
 
 
 class TaskSettings(TypedDict, total=False):
-    """The options of `@app.task(...)`, one by one."""
+    """The options of `@app.task(...)` as keyword arguments; `TaskOptions` describes them."""
 
     queue: str
     retry: Retry
@@ -192,12 +200,15 @@ class TaskSettings(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What one call may set: `task.options(delay="5m").enqueue(...)`.
+    """The options of one call: `task.options(delay="5m").enqueue(...)`. They override the task's own options.
 
-    `id`: the job's own id, unique within its queue; a second enqueue with it makes no second job. `delay` or `run_at`
-    (an aware datetime): not before then. `tags`: words to find it by. `concurrency_key`, `fair_key`, `unique`: the key
-    itself, no template; `unique=False` for a call that has none. `wait`: for how long `enqueue_and_wait` waits, 30 s
-    unless set.
+    - `id`: the job's id, unique within its queue. A second enqueue with the same id makes no second job.
+    - `delay` (a duration) or `run_at` (an aware datetime): the job does not start before this time.
+    - `tags`: up to 100 words by which the job can be found.
+    - `concurrency_key`, `fair_key`, `unique`: the key itself, not a template. `unique=False`: the call has no key.
+    - `wait`: how long `enqueue_and_wait` waits, 30 s by default.
+
+    `TaskOptions` describes the other options.
     """
 
     id: str
@@ -220,19 +231,19 @@ class CallOptions(TypedDict, total=False):
 
 
 def ranked(priority: object) -> int:
-    """Return a priority.
+    """Return the priority.
 
     Raises:
-        UsageError: it is no whole number from -500 to 500.
+        UsageError: it is not a whole number from -500 to 500.
     """
     return whole(priority, field="priority", least=-PRIORITY_RANGE, most=PRIORITY_RANGE)
 
 
 def limited(limit: object) -> int:
-    """Return how many active jobs may share a key.
+    """Return the number of active jobs that may share a key.
 
     Raises:
-        UsageError: it is no whole number from 1.
+        UsageError: it is not a whole number of at least 1.
     """
     return whole(
         limit, field="concurrency_limit", least=1, meaning="to let none run, pause the task or its queue instead"
@@ -240,19 +251,19 @@ def limited(limit: object) -> int:
 
 
 def weighed(weight: object) -> int:
-    """Return how much a tenant gets for every share of another's.
+    """Return the weight of a tenant.
 
     Raises:
-        UsageError: it is no whole number from 1 to 1000.
+        UsageError: it is not a whole number from 1 to 1000.
     """
     return whole(weight, field="fair_weight", least=1, most=FAIR_WEIGHT)
 
 
 def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
-    """Make sure that no two options contradict each other, be they set in one place or laid over each other.
+    """Check that no two options contradict each other, set in one place or merged from several.
 
     Raises:
-        UsageError: two of them do.
+        UsageError: two options contradict each other.
     """
     merges = {"unique": bool(options.unique), "debounce": bool(options.debounce), "collect": collects}
     given = [name for name, there in merges.items() if there]
@@ -285,17 +296,17 @@ def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
 
 
 def tenanted(settings: TaskOptions, *, given: bool) -> None:
-    """Make sure that where a weight is given there is a tenant who has it.
+    """Check that a `fair_weight` comes with a `fair_key`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: a weight is given without a key.
     """
     if given and not settings.fair_key:
         raise UsageError('fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant:{tenant}"')
 
 
 def _or_undone(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
-    """Return an option as it is read; None says nothing of it, and False undoes what is set below."""
+    """Return the checked option. None means "not set here"; False removes a value that is set below."""
     if given is None:
         return None
     return False if given is False else read(given)

@@ -1,4 +1,4 @@
-"""How fast a lost worker is noticed, and who sweeps."""
+"""Timing options: how fast a lost worker is detected, and how the sweeping reaper is elected."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,13 +11,17 @@ from tenure.options.merging import fill
 
 @dataclass(frozen=True, init=False)
 class Timing:
-    """How fast a lost worker is noticed.
+    """How fast a lost worker is detected.
 
-    A host or network that is lost is noticed within `lease + grace + 2 * sweep` (27 s by default). `beat`: between
-    two renewals of all leases, a quarter of the lease by default. `sweep`: between two turns of the reaper. `grace`:
-    how long a lease that has run out stays a mere suspect. `leader_ttl`: how long one reaper leads without renewing,
-    two sweeps by default. `max_block`: how long a handler may block its worker's event loop until that worker is given
-    up, 10 minutes by default.
+    By default, a lost host or network is detected within `lease + grace + 2 * sweep`, 27 s; `recovery_bound` gives the
+    bound for other values.
+
+    - `lease`: how long a job belongs to its worker without a renewal; 20 s by default.
+    - `beat`: the time between two renewals of all leases; a quarter of the lease by default.
+    - `sweep`: the time between two sweeps of the reaper; 2 s by default.
+    - `grace`: how long a job with an expired lease is only suspect before it is recovered; 3 s by default.
+    - `leader_ttl`: how long a reaper leads without a renewal; two sweeps by default.
+    - `max_block`: how long a handler may block its worker's event loop until the worker is given up; 10 min by default.
     """
 
     lease: timedelta
@@ -36,10 +40,10 @@ class Timing:
         leader_ttl: Duration | None = None,
         max_block: Duration = "10m",
     ) -> None:
-        """Take durations in seconds, as timedelta, or as text ("30s").
+        """Set durations, given in seconds, as timedelta, or as text ("30s").
 
         Raises:
-            UsageError: a duration is not positive, beat is half the lease or more, or leader_ttl is under a sweep.
+            UsageError: a duration is not positive, `beat` is half of `lease` or more, or `leader_ttl` is under `sweep`.
         """
         lease_ = duration(lease, field="Timing.lease")
         sweep_ = duration(sweep, field="Timing.sweep")
@@ -67,17 +71,17 @@ class Timing:
 
     @classmethod
     def fast(cls) -> Self:
-        """Return lease 8 s, sweep 1 s, grace 1 s: a lost host is noticed within 11 s."""
+        """Return lease 8 s, sweep 1 s, grace 1 s: a lost host is detected within 11 s."""
         return cls(lease="8s", beat="2s", sweep="1s", grace="1s", leader_ttl="2s")
 
     @classmethod
     def classic(cls) -> Self:
-        """Return lease 30 s, sweep 5 s, grace 5 s, the pace of the older queues."""
+        """Return lease 30 s, sweep 5 s, grace 5 s, as in older queues: a lost host is detected within 45 s."""
         return cls(lease="30s", beat="7.5s", sweep="5s", grace="5s", leader_ttl="10s")
 
     @property
     def recovery_bound(self) -> timedelta:
-        """Within this a job whose worker is lost with its host can be claimed again."""
+        """The longest time until a job whose worker was lost with its host can be claimed again."""
         if self.leader_ttl <= 2 * self.sweep:
             return self.lease + self.grace + 2 * self.sweep
         return max(self.lease + self.grace + 2 * self.sweep, self.leader_ttl + self.lease + 2 * self.sweep)
@@ -85,20 +89,20 @@ class Timing:
 
 @dataclass(frozen=True, init=False)
 class LeaderElection:
-    """That one reaper sweeps for all; `ttl` is its term, two sweeps by default."""
+    """One elected reaper sweeps for all. `ttl`: its term without a renewal; by default `Timing.leader_ttl`."""
 
     ttl: timedelta | None
 
     def __init__(self, ttl: Duration | None = None) -> None:
-        """Take the term, if it shall be another.
+        """Set the term if it differs from the default.
 
         Raises:
-            UsageError: it is no positive duration.
+            UsageError: `ttl` is not a positive duration.
         """
         fill(self, ttl=None if ttl is None else duration(ttl, field="LeaderElection.ttl"))
 
     def length(self, timing: Timing) -> timedelta:
-        """Return how long a term lasts."""
+        """Return the length of a term."""
         return timing.leader_ttl if self.ttl is None else self.ttl
 
 
