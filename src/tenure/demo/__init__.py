@@ -1,1 +1,1 @@
-"""`tenure demo`: the main job under real faults, and an audit that does not trust the queue."""
+"""`tenure demo`: real jobs under real faults, and an audit that does not rely on the queue's own records."""

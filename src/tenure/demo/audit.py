@@ -1,6 +1,6 @@
-"""The audit: joins what the queue tells with what the handlers noted, and believes neither alone.
+"""The audit of the demo: compares the queue's records with what the handlers wrote down.
 
-Each check answers one question and leaves to the others what is theirs, so a single lie turns a single check red.
+Each check answers one question only, so that a single wrong record fails a single check.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ EXAMPLES = 5
 
 
 class Check(Struct, frozen=True):
-    """One line of the verdict: what must hold, what was seen, and some of what speaks against it."""
+    """The result of one check: what must hold, what was found, and some examples of what is wrong."""
 
     name: str
     told: str
@@ -28,12 +28,12 @@ class Check(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against it."""
+        """True if nothing is wrong."""
         return self.wrong == 0
 
 
 def audit(evidence: DemoEvidence) -> list[Check]:
-    """Return every check, in the order in which they are shown."""
+    """Return all checks in the order in which they are shown."""
     case = _Case(evidence)
     return [
         _none_lost(case),
@@ -54,7 +54,7 @@ def audit(evidence: DemoEvidence) -> list[Check]:
 
 
 class _Case:
-    """The evidence with the indexes that several checks look things up in."""
+    """The evidence with the indexes that several checks share."""
 
     def __init__(self, evidence: DemoEvidence) -> None:
         self.evidence = evidence
@@ -73,7 +73,7 @@ class _Case:
         self.ends = [line for line in evidence.lines if line.mark == "end"]
 
     def all_runs(self) -> Iterator[tuple[str, RunRecord]]:
-        """Return every run of every job that is there."""
+        """Yield every run of every job that was found."""
         for job, runs in self.runs.items():
             for run in runs.values():
                 yield job, run
@@ -155,7 +155,7 @@ def _starts_are_runs(case: _Case) -> Check:
                 f"run {line.run} of job {line.job} began in process {line.pid}, and the history has no such run"
             )
         elif (run.fence, run.pid) == (line.fence, line.parent) and line.run > 1:
-            # What was running in a process that died runs next in one of its own, below that of its worker.
+            # A job that ran in a process that died runs next in an isolated process, a child of its worker.
             apart += 1
         elif (run.fence, run.pid) != (line.fence, line.pid):
             wrong.append(
@@ -180,7 +180,7 @@ def _runs_have_starts(case: _Case) -> Check:
         if run.ended == "completed" and (job, run.number) not in answered:
             wrong.append(f"run {run.number} of job {job} completed, and no handler noted an answer")
         elif (job, run.number) not in began:
-            # Claimed, and its process killed before the handler's first line: the file cannot know of it.
+            # The job was claimed, and its process was killed before the handler's first line was written.
             unbegun += 1
             if run.ended not in ("stalled", "released"):
                 wrong.append(f"run {run.number} of job {job} ended {run.ended}, and no handler noted its start")
@@ -337,7 +337,7 @@ def _grip_kept(case: _Case) -> Check:
     lost: list[JobStalled | RunFenced] = [*case.stalled, *case.fenced]
     for event in lost:
         theirs = bool(runs) and event.owner == runs[0].owner
-        # Later its worker may be struck like any other.
+        # Faults may hit its worker after this run.
         if event.id == job or (theirs and runs[0].start <= at_micros(event) <= (runs[0].end or 0)):
             wrong.append(f"run {event.run} of job {event.id} was taken from the worker whose interpreter was held")
     told = f"nothing else ran for {seconds(held)}; by itself it was lost within {seconds(bound)}"
@@ -367,5 +367,5 @@ def _who(fault: Fault) -> str:
 
 
 def seconds(micros: int) -> str:
-    """Return a duration as people read it."""
+    """Return a duration as readable text."""
     return f"{micros / 1_000_000:.2f} s"

@@ -1,4 +1,4 @@
-"""The event log as the demo follows it, from its own beginning on."""
+"""The demo's reader of the event log, which begins at the end of the log as the demo finds it."""
 
 from tenure.core.events import AnyEvent, Event, JobStalled, RunFenced
 from tenure.storage.protocol import EVENTS_END, Storage
@@ -7,7 +7,7 @@ BATCH = 500
 
 
 class Chronicle:
-    """Every event since `begin` that tells of one queue or of no queue at all."""
+    """All events since `begin` that concern one queue or no queue at all."""
 
     def __init__(self, storage: Storage, queue: str) -> None:
         self.events: list[AnyEvent] = []
@@ -18,11 +18,11 @@ class Chronicle:
         self._cursor = ""
 
     async def begin(self) -> None:
-        """Start behind whatever has happened so far."""
+        """Start behind all events so far."""
         self._cursor = (await self._storage.events(EVENTS_END)).next
 
     async def catch_up(self) -> list[AnyEvent]:
-        """Read what has happened since the last time, and return it."""
+        """Read all new events and return them."""
         fresh: list[AnyEvent] = []
         while True:
             page = await self._storage.events(self._cursor, limit=BATCH)

@@ -1,4 +1,4 @@
-"""Which files the jobs are about: those below the running Python's standard library and its installed packages."""
+"""The files that the jobs examine: those of the running Python's standard library and of its installed packages."""
 
 import os
 import site
@@ -13,12 +13,15 @@ from msgspec import Struct
 from tenure.errors import UsageError
 
 LIMITS = [kib * 1024 for kib in (256, 192, 128, 96, 64, 48, 32)]
-"""Larger files (libraries in machine code, tables) are left out: one of them would outweigh a hundred others."""
+"""Size limits in bytes.
+
+Larger files (compiled libraries, tables) are left out, since one would outweigh a hundred others.
+"""
 
 MEAN = 13_000
-"""The largest of the limits holds under which a file has at most so many bytes on average: some 10 ms of work."""
+"""The largest limit is used under which the average file size is at most this: some 10 ms of work per file."""
 
-# Packages below the standard library's folder may be another environment's; ours are named by `site`.
+# Packages below the standard library's folder may belong to another environment. `site` names those of this one.
 _NOT_BELOW = frozenset({"__pycache__", "site-packages", "dist-packages"})
 
 
@@ -30,24 +33,24 @@ def places() -> list[Path]:
 
 
 class Corpus(Struct, frozen=True):
-    """The files, sorted, and how large one of them may be."""
+    """The files, sorted, and the size limit."""
 
     files: tuple[str, ...]
     limit: int
 
 
 def corpus(below: Sequence[Path]) -> Corpus:
-    """Return the files below these folders: readable, no links, not compiled by a run, none over the limit."""
+    """Return the files below these folders that are readable, within the limit, no links and no `.pyc` files."""
     sizes = dict(chain.from_iterable(_walk(place) for place in below))
     limit = next((limit for limit in LIMITS if _mean(sizes, limit) <= MEAN), LIMITS[-1])
     return Corpus(tuple(sorted(path for path, size in sizes.items() if size <= limit)), limit)
 
 
 def rounds(found: Sequence[str], jobs: int, rng: Random) -> list[str]:
-    """Return a file for each job: all of them in the order of the dice, and again until there are enough.
+    """Return a file for each job: all files in random order, and again from the beginning until there are enough.
 
     Raises:
-        UsageError: there is no file at all.
+        UsageError: there are no files at all.
     """
     if not found:
         raise UsageError("no file lies below this Python's standard library; run the demo with a Python that has one")
@@ -72,7 +75,7 @@ def _walk(place: Path) -> Iterator[tuple[str, int]]:
 
 def _readable(path: str) -> bool:
     try:
-        # Surrogates in a name cannot be written as JSON.
+        # Surrogates in a name cannot be encoded as JSON.
         path.encode()
     except UnicodeEncodeError:
         return False

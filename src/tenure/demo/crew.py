@@ -1,4 +1,4 @@
-"""The demo's workers: one supervisor, started as anybody would start it, and its children."""
+"""The demo's workers: a supervisor, started by the usual command, and its children."""
 
 import asyncio
 import os
@@ -15,16 +15,16 @@ WORKERS = 3
 CONCURRENCY = 2
 
 LEAVE = 15.0
-"""Seconds that the supervisor gets to leave in order."""
+"""Seconds within which the supervisor must stop gracefully."""
 
 VANISH = 5.0
-"""Seconds after which the children of a killed supervisor must be gone, too."""
+"""Seconds within which the children of a killed supervisor must end, too."""
 
 _LOOK = 0.05
 
 
 class DemoWorkers:
-    """The supervisor's process, and the children that were seen at work."""
+    """The supervisor's process, and the children that have been seen."""
 
     def __init__(self, url: str, *, queue: str, diary: Path, log: Path) -> None:
         self._url = url
@@ -35,7 +35,7 @@ class DemoWorkers:
         self._children: set[int] = set()
 
     async def start(self) -> None:
-        """Start the supervisor, in a session of its own: Ctrl-C is ours to answer."""
+        """Start the supervisor in a separate session, so that only the demo receives Ctrl-C."""
         with self._log.open("wb") as log:
             self._process = await self._started(log)
 
@@ -47,7 +47,7 @@ class DemoWorkers:
             stdout=log,
             stderr=log,
             env={
-                # What the user has set for workers of their own is not for these.
+                # Leave out variables that the user has set for other Tenure processes.
                 **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
                 "TENURE_URL": self._url,
                 QUEUE_VARIABLE: self._queue,
@@ -57,20 +57,20 @@ class DemoWorkers:
         )
 
     def saw(self, pids: Iterable[int]) -> None:
-        """Note the children that were seen."""
+        """Remember these children."""
         self._children.update(pids)
 
     def lost(self, pid: int) -> None:
-        """Forget a child that is dead; its number may be somebody else's soon."""
+        """Forget a dead child, because the system may reuse its process id."""
         self._children.discard(pid)
 
     @property
     def status(self) -> int | None:
-        """The supervisor's exit status, None while it lives."""
+        """The supervisor's exit status, None while it runs."""
         return self._process.returncode if self._process is not None else None
 
     async def leave(self) -> int:
-        """Ask all to leave, and return the supervisor's exit status."""
+        """Ask all to stop, and return the supervisor's exit status."""
         process = self._process
         if process is None:
             return 0
@@ -84,7 +84,7 @@ class DemoWorkers:
         return process.returncode or 0
 
     async def abort(self) -> None:
-        """Kill the supervisor, and wait until its children have followed it. Idempotent."""
+        """Kill the supervisor, and wait until its children have ended. Idempotent."""
         process = self._process
         if process is None:
             return
@@ -97,5 +97,5 @@ class DemoWorkers:
             await asyncio.sleep(_LOOK)
 
     def last_words(self, lines: int = 40) -> list[str]:
-        """Return the end of what the supervisor and the workers wrote to stderr."""
+        """Return the end of the stderr output of the supervisor and its workers."""
         return self._log.read_text(errors="replace").splitlines()[-lines:] if self._log.exists() else []

@@ -1,7 +1,7 @@
-"""The handlers' own file, outside the queue: a line at the start and at the end of each run, whatever the queue says.
+"""The handlers' log file, independent of the queue: a line at the start and at the end of each run.
 
-Each line is one append. A process killed inside an append can leave a piece of a line at most, which is why a line
-also begins with a line break: the piece then stands alone and spoils no other.
+Each line is one append. A process that is killed during an append can leave only a part of a line. Therefore each line
+also begins with a line break, so that such a part does not damage the next line.
 """
 
 import os
@@ -15,10 +15,10 @@ from tenure.demo.work import Facts
 
 
 class HandlerLogLine(Struct, frozen=True, omit_defaults=True):
-    """What a handler noted. The answer is missing at the start, and at the end of a run that was stopped.
+    """A record of a handler. `answer` is missing at the start, and at the end of a run that was stopped.
 
-    `parent`: who started its process. `place`: where it was about to hang. `held`: for how many microseconds it let no
-    other thread of its process have a turn.
+    `parent`: the parent of its process. `place`: the line where the handler will hang. `held`: the microseconds for
+    which no other thread of its process ran.
     """
 
     job: str
@@ -47,7 +47,7 @@ def note(path: str, line: Struct) -> None:
 
 
 def read(path: Path, kind: type[L]) -> tuple[list[L], int]:
-    """Return the lines in the order they were written, and how many pieces of lines lie between them."""
+    """Return the lines in the order in which they were written, and the number of incomplete lines."""
     decode = msgspec.json.Decoder(kind).decode
     lines: list[L] = []
     pieces = 0

@@ -1,4 +1,4 @@
-"""What the demo knows at its end: what the queue tells, and what the handlers and the conductor saw."""
+"""The evidence at the end of the demo: the queue's records, and those of the handlers and the conductor."""
 
 from datetime import timedelta
 from typing import Literal
@@ -23,7 +23,7 @@ class HeldRun(Struct, frozen=True):
 
 
 class Fault(Struct):
-    """Something done to a worker while it held jobs; instants in microseconds of the storage's clock."""
+    """A fault that hit a worker while it held jobs. Instants are microseconds of the storage's clock."""
 
     kind: Literal["kill", "pause"]
     owner: Owner
@@ -34,16 +34,16 @@ class Fault(Struct):
 
 
 class Replay(Struct, frozen=True):
-    """A settlement sent once more under a fence that was no longer current, and what the storage said."""
+    """A settlement that was sent again under an outdated fence, and the storage's verdict."""
 
     run: HeldRun
     verdict: SettleVerdict
 
 
 class DemoBounds(Struct, frozen=True, kw_only=True):
-    """Within what a lost worker's jobs must be back, in microseconds.
+    """The bounds within which the jobs of a lost worker must be recovered, in microseconds.
 
-    `grip`: within what a run that holds the interpreter would have been lost, were it not renewed from outside.
+    `grip`: the time within which a run that holds the interpreter would be lost if it were not renewed from outside.
     """
 
     death: int
@@ -52,9 +52,9 @@ class DemoBounds(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, timing: Timing, *, grip_lease: timedelta) -> "DemoBounds":
-        """Return what the timing promises: a second for a death, and a lease, a grace and two sweeps for silence.
+        """Return the bounds of a timing: a second for a death; a lease, a grace and two sweeps for silence.
 
-        Whoever is silent may have been the leader, too, and then its term is over first.
+        A silent worker may have been the leader. Then its term must end first.
         """
         return cls(
             death=micros(timedelta(seconds=1)),
@@ -64,12 +64,13 @@ class DemoBounds(Struct, frozen=True, kw_only=True):
 
 
 class DemoEvidence(Struct, kw_only=True):
-    """All that the audit goes by.
+    """The complete input of the audit.
 
-    `wished`: the file of each job that was enqueued. `expected`: what each file comes to, computed here, one by one.
-    `details`: what the storage answers for each job. `found`: every job it lists in our queue. `pieces`: parts of
-    lines that a killed handler left in the diary. `kills`: how many were asked for. `hung`, `gripped`: the jobs whose
-    handlers were to hang until their worker was killed, and to hold the interpreter; None if it did not come to that.
+    `wished`: the file of each enqueued job. `expected`: the facts of each file, computed again in this process.
+    `details`: the storage's answer for each job. `found`: every job that the storage lists in the demo's queue.
+    `pieces`: incomplete lines that killed handlers left in their log file. `kills`: how many kills were requested.
+    `hung`, `gripped`: the job whose handler hangs until its worker is killed, and the job whose handler holds the
+    interpreter; None if it was not enqueued.
     """
 
     wished: dict[str, str]

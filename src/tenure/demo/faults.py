@@ -1,10 +1,11 @@
-"""The demo's faults: workers are killed, and one is paused, whenever a look at the storage shows them busy.
+"""The faults of the demo: workers are killed and one is paused while they are busy, according to the storage.
 
-The last of several kills strikes a worker whose handler hangs, once the storage knows in which line.
+If there are several kills, the last one hits a worker whose handler hangs, once the storage knows the line where it
+hangs.
 
-No fault waits for a time. Each waits for a state: this many jobs are done, the one before has been recovered from and
-its worker replaced, and the victim holds jobs at this very moment. If the jobs run out faster than the workers come
-back, the next fault does not wait for that.
+No fault waits for a fixed time. Each waits for a state: enough jobs are done, the jobs of the previous fault are
+recovered, its worker is replaced, and the next worker to hit holds jobs right now. If the jobs run out faster than the
+workers come back, the next fault does not wait for the recovery.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ from tenure.demo.processes import pause, send, writers_lock
 from tenure.storage.protocol import Query, Storage, Survey
 
 FIRST = 20
-"""The first fault comes when one of so many jobs is done."""
+"""The first fault occurs when one in this many jobs is done."""
 
 FIND_LIMIT = 200
 
 
 class Faults:
-    """Commits the faults one by one, first on the leader, a pause after the others, the kill of who hangs at last."""
+    """Runs the faults one by one: first on the leader, a pause after the kills, and last a hanging worker's kill."""
 
     def __init__(
         self,
@@ -39,15 +40,15 @@ class Faults:
         workers: int,
         hang: Callable[[], Awaitable[Ref]],
     ) -> None:
-        """Take what is told to the conductor as well; `hang` enqueues the job whose handler hangs."""
+        """Create the plan of the faults. `hang` enqueues the job whose handler hangs."""
         self.done: list[Fault] = []
         self.hung: Ref | None = None
         self._storage = storage
         self._chronicle = chronicle
         self._queue = queue
-        # While one is paused, another one begins to hang.
+        # While one worker is paused, another handler begins to hang.
         self.spared: str | None = None
-        """A worker that is not to be struck now."""
+        """A worker that must not be hit now."""
         self._planned = ["kill"] * (kills - 1) + ["pause", "hang"] if kills > 1 else ["kill"] * kills + ["pause"]
         self._hang = hang
         self._jobs = jobs
@@ -55,12 +56,12 @@ class Faults:
 
     @property
     def paused(self) -> Fault | None:
-        """The worker that is paused now."""
+        """The fault of the worker that is paused now, or None."""
         return next((fault for fault in self.done if fault.kind == "pause" and fault.woken_at is None), None)
 
     @property
     def answered(self) -> bool:
-        """Whether the woken worker has been refused whatever it held."""
+        """True if the storage has refused all settlements of the paused worker after it was continued."""
         return all(
             fault.woken_at is not None and all((run.job, run.fence) in self._chronicle.fenced for run in fault.held)
             for fault in self.done
@@ -69,16 +70,16 @@ class Faults:
 
     @property
     def over(self) -> bool:
-        """Whether all faults are behind us, and whoever was paused is awake again."""
+        """True if all faults have occurred and no worker is paused."""
         return len(self.done) == len(self._planned) and self.paused is None
 
     @property
     def possible(self) -> bool:
-        """Whether what is still to come can come when no job waits any more."""
+        """True if the remaining faults are still possible when no more jobs wait."""
         return self._planned[len(self.done) :] in ([], ["hang"])
 
     async def turn(self, survey: Survey) -> Fault | None:
-        """Commit the next fault if its state is there, or wake the paused worker; return what was done."""
+        """Run the next fault if its state is reached, or continue the paused worker. Return the fault that occurred."""
         sleeper = self.paused
         if sleeper is not None:
             if not all((run.job, run.run) in self._chronicle.stalled for run in sleeper.held):
@@ -103,7 +104,7 @@ class Faults:
         return fault
 
     def wake(self) -> None:
-        """Wake whoever is paused, reaped or not: the demo ends."""
+        """Continue the paused worker, even if its jobs were not reclaimed yet, because the demo ends."""
         sleeper = self.paused
         if sleeper is not None:
             send(sleeper.owner.pid, signal.SIGCONT)
@@ -121,7 +122,7 @@ class Faults:
         leading = [owner for owner in busy if owner.id in leaders]
         others = [owner for owner in busy if owner.id not in leaders]
         if kind == "pause":
-            # The harder case: with the leader nobody sweeps until its term is over.
+            # Pausing the leader is the harder case, because no process sweeps until its term is over.
             return await self._pause(survey, leading or (others if hurried else []), leaders)
         if not any(fault.led for fault in self.done):
             return self._kill(survey, leading, leaders, held)
@@ -149,13 +150,13 @@ class Faults:
             return None
         held = (await self._held())[owner.id]
         if not held:
-            # It had just handed in its last job.
+            # It has just settled its last job.
             send(owner.pid, signal.SIGCONT)
             return None
         return Fault("pause", owner, owner.id in leaders, survey.now, held)
 
     async def _calm(self, survey: Survey) -> bool:
-        """Say whether the last fault is behind us: its jobs are back, and all workers are there."""
+        """Return True if the jobs of the last fault are recovered, and all workers are running."""
         if not self.done:
             return self._completed(survey) * FIRST >= self._jobs
         struck = {fault.owner.id for fault in self.done}

@@ -1,4 +1,4 @@
-"""The evidence, gathered when the workers are gone: the queue's tale, the handlers' diary, every answer once more."""
+"""Gathers the evidence after all workers have stopped, and computes every answer again."""
 
 import asyncio
 import os
@@ -35,16 +35,16 @@ async def gather(
     gripped: str | None,
     diary: Path,
 ) -> tuple[DemoEvidence, float]:
-    """Return all that the audit goes by, and how many seconds of a core the answers took to compute again."""
+    """Return the input of the audit, and the CPU seconds that it took to compute the answers again."""
     lines, pieces = await asyncio.to_thread(diaries.read, diary, diaries.HandlerLogLine)
     details = await _details(storage, queue, wished)
-    # What never got an answer needs none to compare it with.
+    # A file without an answer needs no comparison.
     answered = {job for job, detail in details.items() if detail is not None and detail.job.result is not None}
     answered |= {line.job for line in lines if line.answer is not None}
     began = _core_seconds()
     expected: dict[str, Facts] = {}
     for path in sorted({wished[job] for job in answered & wished.keys()}):
-        # In a thread, so that Ctrl-C is heard; file by file, so that it need not be waited for.
+        # Use a thread, so that Ctrl-C works. Compute one file at a time, so that Ctrl-C need not wait long.
         if (facts := await asyncio.to_thread(_computed, path)) is not None:
             expected[path] = facts
     computing = _core_seconds() - began
@@ -52,7 +52,7 @@ async def gather(
     replayed = None
     if not any(getattr(event, "write", None) == "settle" for event in chronicle.events):
         replayed = await replay(storage, details, faults)
-        # What the replay did, if it did anything, is for the audit to see.
+        # The audit must see any effect of the replay.
         await chronicle.catch_up()
         details = await _details(storage, queue, wished)
     evidence = DemoEvidence(
@@ -74,7 +74,7 @@ async def gather(
 
 
 async def replay(storage: Storage, details: dict[str, JobDetail | None], faults: Sequence[Fault]) -> Replay | None:
-    """Settle a run that was taken from its worker, in that worker's name, as if its answer came only now."""
+    """Settle a run that was taken from its worker, in that worker's name, as if its answer arrived late."""
     runs = [
         (detail.job, run)
         for detail in details.values()
@@ -112,13 +112,13 @@ async def _found(storage: Storage, queue: str) -> list[Ref]:
 
 
 def _core_seconds() -> float:
-    """Return what this process has used of a core; a wait for a busy machine does not count."""
+    """Return the CPU seconds that this process has used. Waiting for a busy machine does not count."""
     times = os.times()
     return times.user + times.system
 
 
 def _computed(path: str) -> Facts | None:
-    """Return what a file comes to, None if it vanished meanwhile."""
+    """Return the facts of a file, or None if it has vanished meanwhile."""
     try:
         return examine(Path(path).read_bytes(), python=is_python(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""The act in which a handler holds the interpreter, and with it all that its own worker could renew its lease with."""
+"""The part of the demo in which a handler holds the interpreter, so that its own worker cannot renew its lease."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,18 +10,18 @@ from tenure.storage.protocol import Storage
 
 
 class HungHandler:
-    """Plays the act, a turn at a time."""
+    """Runs this part, one step at a time."""
 
     def __init__(self, storage: Storage, enqueue: Callable[[], Awaitable[Ref]]) -> None:
         self.ref: Ref | None = None
         self.owner: str | None = None
-        """The worker that it is about, while it goes on."""
+        """The worker of the run, while the run lasts."""
         self.over = False
         self._storage = storage
         self._enqueue = enqueue
 
     async def turn(self) -> str | None:
-        """Go on with it; return what there is to tell, if anything is."""
+        """Do the next step, and return a message if there is one."""
         if self.ref is None:
             self.ref = await self._enqueue()
         (detail,) = await self._storage.get([self.ref])

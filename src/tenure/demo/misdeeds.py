@@ -1,4 +1,4 @@
-"""What a handler had better not do, and what some do: wait for ever for an answer, hold the interpreter."""
+"""Handlers that misbehave, as some real ones do: one waits forever for an answer, one holds the interpreter."""
 
 import ctypes
 import inspect
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from tenure.clock import SystemClock
 
 LONGEST = 60.0
-"""Seconds after which even a hanging handler gives up; its worker is killed long before."""
+"""Seconds after which even a hanging handler gives up. Its worker is killed long before."""
 
 _TURN = 0.001
 _CALM = 0.1
 
 
 def wait_for_nobody(say: Callable[[str], object]) -> None:
-    """Wait for an answer that never comes; say before where that is, as a traceback would.
+    """Wait for an answer that never comes, after reporting the line of the wait in the form of a traceback.
 
     Raises:
-        TimeoutError: nobody has killed this process.
+        TimeoutError: this process was not killed within `LONGEST` seconds.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -30,9 +30,9 @@ def wait_for_nobody(say: Callable[[str], object]) -> None:
 
 
 def hold_interpreter(seconds: int, busy: Callable[[], bool]) -> float:
-    """Let no other thread of this process have a turn; return for how many seconds none had one.
+    """Keep all other threads of this process from running. Return for how many seconds none of them ran.
 
-    It begins when nobody is `busy`: a thread that has to stop inside a transaction would stop all others with it.
+    It begins when `busy` returns False: a thread that is stopped inside a transaction would block all other processes.
     """
     uptime, over, longest = SystemClock().uptime, threading.Event(), 0.0
 
@@ -43,14 +43,14 @@ def hold_interpreter(seconds: int, busy: Callable[[], bool]) -> float:
             now = uptime()
             last, longest = now, max(longest, now - last)
 
-    # A library loaded as PyDLL is called without letting go of the interpreter.
+    # ctypes calls a PyDLL library without releasing the interpreter.
     library, other = ctypes.PyDLL(None), threading.Thread(target=take_turns, daemon=True)
     other.start()
     over.wait(_CALM)
     while busy():
         over.wait(_TURN)
     library.sleep(seconds)
-    # Else it might end before it has had a turn again.
+    # Otherwise this thread might end before the other one has run again.
     over.wait(_CALM)
     over.set()
     other.join()

@@ -1,4 +1,4 @@
-"""What the system tells of other processes, and how one is stopped without stopping the others with it."""
+"""Inspects other processes, and stops one without blocking the others."""
 
 import os
 import signal
@@ -12,26 +12,26 @@ from tenure.storage.sqlite.locks import quiet
 from tenure.storage.sqlite.storage import SQLiteStorage
 
 PATIENCE = 5.0
-"""Seconds within which a process that was told to stop does."""
+"""Seconds within which a process stops after the signal."""
 
 _LOOK = 0.002
 
 
 def writers_lock(storage: Storage) -> str | None:
-    """Return the file that the writers of a storage take turns by, None where the storage sees to that alone."""
+    """Return the file of the storage's write lock, or None if the storage has none."""
     return f"{storage.path}.lock" if isinstance(storage, SQLiteStorage) else None
 
 
 def alive(pid: int) -> bool:
-    """Say whether a process is there and not merely waiting to be buried."""
+    """Return True if a process runs, and is not just a zombie."""
     return bool(_states(pid) - {"Z", "X"})
 
 
 def pause(pid: int, lock_file: str | None) -> bool:
     """Stop a process with all its threads; return False if it is gone. Blocks for some milliseconds.
 
-    `lock_file`: that of the writers, if the storage has one. A process stopped within its turn to write would keep all
-    others from writing, so it is stopped while the turn is ours.
+    `lock_file`: the storage's write lock, if there is one. A process that is stopped while it holds the lock would
+    block all other writers. Therefore this function holds the lock meanwhile.
     """
     with quiet(lock_file) if lock_file is not None else nullcontext():
         if not send(pid, signal.SIGSTOP):
@@ -39,7 +39,7 @@ def pause(pid: int, lock_file: str | None) -> bool:
         waiting = threading.Event()
         for _ in range(round(PATIENCE / _LOOK)):
             states = _states(pid)
-            # One thread still on its way might yet take the turn to write and stop then.
+            # A thread that has not stopped yet could still take the write lock and stop then.
             if states and states <= {"T", "t"}:
                 return True
             waiting.wait(_LOOK)
@@ -48,7 +48,7 @@ def pause(pid: int, lock_file: str | None) -> bool:
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; return False if there is no such process."""
+    """Send a signal. Return False if the process does not exist."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -57,7 +57,7 @@ def send(pid: int, number: int) -> bool:
 
 
 def _states(pid: int) -> set[str]:
-    """Return the states of a process's threads, as one letter each; none if there is no such process."""
+    """Return the states of a process's threads as letters, or an empty set if the process does not exist."""
     if Path("/proc/self/stat").exists():
         return {state for task in _listed(Path(f"/proc/{pid}/task")) if (state := _state(task))}
     told = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own ps
@@ -73,7 +73,7 @@ def _listed(folder: Path) -> list[Path]:
 
 def _state(task: Path) -> str:
     try:
-        # The name before it stands in parentheses and may hold anything.
+        # The name in front of it is in parentheses and may contain any character.
         return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""

@@ -1,4 +1,4 @@
-"""What the demo has to tell: while it runs, and at its end."""
+"""The reports of the demo: its progress while it runs, and its result at the end."""
 
 from msgspec import Struct
 
@@ -8,7 +8,7 @@ from tenure.demo.evidence import Fault
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """How far the jobs are. `per_second`: jobs completed in each of the last two seconds."""
+    """The progress of the jobs. `per_second`: jobs completed per second, over the last two seconds."""
 
     seconds: float
     jobs: int
@@ -18,7 +18,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class RecoveryReport(Struct, frozen=True, kw_only=True):
-    """One job taken back from a lost worker; `delay` in seconds since the fault, None if it was none of ours."""
+    """A job recovered from a lost worker. `delay`: the seconds since the fault, None if the demo caused none."""
 
     job: str
     run: int
@@ -29,7 +29,7 @@ class RecoveryReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Everything: what was done, what came of it, and what the audit says."""
+    """The whole result: the faults, the figures, and the checks of the audit."""
 
     ok: bool
     seed: int
@@ -52,7 +52,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def recovery(event: JobStalled, faults: list[Fault]) -> RecoveryReport:
-    """Return what a stall tells, with the fault that caused it."""
+    """Return the report of a stall, with the fault that caused it."""
     cause = next((fault for fault in faults if fault.owner.id == event.owner), None)
     return RecoveryReport(
         job=event.id,

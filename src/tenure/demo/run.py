@@ -1,4 +1,4 @@
-"""The conductor: enqueues, starts the workers, watches them, has faults committed, and has it all audited."""
+"""The conductor of the demo: enqueues, starts the workers, watches them, injects faults, and runs the audit."""
 
 import asyncio
 import shutil
@@ -31,22 +31,22 @@ from tenure.errors import UsageError
 from tenure.storage.protocol import Storage, Survey
 
 LOOK = 0.03
-"""Seconds between two looks at the storage: a few jobs' worth, so that a fault finds the state that it was made for."""
+"""Seconds between two looks at the storage: the time of a few jobs, so that a fault still finds its state."""
 
 STUCK = 30.0
-"""Seconds without any change after which the demo gives up; far beyond every bound that it checks."""
+"""Seconds without any change after which the demo gives up: far longer than all bounds that it checks."""
 
 MOST_JOBS = 10_000
-"""As many finished jobs as a queue keeps; an audit of more would miss what retention took."""
+"""The number of finished jobs that a queue keeps. With more jobs, the audit would miss those that retention deleted."""
 
 STALE = 15_000_000
-"""A worker unheard of for so many microseconds is gone."""
+"""A worker counts as gone if it was last seen more than this many microseconds ago."""
 
 WINDOW = 2.0
 
 
 class DemoPlan(Struct, frozen=True, kw_only=True):
-    """What was asked for. `url` None: a SQLite file of the demo's own. `keep`: leave the folder behind."""
+    """The options of the demo. `url` None: a temporary SQLite file. `keep`: do not delete the folder."""
 
     url: str | None = None
     jobs: int = 1500
@@ -56,7 +56,7 @@ class DemoPlan(Struct, frozen=True, kw_only=True):
 
 
 async def conduct(plan: DemoPlan, show: Show) -> Report:
-    """Run the whole demo; return the report, good or bad.
+    """Run the whole demo and return the report, whether it passes or not.
 
     Raises:
         UsageError: the URL cannot be used for this.
@@ -79,7 +79,7 @@ class _Demo:
         self._uptime = clock.uptime
         self._began = clock.uptime()
         self._url = plan.url or f"sqlite:///{folder / 'tenure.db'}"
-        # A queue of our own: on a storage that is not, nothing else is touched or counted.
+        # Use a separate queue. On a storage with other queues, nothing else is touched or counted.
         self._queue = f"demo-{entropy().getrandbits(32):08x}"
         self._diary = folder / "diary.jsonl"
         self._recoveries: list[RecoveryReport] = []
@@ -99,7 +99,7 @@ class _Demo:
             await self._alone(storage)
             chronicle = Chronicle(storage, self._queue)
             await chronicle.begin()
-            # The last files are for handlers that misbehave, each at its time.
+            # The last files are for the handlers that misbehave, which are enqueued later.
             *plain, to_grip = paths
             to_hang = plain.pop() if self._plan.kills > 1 else ""
             wished: dict[str, str] = {}
@@ -177,7 +177,7 @@ class _Demo:
             )
 
     async def _alone(self, storage: Storage) -> None:
-        """Refuse a storage that others work on: our reaper's short timing would take their jobs from them."""
+        """Refuse a storage with active workers: the demo's reaper has a short timing and would reclaim their jobs."""
         others = [one for one in (await storage.survey()).workers if one.seen_ago < STALE and not one.died]
         if others:
             raise UsageError(
@@ -195,7 +195,7 @@ class _Demo:
         jobs: int,
         fill: Callable[[], Awaitable[None]],
     ) -> dict[str, int]:
-        """Look, show, and commit faults until all is done; return the last counts by state."""
+        """Read the storage, show the progress, and inject faults until all is done. Return the last counts by state."""
         changed_at, before = self._uptime(), (0, 0)
         while True:
             survey = await storage.survey([self._queue])
@@ -223,7 +223,8 @@ class _Demo:
                 if done is not None:
                     self._show.say(_said(done))
             elif grip.owner is not None and any(term.owner != grip.owner for term in survey.leaders):
-                # It is held by one that has nothing else to do yet; and the first who is struck leads, and is not held.
+                # The worker of the gripped run has no other job yet. The leader is another worker, so the first fault
+                # can hit it.
                 await fill()
             now = (over, len(chronicle.events) + len(faults.done))
             if now != before:

@@ -1,4 +1,4 @@
-"""How the demo is seen: live on a terminal, as plain lines elsewhere, or not at all until its report is printed."""
+"""The output of the demo: live on a terminal, as plain lines elsewhere, or none until its report is printed."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -19,33 +19,33 @@ EVERY = 1.0
 
 
 class Show(Protocol):
-    """What the conductor tells."""
+    """Receives what the conductor reports."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Begin the output."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         ...
 
     def say(self, text: str) -> None:
-        """Tell something that has happened."""
+        """Show a message."""
         ...
 
     def progress(self, progress: Progress) -> None:
-        """Show how far the jobs are."""
+        """Show the progress of the jobs."""
         ...
 
     def verdict(self, report: Report) -> None:
-        """Show what the audit says."""
+        """Show the checks of the audit."""
         ...
 
 
 class Silent:
-    """Shows nothing; the report is printed by whoever gets it."""
+    """Shows nothing. The caller prints the report."""
 
     def __enter__(self) -> Self:
         return self
@@ -56,24 +56,24 @@ class Silent:
         return
 
     def say(self, text: str) -> None:
-        """Keep it to itself."""
+        """Do nothing."""
 
     def progress(self, progress: Progress) -> None:
-        """Keep it to itself."""
+        """Do nothing."""
 
     def verdict(self, report: Report) -> None:
-        """Keep it to itself."""
+        """Do nothing."""
 
 
 class PlainOutput(Silent):
-    """Writes lines."""
+    """Writes plain lines."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._next = 0.0
 
     def say(self, text: str) -> None:
-        """Write it."""
+        """Write the message."""
         self._write(text)
 
     def progress(self, progress: Progress) -> None:
@@ -97,7 +97,7 @@ class PlainOutput(Silent):
 
 
 class Lively(Silent):
-    """Keeps a picture of the queue on a terminal, with what happens above it."""
+    """Keeps a live picture of the queue on a terminal, with messages above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -113,11 +113,11 @@ class Lively(Silent):
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print it above the picture."""
+        """Print the message above the picture."""
         self._console.print(Text(text))
 
     def progress(self, progress: Progress) -> None:
-        """Draw the picture anew."""
+        """Redraw the picture."""
         done = progress.counts.get(State.COMPLETED, 0)
         figures = Text(
             f"{progress.seconds:5.1f} s  {_counted(progress)}  {progress.per_second:.0f} jobs/s  "
@@ -146,7 +146,7 @@ def told(recovered: RecoveryReport) -> str:
 
 
 def told_mortem(text: str) -> str:
-    """Return a post-mortem, set off from what stands around it."""
+    """Return a post-mortem, indented to set it off from other lines."""
     first, *rest = text.splitlines()
     return "\n".join([f"  post-mortem: {first}", *(f"    {line}" for line in rest)])
 

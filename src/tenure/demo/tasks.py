@@ -1,4 +1,4 @@
-"""The demo's app and its handlers; the workers load it as `tenure.demo.tasks:app`."""
+"""The demo's app and its handlers. Workers load it as `tenure.demo.tasks:app`."""
 
 import os
 from pathlib import Path
@@ -19,21 +19,22 @@ from tenure.storage.sqlite.locks import written
 QUEUE_VARIABLE = "TENURE_DEMO_RUN_QUEUE"
 DIARY_VARIABLE = "TENURE_DEMO_RUN_DIARY"
 
-# The grace is half the lease, as much as the pause guard gives, so that a leader that comes a little late (the paused
-# worker may have been the one before) costs nothing more; and it is shorter than a sweep that comes a tenth early.
+# The grace is half the lease, the same time as the pause guard gives. So a leader that comes a little late costs no
+# extra time; the paused worker may have been the previous leader. The grace is also shorter than a sweep interval that
+# is a tenth too short.
 TIMING = Timing(lease="2s", beat="0.5s", sweep="1.2s", grace="1s")
 
 
 GRIP_LEASE = 1
 GRIP = 6
-"""Seconds: the lease of the run that holds the interpreter, and for how long it does."""
+"""Seconds: the lease of the run that holds the interpreter, and how long it holds it."""
 
 NEXT = 100
-"""The priority of what shall be run before all that waits."""
+"""The priority of jobs that must run before all waiting jobs."""
 
 
 class Tasks(Struct, frozen=True):
-    """What the demo enqueues."""
+    """The tasks of the demo."""
 
     examine: Task[[str], Facts]
     hang: Task[[str], Facts]
@@ -41,8 +42,8 @@ class Tasks(Struct, frozen=True):
 
 
 def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tasks]:
-    """Return the app and its tasks: for the workers, and for the conductor that enqueues."""
-    # One attempt: an answer may come late here, but no handler fails. Any number of stalls: we cause them.
+    """Return the app and its tasks, for the workers and for the conductor that enqueues."""
+    # One attempt, because no handler fails. Any number of stalls, because the demo causes them.
     stall = Stall(max_count=1000)
     app = Tenure(
         url,
@@ -57,7 +58,7 @@ def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tas
 
     @app.task(name="tenure.demo.hang", priority=NEXT)
     def hang(path: str) -> Facts:
-        # Once: by then its worker has been killed for it.
+        # Hang in the first run only. Its worker is killed for that.
         if current_job().run == 1:
             wait_for_nobody(lambda place: _begun(diary, place))
         return _examined(path, _begun(diary), diary)
@@ -65,7 +66,7 @@ def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tas
     @app.task(name="tenure.demo.grip", priority=NEXT, stall=Stall(interval=GRIP_LEASE))
     def grip(path: str) -> Facts:
         begun = _begun(diary)
-        # SQLite's writers take turns; in a turn of this process the interpreter must not be held.
+        # SQLite's writers share a lock. The handler must not hold the interpreter while this process has the lock.
         lock = writers_lock(app.storage)
         held = round(hold_interpreter(GRIP, lambda: lock is not None and written(lock)) * SECOND)
         return _examined(path, structs.replace(begun, held=held), diary)

@@ -1,4 +1,4 @@
-"""The demo's work: what one file comes to. Pure, so that whoever doubts an answer can compute it again."""
+"""The demo's work: the facts of one file. It is a pure function, so that the audit can compute each answer again."""
 
 import ast
 import hashlib
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from msgspec import Struct
 
 PRESET = 6
-"""How hard LZMA tries: its default, some 17 MB of memory a job."""
+"""The compression level of LZMA: its default, with some 17 MB of memory per job."""
 
 _SOURCE = "<tenure-demo>"
 
-# CPython 3.11 counts the depth of a tree for all threads together. Where the garbage collector has Python code called
-# in the middle of it, another thread gets a turn there, and both are told that they have miscounted (SystemError).
+# CPython 3.11 counts the depth of a tree for all threads together. If the garbage collector runs Python code in the
+# middle, another thread may run, and both raise SystemError because of a wrong count.
 _parsing = threading.Lock()
 
-# The standard library's own test files hold doubtful literals on purpose; nobody wants to read of them here.
+# The standard library's test files contain invalid literals on purpose. Their warnings are not useful here.
 warnings.filterwarnings("ignore", module=_SOURCE)
 
 
 class Facts(Struct, frozen=True):
-    """What one file comes to. `tokens` and `nodes` are 0 where the file is not valid Python."""
+    """The facts of one file. `tokens` and `nodes` are 0 if the file is not valid Python."""
 
     sha256: str
     size: int
@@ -40,7 +40,7 @@ def nothing() -> None:
 
 
 def examine(data: bytes, *, python: bool, between: Callable[[], object] = nothing) -> Facts:
-    """Return what these bytes come to. `between` is called between the steps, and may raise to end the work."""
+    """Return the facts of these bytes. `between` is called between the steps, and may raise to end the work."""
     digest = hashlib.sha256(data).hexdigest()
     lines = data.count(b"\n") + (not data.endswith(b"\n") and bool(data))
     between()
@@ -53,7 +53,7 @@ def examine(data: bytes, *, python: bool, between: Callable[[], object] = nothin
 
 
 def is_python(path: str) -> bool:
-    """Say whether a file of that name should be Python."""
+    """Return True if the name is that of a Python file."""
     return path.endswith((".py", ".pyi"))
 
 

@@ -1,4 +1,4 @@
-"""What those who build on Tenure test with: a clock that moves by hand here, the storages' suite in `conformance`."""
+"""Test tools for code that builds on Tenure: a manual clock here, and the conformance suite in `conformance`."""
 
 from tenure.testing.clock import ManualClock
 

@@ -1,4 +1,4 @@
-"""What became of each call in a simulated world (I13): made, merged or refused, and whose arguments a job must have."""
+"""Checks each call of a simulated world (I13): created, merged or refused, and the arguments its job must have."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from tenure.core.transition import lapsed
 from tenure.storage.protocol import EnqueueResult, RevisionResult
 
 Require = Callable[[bool, str, str], None]
-"""Fails with an invariant's number and a message unless something is so."""
+"""Fails with an invariant's number and a message unless the condition is true."""
 
 QUEUED = (State.DELAYED, State.WAITING)
 
 
 @dataclass
 class Span:
-    """The time that a key is held for, or that a throttle counts in: until when, how many jobs, the latest of them."""
+    """The period for which a key is held or a throttle counts: its end, the number of jobs, and the latest job."""
 
     until: int
     jobs: int
@@ -26,33 +26,34 @@ class Span:
 
 
 class CallRecords:
-    """An account of all calls, kept from what was asked and answered alone."""
+    """An account of all calls that uses only their requests and answers."""
 
     def __init__(self, require: Require) -> None:
         self._require = require
         self._contents: dict[Ref, list[bytes]] = {}
-        """The arguments that each job was acknowledged with; of one that collects all of them, in order."""
+        """The arguments with which each job was acknowledged. A collecting job has those of all its calls, in order."""
         self.given: dict[tuple[Ref, int], tuple[bytes, ...]] = {}
-        """What each run of a job that collects was to be given, by its fence."""
+        """The arguments that each run of a collecting job must get, by the run's fence."""
         self._takers: dict[Ref, Ref] = {}
-        """Which job took in a call."""
+        """The job that took in each call."""
         self._due: dict[Ref, int] = {}
-        """Before which instant a job that is put off by calls must not come into line."""
+        """The instant before which a job that calls have put off must not become ready."""
         self._spans: dict[tuple[str, str], Span] = {}
         self._holding = False
-        """Whether there ever was a unique key."""
+        """True if there ever was a unique key."""
 
     def told(
         self, new: NewJob, receipt: EnqueueResult, before: Mapping[Ref, JobRecord], job: JobRecord | None, now: int
     ) -> str:
-        """Take in what a call was told; return the log's name of what happened. `job`: whom the answer names."""
+        """Record the answer to a call, and return the log's name of its fate. `job`: the job that the answer names."""
         known, taker = before.get(new.ref), self._takers.get(new.ref)
         if known is not None and _is_forgotten(known, now):
             known = None
         if taker is not None and _is_forgotten(before[taker], now):
-            # A call is forgotten with the result of the job that took it in.
+            # A call is forgotten together with the result of the job that took it in.
             taker = None
-        # Who is known by its id is answered before anybody looks at how long a key is held, and so cuts it short.
+        # A known id is answered before the storage checks how long the key is held. Only that check shortens the
+        # period.
         held = self._held(new, now) if known is None and taker is None else None
         holders = [one.ref for one in _holders(new, before, now)] if held is None else [held]
         self._holding = self._holding or isinstance(new.merge, UniqueKey)
@@ -84,7 +85,7 @@ class CallRecords:
 
     def _made(self, new: NewJob, job: JobRecord | None, now: int) -> None:
         for call in [call for call, taker in self._takers.items() if taker == new.ref]:
-            # What it took in when it was there before is forgotten with it.
+            # The calls that an earlier job of this id took in are forgotten with that job.
             del self._takers[call]
         self._contents[new.ref] = [new.payload]
         match new.merge:
@@ -118,7 +119,7 @@ class CallRecords:
             self._put_off(new.merge, job, first=was.created, now=now)
 
     def _put_off(self, key: DebounceKey | CollectKey, job: JobRecord | None, *, first: int, now: int) -> None:
-        """See that a job waits for as long after its latest call as its key says, and not for longer."""
+        """Check that a job waits after its latest call for as long as its key says, and not for longer."""
         if job is None:
             return
         due = now + key.delay
@@ -140,7 +141,7 @@ class CallRecords:
         self._require(fine, "I13", f"{new.ref} was throttled by {receipt}; its window has {span}")
 
     def _held(self, new: NewJob, now: int) -> Ref | None:
-        """Return who holds a call's key for a time."""
+        """Return the job that holds a call's key for a period."""
         if not isinstance(new.merge, UniqueKey) or new.merge.window is None:
             return None
         span = self._open(_span_of(new.queue, new.merge), new.merge.window, now)
@@ -150,38 +151,38 @@ class CallRecords:
         span = self._spans.get(place)
         if span is None or span.until <= now:
             return None
-        # It began before the clock was set back, if it ends further ahead than it is long.
+        # If the period ends further ahead than its length, it began before the clock was set back.
         span.until = min(span.until, now + length)
         return span
 
     def claimed(self, job: JobRecord) -> None:
-        """Note what a run is to be given."""
+        """Record the arguments that a run must get."""
         if isinstance(job.merge, CollectKey):
             self.given[job.ref, job.fence] = tuple(self._contents[job.ref])
 
     def redriven(self, ref: Ref) -> None:
-        """Note that somebody put a job back in line, to start when that says."""
+        """Record that a job was redriven. Its start no longer depends on its calls."""
         self._due.pop(ref, None)
 
     def deleted(self, job: JobRecord) -> None:
-        """Note that somebody deleted a job: the key that it held for a time is given back."""
+        """Record that a job was deleted. The key that it held for a period is released."""
         if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
             place = _span_of(job.queue, job.merge)
             if place in self._spans and self._spans[place].ref == job.ref:
                 del self._spans[place]
 
     def refused(self, job: JobRecord, answer: RevisionResult, records: Mapping[Ref, JobRecord]) -> None:
-        """See that a redrive is refused for a reason: another job, which is not over, holds the key."""
+        """Check that a redrive was refused only because another unfinished job holds the key."""
         holder = None if answer.holder is None else records.get(answer.holder)
         fine = holder is not None and holder.state not in TERMINAL and _names_of(holder) == _names_of(job)
         self._require(fine, "I13", f"{job.ref}: its redrive was refused for {holder}")
 
     def swept(self, now: int) -> None:
-        """Forget the windows that are over, as a sweep does."""
+        """Forget the periods that are over, as a sweep does."""
         self._spans = {place: span for place, span in self._spans.items() if span.until > now}
 
     def hold(self, records: Mapping[Ref, JobRecord], changed: list[Ref], gone: list[Ref], now: int) -> None:
-        """See that each job has the arguments of all its calls, once, and has waited for them; no key is held twice."""
+        """Check that each job waited for its calls and has the arguments of each, once; no key is held twice."""
         for ref in gone:
             self._contents.pop(ref, None)
             self._due.pop(ref, None)
@@ -196,7 +197,7 @@ class CallRecords:
             else:
                 right = b"".join(contents)
             if job.state in (State.WAITING, State.ACTIVE):
-                # Who is in line once stays there, be the clock set back or not.
+                # A job that is ready once stays ready, even if the clock is set back.
                 due = self._due.pop(ref, now)
                 self._require(
                     due <= now, "I13", f"{ref} came into line at {now}, and was to wait for calls until {due}"
@@ -213,7 +214,7 @@ class CallRecords:
 
 
 def _holders(new: NewJob, before: Mapping[Ref, JobRecord], now: int) -> Iterator[JobRecord]:
-    """Yield the jobs that a call may come to."""
+    """Yield the jobs that can take in a call."""
     key = new.merge
     if key is None or (isinstance(key, UniqueKey) and key.window is not None):
         return
@@ -245,7 +246,7 @@ def _too_old(job: JobRecord, now: int) -> bool:
 
 
 def _names_of(job: JobRecord) -> list[tuple[str, str]]:
-    """Return the key that a job holds for as long as it is not over."""
+    """Return the key that a job holds until it is over."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is None and job.merge.scope == "unfinished":
         return [(job.queue, job.merge.key)]
     return []

@@ -1,4 +1,4 @@
-"""Many worlds at once: each in a process of its own choosing, their figures in the order of their seeds."""
+"""Runs many simulated worlds on several processes, and returns their figures in the order of their seeds."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,16 +17,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BATCH = 10
-"""Worlds that a process takes at once."""
+"""How many worlds a process takes at once."""
 
 
 def made(seed: int, *, scenario: str = "", without: Sequence[str] = (), model: type[Model] = Model) -> World:
-    """Return a world: drawn from its seed, or a set piece."""
+    """Return a world that is drawn from its seed, or a predefined one."""
     return World(seed, SCENARIOS[scenario] if scenario else None, model=model, name=scenario, without=without)
 
 
 def run_world(seed: int, *, scenario: str = "", without: Sequence[str] = ()) -> WorldFigures:
-    """Let one world run its course; a violation is among its figures."""
+    """Run one world and return its figures, including a violation."""
     world = made(seed, scenario=scenario, without=without)
     try:
         world.run()
@@ -43,7 +43,7 @@ def run_worlds(
 
 
 def spread(work: Callable[[T], R], items: Iterable[T], processes: int = 0, *, batch: int = 1) -> Iterator[R]:
-    """Do the same work for each item on several processes (0: one a core); yield the results in order."""
+    """Call a function for each item on several processes (0: one per core), and yield the results in order."""
     if processes == 1:
         yield from map(work, items)
         return
@@ -52,12 +52,12 @@ def spread(work: Callable[[T], R], items: Iterable[T], processes: int = 0, *, ba
 
 
 def processor_seconds(processes: int) -> float:
-    """Return how long what was run so far would have taken with a core for each process."""
+    """Return how many seconds the work so far would have taken with a core for each process."""
     return sum(os.times()[:4]) / (processes or os.cpu_count() or 1)
 
 
 def shrunk(failure: Failure, *, without: Sequence[str] = (), model: type[Model] = Model) -> World:
-    """Return the failed world without all the kinds of fault it does not need to fail, tried one after another."""
+    """Return the failed world without the kinds of fault that its failure does not need, tried one by one."""
 
     def world(left_out: Sequence[str]) -> World:
         return made(failure.seed, scenario=failure.scenario, without=left_out, model=model)

@@ -1,13 +1,13 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test moves it."""
 
 from tenure.clock import SECOND
 
 START = 1_767_225_600 * SECOND
-"""The first instant of 2026: where a manual clock begins."""
+"""The first instant of 2026, where a manual clock begins."""
 
 
 class ManualClock:
-    """Time moved by hand, exact to the microsecond. It is a `Clock`, and may be read from any thread."""
+    """Time moved by hand, exact to the microsecond. It is a `Clock`, and any thread may read it."""
 
     def __init__(self, start: int = START) -> None:
         self._wall = start
@@ -22,10 +22,10 @@ class ManualClock:
         return self._uptime / SECOND
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, on the wall and in the uptime alike.
+        """Advance both the wall clock and the uptime.
 
         Raises:
-            ValueError: the seconds are negative; only the wall can go back, by `step_wall`.
+            ValueError: `seconds` is negative. Only the wall clock can go back, by `step_wall`.
         """
         if seconds < 0:
             raise ValueError(f"time cannot pass backwards ({seconds} s); step_wall moves the wall alone")
@@ -34,5 +34,5 @@ class ManualClock:
         self._uptime += passed
 
     def step_wall(self, seconds: float) -> None:
-        """Set the wall forward, or back with a negative number, while no time passes."""
+        """Set the wall clock forward, or back with a negative number. The uptime does not change."""
         self._wall += round(seconds * SECOND)

@@ -6,21 +6,21 @@ from random import Random
 
 SCRIPTS = frozenset({b"EVALSHA", b"EVAL"})
 LISTENING = frozenset({b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"MONITOR"})
-"""Commands after which replies come without requests."""
+"""Commands after which replies arrive without requests."""
 
 
 class _IncompleteError(Exception):
-    """There is no whole frame yet."""
+    """The data does not contain a whole frame yet."""
 
 
 class Doubling:
-    """Sends scripts twice on one connection, and passes one of the two replies on."""
+    """Sends scripts twice on one connection, and forwards one of the two replies."""
 
     def __init__(self, dice: Random, share: float, *, second: Collection[bytes], count: Callable[[], None]) -> None:
-        """Take how many of the scripts are doubled; `count` is called for each.
+        """Create the filter of a connection. `share`: the share of scripts to double. `count`: called for each of them.
 
-        `second`: the digests of those scripts of which it is left to chance which reply is passed on. Of the others it
-        is the first.
+        `second`: the digests of the scripts of which a random one of the two replies is forwarded. Of all other scripts
+        the first reply is forwarded.
         """
         self._dice = dice
         self._share = share
@@ -29,11 +29,11 @@ class Doubling:
         self._asked = b""
         self._replied = b""
         self._kept = deque[bool]()
-        """Of each reply that is still to come, whether it is passed on."""
+        """For each expected reply, True if it is forwarded."""
         self._listens = False
 
     def requests(self, data: bytes) -> bytes:
-        """Return what is sent to the server for these bytes from the client."""
+        """Return the bytes to send to the server for these bytes from the client."""
         self._asked += data
         if self._listens:
             sent, self._asked = self._asked, b""
@@ -42,7 +42,7 @@ class Doubling:
         return b"".join(map(self._request, frames))
 
     def replies(self, data: bytes) -> bytes:
-        """Return what is sent to the client for these bytes from the server."""
+        """Return the bytes to send to the client for these bytes from the server."""
         self._replied += data
         if self._listens and not self._kept:
             sent, self._replied = self._replied, b""
@@ -64,7 +64,7 @@ class Doubling:
 
 
 def _frames(data: bytes) -> tuple[list[bytes], bytes]:
-    """Return the whole frames that data begins with, and what follows them."""
+    """Return the whole frames at the beginning of the data, and the remaining bytes."""
     frames: list[bytes] = []
     start = 0
     while start < len(data):
@@ -78,7 +78,7 @@ def _frames(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _end(data: bytes, start: int) -> int:
-    """Return where the frame ends that begins there."""
+    """Return the end of the frame that begins at `start`."""
     kind, line, end = data[start : start + 1], *_line(data, start)
     if kind in b"$=!" and int(line) >= 0:
         end += int(line) + 2
@@ -93,7 +93,7 @@ def _end(data: bytes, start: int) -> int:
 
 
 def _line(data: bytes, start: int) -> tuple[bytes, int]:
-    """Return the rest of a frame's first line, and where the next one begins."""
+    """Return the rest of a frame's first line, and the start of the next line."""
     end = data.find(b"\r\n", start)
     if end < 0:
         raise _IncompleteError

@@ -1,4 +1,4 @@
-"""The evidence of a simulation as a page and as data: generated, dated, with the commit it holds for."""
+"""Writes the results of a simulation as a page and as data, with their date and commit."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ def commit() -> str:
 def write(
     path: Path, figures: WorldFigures, trials: Sequence[Trial], *, command: str, at: str, clock: Clock, took: float
 ) -> list[Path]:
-    """Write the page, and beside it the data; return where they are. `at`: the commit. `took`: the seconds."""
+    """Write the page and the data file, and return their paths. `at`: the commit. `took`: the seconds."""
     date = datetime.fromtimestamp(clock.now() / SECOND, UTC).strftime("%Y-%m-%d %H:%M UTC")
     origin = {
         "date": date,
@@ -68,6 +68,6 @@ def _page(figures: WorldFigures, trials: Sequence[Trial], origin: Mapping[str, o
 
 
 def _git(*words: str) -> str:
-    # Which git runs is for the caller's PATH to say; the words are ours.
+    # The caller's PATH decides which git runs. The arguments are constants of this module.
     done = subprocess.run(["git", *words], capture_output=True, text=True, check=True)  # noqa: S603, S607
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What simulated worlds came to, one or many: a world's figures are made from it, and added to those of others."""
+"""Figures of simulated worlds: computed for each world, and added up for many."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,27 +9,27 @@ from tenure.testing.invariants import Violation
 from tenure.testing.world import World
 
 PARTING = frozenset({"farewell"})
-"""What the weather notes and is no fault: the stops when all is over."""
+"""Entries in the record of faults that are not faults: the stops at the end of a world."""
 
 OUTCOMES = {"lost": "I8", "double outcomes": "I2", "unexpected runs": "I17", "silent overlaps": "I5"}
-"""What must never be, and the invariant that would have said so."""
+"""Outcomes that must never occur, each with the invariant that detects it."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A world in which something did not hold."""
+    """A world in which an invariant was violated."""
 
     seed: int
     scenario: str
     invariant: str
     story: str
     command: str
-    """What to type to see it again."""
+    """The shell command that replays the world."""
 
 
 @dataclass
 class WorldFigures:
-    """The figures of some worlds. They may be added up, and sent from process to process."""
+    """The figures of some worlds. They can be added up and sent between processes."""
 
     seeds: int = 0
     seconds: float = 0.0
@@ -37,34 +37,34 @@ class WorldFigures:
     faults: Counter[str] = field(default_factory=Counter[str])
     jobs: Counter[str] = field(default_factory=Counter[str])
     features: Counter[str] = field(default_factory=Counter[str])
-    """How many of the jobs on record used each feature. What is not here was not simulated."""
+    """How many of the recorded jobs used each feature. A feature that is missing here was not simulated."""
 
     verdicts: Counter[str] = field(default_factory=Counter[str])
     receipts: Counter[str] = field(default_factory=Counter[str])
-    """What calls were told, those of ticks among them."""
+    """The answers to calls, including those of ticks."""
 
     ticks: Counter[str] = field(default_factory=Counter[str])
-    """What became of the ticks of schedules, and of those who came with one too late."""
+    """The results of the ticks of schedules, including tick requests that came too late."""
 
     runs: int = 0
     again: int = 0
     """Runs that began because the run before them had stalled."""
 
     announced: int = 0
-    """Those of them that an event had told of before."""
+    """Those of them whose stall was recorded as an event before they began."""
 
     repaired: int = 0
     recoveries: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """By their reason: the seconds from the loss of a holder until its job was free again."""
+    """The seconds from the loss of a holder until its job was free again, by reason."""
 
     clear: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Those with nothing else wrong at that time, each of them held against its bound."""
+    """The recoveries without another fault at the time. Each of them was compared with its bound."""
 
     failures: list[Failure] = field(default_factory=list[Failure])
 
     @classmethod
     def of(cls, world: World, violation: Violation | None = None) -> "WorldFigures":
-        """Return the figures of a world that has run its course, or was stopped by a violation."""
+        """Return the figures of a world that has ended or was stopped by a violation."""
         stage, witness, records = world.stage, world.stage.witness, world.stage.model.records
         faults = Counter({kind: n for kind, n in stage.weather.counts().items() if kind not in PARTING})
         figures = cls(
@@ -72,7 +72,8 @@ class WorldFigures:
             seconds=stage.loop.time(),
             calls=witness.steps,
             faults=faults + Counter(stage.server.counts) + stage.deeds,
-            # What was deleted, discarded or kept for long enough is forgotten; the witness has checked why.
+            # Jobs that were deleted, discarded or kept long enough are gone. The checker has verified the reason of
+            # each.
             jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
             features=Counter(name for job in records.values() for name in _features(job)),
             verdicts=Counter(witness.verdicts),
@@ -93,7 +94,7 @@ class WorldFigures:
         return figures
 
     def add(self, other: "WorldFigures") -> None:
-        """Take in the figures of other worlds."""
+        """Add the figures of other worlds."""
         self.seeds += other.seeds
         self.seconds += other.seconds
         self.calls += other.calls
@@ -114,12 +115,12 @@ class WorldFigures:
 
     @property
     def violations(self) -> dict[str, int]:
-        """How many worlds broke which invariant."""
+        """How many worlds violated each invariant."""
         return dict(sorted(Counter(failure.invariant for failure in self.failures).items()))
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """How often what must never be was the case."""
+        """How often each outcome occurred that must never occur."""
         broken = self.violations
         return {what: broken.get(number, 0) for what, number in OUTCOMES.items()} | {"repaired": self.repaired}
 
@@ -146,7 +147,7 @@ class WorldFigures:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the figures as words, each with its name."""
+        """Return the figures as text, each with its name."""
         failed = ", ".join(str(failure.seed) for failure in self.failures[:20])
         told = [
             ("seeds", f"{self.seeds:,} ({len(self.failures)} failed{f': {failed}' if failed else ''})"),
@@ -196,7 +197,7 @@ def _spreads(recoveries: Mapping[str, Sequence[float]]) -> dict[str, dict[str, f
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Return how many there are, and their median, 99th percentile and maximum."""
+    """Return the number of values, and their median, 99th percentile and maximum."""
     ranked = sorted(seconds)
     return {
         "count": len(ranked),
@@ -207,5 +208,5 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def spoken(found: Mapping[str, float]) -> str:
-    """Return a spread as words."""
+    """Return a spread as text."""
     return f"{found['count']:,}: p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, max {found['max']:.2f} s"

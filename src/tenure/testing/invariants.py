@@ -1,9 +1,9 @@
-"""What must hold in every simulated world, checked after each step of its storage (protocol: I1 to I19).
+"""The invariants of every simulated world, checked after each step of its storage (I1 to I19 of the protocol).
 
-The witness believes nothing that the storage says of itself: it keeps its own account of each job from what was asked
-and answered, and holds the records, the indexes and the event log against it. What one record says of itself is held
-against `soundness.py`; what became of calls, ticks, rates and tenants has accounts of its own (calls.py, ticking.py,
-pacing.py, sharing.py), as has what was taken from lost holders (recoveries.py).
+The checker does not rely on what the storage reports. It keeps its own account of each job from requests and answers,
+and compares the records, the indexes and the event log with it. `soundness.py` checks single records. Separate modules
+keep the accounts of calls (calls.py), ticks (ticking.py), rates (pacing.py), tenants (sharing.py) and jobs taken from
+lost holders (recoveries.py).
 """
 
 import re
@@ -83,10 +83,10 @@ from tenure.testing.weather import NetworkFaults
 T = TypeVar("T")
 
 TRIP = 1.0
-"""Seconds by which a beat and a settlement of one run may differ in how long they take to the storage."""
+"""The largest difference in seconds between the travel times of a renewal and of a settlement of one run."""
 
 READING = frozenset({"get", "find", "events", "survey"})
-"""Verbs that change nothing and tell nothing."""
+"""Verbs that change nothing and record no events."""
 
 ON_CALL: dict[str, type[AnyEvent]] = {
     "enqueued": JobEnqueued,
@@ -95,39 +95,42 @@ ON_CALL: dict[str, type[AnyEvent]] = {
     "collected": JobCollected,
     "throttled": JobThrottled,
 }
-"""What is told of a call where it is asked for, by its name in the log."""
+"""The optional event that reports the fate of a call, by its name in the log."""
 
 WISHED = tuple(
     name
     for name in NewJob.__struct_fields__
     if name in JobRecord.__struct_fields__ and name not in ("id", "payload", "run_at")
 )
-"""What a job has from its call as it is. Its arguments and its time may be those of several calls, and held apart."""
+"""The fields that a job copies from its call.
+
+Its payload and `run_at` may come from several calls and are checked apart.
+"""
 
 BY_ITSELF = frozenset({"enqueue", "plan", "exchange", "sweep", "revise"})
-"""Verbs on whose way a job may be found that has waited for too long."""
+"""Verbs that may find a job that has waited too long."""
 
 Told = Counter[tuple[type[AnyEvent], Ref, int]]
-"""How often an event of a class was recorded for a run of a job."""
+"""How many events of a class were recorded for a run of a job."""
 
 
 class Violation(AssertionError):
-    """Something that must never be the case was the case."""
+    """An invariant was violated."""
 
     @property
     def invariant(self) -> str:
-        """What did not hold: its number, or the class of an error that came to nobody's mind."""
+        """The number of the violated invariant, or the class of an unexpected error."""
         found = re.match(r"\w+", str(self))
         return found[0] if found else "?"
 
     @property
     def crashed(self) -> bool:
-        """Whether no invariant was broken, but the code that was simulated."""
+        """True if the simulated code crashed without a violated invariant."""
         return self.__cause__ is not None and not isinstance(self.__cause__, Violation)
 
 
 class InvariantChecker:
-    """Sees every step of a storage in memory, and raises `Violation` at the first that breaks an invariant."""
+    """Sees every step of a storage in memory, and raises `Violation` at the first step that breaks an invariant."""
 
     def __init__(
         self,
@@ -142,8 +145,9 @@ class InvariantChecker:
         failed_workers: Set[str],
         slack: float,
     ) -> None:
-        """Take what it watches; `overruns` are the tasks whose handlers outlive their limits, `died` who died when.
+        """Create a checker for one world.
 
+        `overruns`: the tasks whose handlers outlive their limits. `died`: when each owner's process was killed.
         `failed_workers`: the owners whose workers failed by themselves. `slack`: the seconds that messages add to a
         bound.
         """
@@ -153,16 +157,16 @@ class InvariantChecker:
         self.stalls: list[str] = []
         self.runs = 0
         self.again = 0
-        """Runs that began because the run before them had stalled."""
+        """Number of runs that began because the run before them had stalled."""
 
         self.announced = 0
-        """Those of them that an event had told of before they began."""
+        """Number of those runs whose stall was recorded as an event before they began."""
 
         self.counted: list[tuple[Ref, int]] = []
-        """The runs that were put back, free or as a stall, because their workers failed after they had begun."""
+        """The runs that were put back, uncharged or as a stall, because their workers failed after they had begun."""
 
         self.uncounted: list[tuple[Ref, int]] = []
-        """The runs that were put back because their workers failed before they had begun."""
+        """The runs that were put back because their workers failed before the runs had begun."""
 
         self.repaired = 0
         self.steps = 0
@@ -182,18 +186,18 @@ class InvariantChecker:
         self._limits: dict[tuple[str, str], int] = {}
         self._claims: dict[tuple[str, int], tuple[int, list[tuple[int, Ref, int]]]] = {}
         self._claims_at: dict[tuple[str, int], int] = {}
-        """Of each lane the highest number that came, and of each lease not acknowledged the number and the run."""
+        """When each lane was last used. `_claims` has each lane's highest number and its unacknowledged claims."""
 
         self._buriers: dict[str, str] = {}
-        """The names that burials take in, and whose they are."""
+        """The owner ids that recoveries use, each with the name of its supervisor."""
 
     @property
     def recoveries(self) -> list[SimulatedRecovery]:
-        """The jobs that were taken from a lost holder, and put back."""
+        """The jobs that were taken from a lost holder and put back."""
         return self._recoveries.all
 
     def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T], *, sent_ago: float = 0.0) -> T:
-        """Let a step be taken, and hold what it did against all that was known before."""
+        """Run a step, and compare its effects with everything known before."""
         self.steps += 1
         before = dict(self._model.records)
         answer = step()
@@ -232,7 +236,7 @@ class InvariantChecker:
         if changed or gone:
             for ref in changed:
                 was = before.get(ref)
-                # What is forgotten has no past: an enqueue of its id is a job that never was.
+                # A forgotten job has no past: an enqueue of its id creates a new job.
                 anew = was is not None and verb == "enqueue" and self._forgettable(was)
                 self._moved(verb, None if anew else was, records[ref])
             for ref in gone:
@@ -247,7 +251,10 @@ class InvariantChecker:
     def _enqueued(
         self, jobs: Mapping[int, NewJob], receipts: Sequence[EnqueueResult], before: Mapping[Ref, JobRecord]
     ) -> Told:
-        """Take in what became of new jobs, each with its place in the call; return what must be told of them."""
+        """Record the results of new jobs, by their places in the call.
+
+        Return the events that must be recorded for them.
+        """
         expected: Told = Counter()
         there = dict(before)
         for (offset, job), receipt in zip(jobs.items(), receipts, strict=True):
@@ -265,11 +272,12 @@ class InvariantChecker:
                 self._note(receipt.made, job.id, receipt.ref.id)
                 continue
             known = self.stories.get(job.ref)
-            # An enqueue that is repeated after the job was deleted or forgotten makes it anew.
+            # An enqueue that is repeated after the job was deleted or forgotten creates the job again.
             gone = known is None or known.deleted or self._forgettable(before[job.ref])
             self._require(gone, "I8", f"{job.ref} was made twice")
             self.ticking.made(job)
-            # Where its record was still there, it goes on from its fences: a late word on its last run is known.
+            # If the record was still there, the job continues its fences, so a late settlement of its last run is
+            # recognized.
             accepted = known.accepted if known is not None and job.ref in before else []
             self.stories[job.ref] = Story(job.ref, runs=known.runs if known is not None else {}, accepted=accepted)
             self._note("enqueued", job.id, job.task)
@@ -278,7 +286,7 @@ class InvariantChecker:
         return expected
 
     def _placed(self, new: NewJob, job: JobRecord | None, offset: int) -> None:
-        """See that a new job is what was wished for, and stands where it belongs."""
+        """Check that a new job equals its request, and has the right place in its queue."""
         if job is None:
             return
         other = [name for name in WISHED if getattr(job, name) != getattr(new, name)]
@@ -339,7 +347,7 @@ class InvariantChecker:
             self._claimed(owner, lease, order)
         if answer.leases:
             self._ordered(answer.leases, order)
-            # One that went out of the way may have let another back in line, in front of what was claimed before.
+            # A job that expired or was parked may have released another job in front of those claimed before.
             if not any(
                 _went_out_of_the_way(job) and before[ref] is not job for ref, job in self._model.records.items()
             ):
@@ -350,7 +358,7 @@ class InvariantChecker:
         return expected
 
     def _handed_back(self, owner: Owner, lane: Lane, before: Mapping[Ref, JobRecord], over: Sequence[Ref]) -> Told:
-        """Take in what a lane has handed back: what calls have claimed that are over and were not answered (I19)."""
+        """Record the put-back of a lane's unanswered claims after their calls were over (I19)."""
         expected: Told = Counter()
         highest, runs = self._claims.get((owner.id, lane.id), (0, []))
         self._claims_at[owner.id, lane.id] = self._clock.now()
@@ -366,7 +374,7 @@ class InvariantChecker:
         return expected
 
     def _settled(self, job: JobRecord, asked: Settlement) -> Told:
-        """Take in that a run was settled; return the events that must tell of it."""
+        """Record the settlement of a run. Return the events that must be recorded for it."""
         story = self._story(job.ref)
         run, decision = story.run, asked.decision
         if run is None:
@@ -404,7 +412,7 @@ class InvariantChecker:
         return Counter((kind, job.ref, job.starts) for kind in _announced(decision, stopped=stopped))
 
     def _fell_silent(self, job: JobRecord, run: RunStory, reason: str | None) -> None:
-        """See that a holder charges its own run only where that is exclusive, and its handler has been silent."""
+        """Check that a holder charges its own run only if the run is exclusive and its handler was silent."""
         limit = job.heartbeat_timeout if reason == "no_progress" else None if job.stall.renewed else job.stall.lease
         silent_for = self._clock.uptime() - run.gave_sign
         self._require(
@@ -416,7 +424,7 @@ class InvariantChecker:
     def _limited(
         self, story: Story, run: RunStory, decision: Finish | PutBack, *, by_reaper: bool, stopped: bool
     ) -> None:
-        """See that of the put-backs by failed workers none but every second one in a row is charged."""
+        """Check that only every second consecutive put-back by failed workers is charged."""
         used = story.put_back_used
         released = isinstance(decision, PutBack) and decision.charge == "releases" and not stopped
         failed = run.owner in self._failed_workers
@@ -464,7 +472,7 @@ class InvariantChecker:
         self._note("claimed", job.id, job.starts, owner.name)
 
     def _unknown(self, story: Story, job: JobRecord) -> None:
-        """See that no more than one claim of a job is wasted, and that it waits where only some workers look."""
+        """Check that at most one claim of a job is wasted, and that the job then waits where only some workers look."""
         story.unknown += 1
         self._require(story.unknown == 1, "I19", f"{job.ref}: {story.unknown} claims of it were wasted")
         self.pacing.put_back(job, self._rates(job, queue=True), self._clock.now())
@@ -474,7 +482,7 @@ class InvariantChecker:
         self._require(fine, "I19", f"{job.ref}: put back as unknown, and it is not parked under {place}")
 
     def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
-        """See that a run was charged to what its settlement says, and to nothing else."""
+        """Check that a run was charged to the counter that its settlement names, and to no other."""
         after = self._model.records.get(job.ref)
         if after is None:
             return  # put back, and too old to start again
@@ -484,7 +492,7 @@ class InvariantChecker:
             self._require(more == expected, "I7", f"{job.ref}: {more} more {budget} by {decision}")
 
     def _put_back(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
-        """See that a job stands where it was put back to, unless it is on its way again."""
+        """Check that a job is in the place that its put-back sets, unless it has moved on already."""
         after = self._model.records.get(job.ref)
         if stopped or isinstance(decision, Finish) or after is None or after.state is State.ACTIVE:
             return
@@ -492,14 +500,14 @@ class InvariantChecker:
             due = self._clock.now() + decision.after
             self._require(after.run_at == due, "I14", f"{job.ref}: put back until {due}, due at {after.run_at}")
         else:
-            # No further than where the line has got to, which may have been forgotten, or the clock set back.
+            # No further than the current front of the queue. The front may have been forgotten, or the clock set back.
             right = job.score if job.lifo else min(job.score, place(self._clock.now(), boost=job.boost))
             shared = self.sharing.counts(job.queue) and not job.lifo and after.score <= job.score
             fine = shared or after.score == right
             self._require(fine, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line")
 
     def _ordered(self, leases: Sequence[Lease], order: ClaimRequest | None) -> None:
-        """See that nothing was given that was not ordered, and no right to more than may have it."""
+        """Check that a claim gives no more jobs than requested, and exceeds the limit of no key."""
         fits = order is not None and len(leases) <= order.room
         self._require(fits, "I14", f"{len(leases)} leases were given for {order}")
         keys = {(lease.job.queue, key.name) for lease in leases for key in lease.job.keys}
@@ -524,7 +532,7 @@ class InvariantChecker:
                 self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
 
     def _none_left(self, order: ClaimRequest) -> None:
-        """See that nothing was left in line that could have been claimed."""
+        """Check that the queues hold no job that the claim could have returned."""
         now = self._clock.now()
         for job in self._model.records.values():
             if job.queue not in order.queues or job.state is not State.WAITING:
@@ -564,7 +572,7 @@ class InvariantChecker:
                 if asked.sign and asked.silent is None:
                     story.run.signed = now
                 elif asked.silent is not None:
-                    # The sign was older than the beat that brought it, and the holder measures from the sign.
+                    # The sign is older than the renewal that carries it, and the holder measures from the sign.
                     story.run.signed = now - asked.silent / SECOND
                     story.run.gave_sign = max(story.run.gave_sign, story.run.signed - sent_ago)
         expected: Told = Counter()
@@ -573,7 +581,7 @@ class InvariantChecker:
         freed = {ref for _, ref, _ in expected}
         for ref in changed:
             was, job = before[ref], self._model.records[ref]
-            # What was handed back may have let another in line that waited for its slot.
+            # A job that was put back may have released another job that waited for its slot.
             if ref in freed or (expected and was.state is State.WAITING and was.parked_under is not None):
                 continue
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
@@ -602,7 +610,7 @@ class InvariantChecker:
                 case State.FAILED, State.WAITING:
                     fine = was.redrive_at is not None and was.redrive_at <= now
                 case State.FAILED, State.FAILED:
-                    # Given up by its rule: a later job of its key is there.
+                    # The job's rule has given up, because a later job with its key exists.
                     fine = was.redrive_at is not None and was.redrive_at <= now and isinstance(was.merge, UniqueKey)
                 case State.DELAYED | State.WAITING, State.WAITING | State.EXPIRED:
                     fine = True
@@ -612,7 +620,7 @@ class InvariantChecker:
             if job.state is State.ACTIVE:
                 self._suspected(bid, was, job, now)
         if answer.retry_in is None:
-            # A clock that jumps ahead makes a sweep forget the numbers of workers that live.
+            # If the clock jumps ahead, a sweep forgets the lane numbers of live workers.
             for key in [key for key, at in self._claims_at.items() if at <= now - WORKER_KEPT]:
                 del self._claims_at[key], self._claims[key]
             self.calls.swept(now)
@@ -622,7 +630,7 @@ class InvariantChecker:
             self._all_swept(before, now, bid.grace)
 
     def _suspected(self, bid: SweepRequest, was: JobRecord, job: JobRecord, now: int) -> None:
-        """See that only what ran out, or ends further ahead than it can, is suspected, and has its grace."""
+        """Check that only expired or overlong leases are suspected, and that each suspect gets its grace."""
         longest = longest_lease(job.stall)
         out = was.lease_until is not None and not now < was.lease_until <= now + longest
         again = was.suspect_until is not None and was.suspect_until > now + max(job.stall.lease // 2, bid.grace)
@@ -632,14 +640,14 @@ class InvariantChecker:
         self._require(enough, "I5", f"{job.ref}: suspected without a grace: {shown(job)}")
 
     def _all_swept(self, before: Mapping[Ref, JobRecord], now: int, grace: int) -> None:
-        """See that a full turn of the leader left nothing that was due."""
+        """Check that a complete sweep of the leader left nothing that was due."""
         for ref, job in self._model.records.items():
             number, flaw = self._left_over(before[ref], job, now, grace)
             if flaw:
                 self._fail(number, f"{ref}: {flaw} at {now}: {shown(job)}")
 
     def _left_over(self, was: JobRecord, job: JobRecord, now: int, grace: int) -> tuple[str, str]:
-        """Return what a full turn should have done with a job and has not, if it has left anything."""
+        """Return the invariant and what a complete sweep left undone for a job, or an empty text."""
         number, flaw = "I16", ""
         match job.state:
             case State.ACTIVE if job.suspect_until is None:
@@ -665,7 +673,7 @@ class InvariantChecker:
         return number, flaw
 
     def _has_room(self, job: JobRecord) -> bool:
-        """Say whether a parked job could be in line: there is a slot, and nobody in line who was let in for it."""
+        """Return True if a parked job could be ready: it has a free slot, and no ready job may take the slot."""
         name = job.parked_under or ""
         if name == PAUSED + job.task:
             return not self._setting("task", job.task).paused
@@ -674,7 +682,7 @@ class InvariantChecker:
         if name.startswith(RATE):
             now = self._clock.now()
             waits = self.pacing.kept_waiting(job, self._rates(job), self._model.records, now)
-            # Nobody is let in line by a rate of his own before the queue's own lets him start.
+            # A job's own rate releases it only once the queue's rate allows a start.
             return waits and not self._closed(job.queue, now)
         active = 0
         for other in self._model.records.values():
@@ -710,7 +718,7 @@ class InvariantChecker:
         run.reason = run.reason or ("overrun" if limit else stalled.reason)
         run.holders.append(owner.id)
         if len(run.holders) > 2:
-            # Its reaper was lost in turn, which has a bound of its own.
+            # The reaper was lost too. The bound for that case differs.
             run.reason = "reaper lost"
         self._note("reaped", job.id, run.number, stalled.reason)
 
@@ -754,20 +762,20 @@ class InvariantChecker:
         return expected
 
     def _redriven(self, was: JobRecord, unfinished: set[Ref]) -> None:
-        """Take in that a job begins anew; `unfinished`: those that are not over at that moment."""
+        """Record that a job was redriven. `unfinished`: the jobs that are not over at that moment."""
         story = self._story(was.ref)
         story.ends = story.starts = story.cancels = 0
         story.quarantined = story.put_back_used = False
         self.calls.redriven(was.ref)
         for key in was.keys:
-            # A key that no unfinished job named was forgotten; it has the limit of the one that names it again.
+            # A key is forgotten when no unfinished job names it. Its limit then comes from the next job that names it.
             others = (self._model.records[ref] for ref in unfinished if ref.queue == was.queue)
             if not any(key.name == other.name for job in others for other in job.keys):
                 self._limits[was.queue, key.name] = key.limit
         unfinished.add(was.ref)
 
     def _passed(self, verb: str, before: Mapping[Ref, JobRecord], changed: Sequence[Ref], gone: Sequence[Ref]) -> Told:
-        """Take in what time alone has done in this step: what expired, what was forgotten, what a rule redrove."""
+        """Record the changes that time alone caused in this step: expired, forgotten, and redriven by a rule."""
         expected: Told = Counter()
         ruled: list[JobRecord] = []
         now = self._clock.now()
@@ -801,17 +809,17 @@ class InvariantChecker:
                 self._redriven(was, unfinished)
         return expected
 
-    # ── what holds of every step ──────────────────────────────────────────────────────────────────────────────────
+    # ── checks after every step ───────────────────────────────────────────────────────────────────────────────────
 
     def _moved(self, verb: str, was: JobRecord | None, job: JobRecord) -> None:
         story = self._story(job.ref)
         before = was.state if was is not None else None
         if was is not None and was.state in TERMINAL:
-            # What leaves by a sweep was held against its rule there; a completed job may be kept for longer.
+            # The sweep checks compare these changes with their rules. A completed job may be kept for longer.
             self._require(
                 verb in ("revise", "sweep", "enqueue"), "I3", f"{job.ref}: left {was.state} by {verb} for {job.state}"
             )
-        # In one exchange a job may be put back and claimed again, or fall due and be claimed.
+        # In one exchange a job may be put back and claimed again, or become due and be claimed.
         direct = (before, job.state) in TRANSITIONS or verb == "exchange"
         self._require(direct or before == job.state, "I3", f"{job.ref}: went from {before} to {job.state} by {verb}")
         if was is not None and was.state is State.DELAYED and job.state in (State.WAITING, State.ACTIVE):
@@ -847,7 +855,7 @@ class InvariantChecker:
         self._kept(job)
 
     def _kept(self, job: JobRecord) -> None:
-        """See that each run has its row, and that none but the current one is open."""
+        """Check that each run has its row, and that only the current run's row is open."""
         (detail,) = self._model.get([job.ref])
         if detail is None:
             self._require(self._forgettable(job), "I8", f"{job.ref}: it is there, and cannot be read")
@@ -888,8 +896,8 @@ class InvariantChecker:
     def _events_are(self, told: Sequence[AnyEvent], expected: Told, verb: str) -> None:
         if not told and not expected:
             return
-        # Who was refused a renewal is on record at the storage's discretion: a beat may cross its settlement. And
-        # only a worker knows which of its handlers go on.
+        # The storage may or may not record a refused renewal, because the renewal may cross its settlement. Only a
+        # worker knows which of its handlers ignore a stop.
         heard: Told = Counter(
             (type(event), Ref(event.queue, event.id), event.run)
             for event in told
@@ -905,18 +913,18 @@ class InvariantChecker:
         self._require(fence > story.fence, "I4", f"{story.ref}: fence {fence} was given after {story.fence}")
         story.fence = fence
 
-    # ── small things ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _setting(self, kind: Literal["queue", "task"], name: str) -> Settings:
         return self._settings.get(Target(kind, name), Settings())
 
     def _closed(self, queue: str, now: int) -> bool:
-        """Say whether a queue's own rate lets nobody start now."""
+        """Return True if the queue's own rate allows no start now."""
         rate = self._setting("queue", queue).rate
         return rate is not None and not self.pacing.open(queue, rate, now)
 
     def _rates(self, job: JobRecord, *, queue: bool = False) -> list[RateKey]:
-        """Return the rates that a job's start takes time of, its queue's own among them if that is asked for."""
+        """Return the rates that a start of the job uses, including its queue's own rate if `queue` is set."""
         told = self._setting("task", job.task).rate
         rates = [rate for rate in job.rates if told is None or not is_of_task(rate.name, job.task)]
         if told is not None:
@@ -944,7 +952,7 @@ class InvariantChecker:
 
 
 def _announced(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[AnyEvent]]:
-    """Yield the events that must tell of a settlement, each once."""
+    """Yield each event that must be recorded for a settlement."""
     if stopped:
         yield JobCancelled
         return
@@ -966,7 +974,7 @@ def _announced(decision: Finish | PutBack, *, stopped: bool) -> Iterator[type[An
 
 
 def _went_out_of_the_way(job: JobRecord) -> bool:
-    """Say whether a job has expired, or stands parked having given up its claim to a rate."""
+    """Return True if a job has expired, or is parked and has given up its reservation of a rate."""
     return job.state is State.EXPIRED or (job.parked_under is not None and bool(job.rates))
 
 

@@ -1,10 +1,10 @@
-"""The network of a simulated world: a storage as one node sees it, and everything that can go wrong in between.
+"""The network of a simulated world: a node's view of the storage, and all faults of messages.
 
     node ──request──► (lost, late, doubled, cut off) ──► the storage, unless it stands still
      ▲                                                              │
      └──────────── (lost, late, cut off) ◄────────── answer ────────┘
 
-A caller that gives up does not take its request back: what is under way arrives all the same.
+A caller that gives up does not cancel its request. A request that is on its way arrives anyway.
 """
 
 import asyncio
@@ -51,22 +51,22 @@ T = TypeVar("T")
 Cut = Literal["both", "requests", "answers"]
 
 USUAL_DELAY = 0.004
-"""A request or an answer travels for up to so many seconds in a world with a fast storage."""
+"""The longest time in seconds that a request or an answer travels in a world with a fast storage."""
 
 LONGEST_DELAY = 8.0
 LONGEST_PATIENCE = 10.0
-"""A caller hears of a lost request or answer after up to so many seconds."""
+"""The longest time in seconds until a caller learns that a request or an answer was lost."""
 
 LONGEST_ECHO = 40.0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How often a message suffers what, each a share of all messages.
+    """How often each fault meets a message, as a share of all messages.
 
-    `echo`: a request arrives later, once more or for the first time, now and then in another owner's name. `delay`:
-    how many seconds one travels at most where nothing is wrong. `patience`: after up to how many seconds a caller hears
-    of a lost request or answer.
+    `echo`: a request arrives later, a second time or for the first time, sometimes in another owner's name. `delay`:
+    the longest travel time in seconds without faults. `patience`: the longest time in seconds until a caller learns
+    that a request or an answer was lost.
     """
 
     lost_request: float = 0.0
@@ -79,20 +79,20 @@ class Rates:
 
     @property
     def sound(self) -> bool:
-        """Whether messages suffer nothing but their usual delay; lost notices are no harm."""
+        """True if messages have only their usual delay. Lost notices do no harm."""
         return not (self.lost_request or self.lost_answer or self.late or self.echo)
 
     @property
     def excuses(self) -> bool:
-        """Return True if messages suffer what may cost a holder its lease: losses that it hears of too late."""
+        """True if a holder may lose its lease because it learns too late that messages were lost."""
         return not self.sound and (bool(self.late) or self.patience > 1.0)
 
 
 class NodeWatcher(Protocol):
-    """Who sees every step of the storage."""
+    """Sees every step of the storage."""
 
     def watched(self, verb: str, args: tuple[Any, ...], step: Callable[[], T], *, sent_ago: float = 0.0) -> T:
-        """Let the step be taken, and look at what it did. `sent_ago`: the seconds since its caller sent the request."""
+        """Run the step and check its effects. `sent_ago`: the seconds since its caller sent the request."""
         ...
 
 
@@ -109,7 +109,7 @@ class Request(Generic[T]):
 
 
 class SimServer:
-    """Where all requests arrive: the world's one storage, which may stand still for a while."""
+    """The world's one storage, where all requests arrive. It may freeze for some time."""
 
     def __init__(self, loop: SimLoop, storage: MemoryStorage, watcher: NodeWatcher, rng: Random) -> None:
         self.loop = loop
@@ -127,21 +127,21 @@ class SimServer:
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still."""
+        """True while the storage is frozen."""
         return self._frozen
 
     def freeze(self) -> None:
-        """Stand still: requests arrive and wait, as at a stopped process."""
+        """Freeze: requests arrive and wait, as with a stopped process."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """Go on, with all that has arrived meanwhile."""
+        """Continue, beginning with the requests that have arrived meanwhile."""
         self._frozen = False
         while self._waiting and not self._frozen:
             self._take(self._waiting.popleft())
 
     def send(self, request: Request[Any]) -> None:
-        """Let a request set out."""
+        """Send a request."""
         if request.net.cut in ("both", "requests") or self.hit("lost request", self.rates.lost_request):
             self._maybe_echo(request)
             self._later(self.rng.uniform(0.05, self.rates.patience), self._fail, request)
@@ -149,7 +149,7 @@ class SimServer:
             self._later(self._delay(), self._arrive, request)
 
     def hit(self, kind: str, rate: float) -> bool:
-        """Say whether this one is struck, and count it."""
+        """Return True if this message is hit by the fault, and count it."""
         if not rate or self.rng.random() >= rate:
             return False
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -179,7 +179,7 @@ class SimServer:
             self._later(self._delay(), self._settle, request, answer, None)
 
     def _maybe_echo(self, request: Request[Any]) -> None:
-        """Let a request come again, as from a caller that retries it, or from one that took it over from another."""
+        """Perhaps repeat a request, as a caller does that retries it or that took it over from another caller."""
         self._maybe_double(request)
         match request.verb, request.args:
             case "exchange", (Owner() as owner, settlements, _) if settlements and self.hit("echo", self.rates.echo):
@@ -194,7 +194,7 @@ class SimServer:
                 pass
 
     def _maybe_double(self, request: Request[Any]) -> None:
-        """Let a claim come again, at once or much later: with all that it ordered, and under the same number."""
+        """Perhaps repeat a claim with its settlements and its number, at once or much later."""
         match request.args:
             case (Owner() as owner, settlements, ClaimRequest(lane=Lane()) as order) if self.rates.echo:
                 if self._doubling.random() < self.rates.echo:
@@ -208,7 +208,7 @@ class SimServer:
                 pass
 
     def _again(self) -> bool:
-        """Say whether a request of a newer kind is echoed: by dice of its own, so that a seed keeps those it had."""
+        """Return True if a request of a newer kind is repeated. Its own random numbers keep old seeds unchanged."""
         if not self.rates.echo or self._newer.random() >= self.rates.echo:
             return False
         self.counts["echo"] = self.counts.get("echo", 0) + 1
@@ -220,7 +220,7 @@ class SimServer:
     def _repeated(
         self, request: Request[Any], args: tuple[Any, ...], call: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Request[Any]:
-        """Return a request that arrives once more, and whose answer no caller receives."""
+        """Return a second arrival of a request. No caller receives its answer."""
         return Request(request.net, request.verb, args, call, self.loop.create_future(), request.sent_at)
 
     def _somebody(self, owner: Owner) -> Owner:
@@ -249,7 +249,7 @@ class SimServer:
 
 
 class SimNet:
-    """The storage as one node sees it. It may be cut off: both ways, or so that only requests or answers are lost."""
+    """The storage as one node sees it. The node may be cut off: both ways, or only for requests or for answers."""
 
     url = "sim://"
     shared = False
@@ -258,15 +258,15 @@ class SimNet:
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None
         self.senseless = False
-        """Whether the next exchange is not sent, and answered with nonsense, at which its worker fails."""
+        """True if the next exchange is not sent but gets an invalid answer, which makes its worker fail."""
 
         self._server = server
 
     async def open(self) -> None:
-        """Nothing to open: the first call tells whether there is a way."""
+        """Do nothing: the first call shows whether the storage is reachable."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
@@ -352,7 +352,7 @@ class SimNet:
 
 
 class SimNotices:
-    """Hints that are lost with the messages of their node."""
+    """Hints that are lost together with the messages of their node."""
 
     def __init__(self, net: SimNet, server: SimServer, notices: Notifications) -> None:
         self._net = net
@@ -370,12 +370,12 @@ class SimNotices:
                 return
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._notices.close()
 
 
 def _driven(step: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits, as those of a storage in memory."""
+    """Run a coroutine that never waits, such as those of a storage in memory."""
     try:
         step.send(None)
     except StopIteration as done:

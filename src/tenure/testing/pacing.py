@@ -1,4 +1,4 @@
-"""How often jobs start in a simulated world (I6): no more often than their rates allow, and no less because of them."""
+"""Checks rates in a simulated world (I6): jobs start no more often than their rates allow, and not less often."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,16 +16,16 @@ class Pacing:
         self._require = require
         self._starts: dict[tuple[str, str], list[int]] = {}
         self._taken: dict[tuple[str, str], RateReservation] = {}
-        """How far the time of each rate is taken by what started."""
+        """Until when the starts have used up the time of each rate."""
         self._steps = 0
 
     def started(self, job: JobRecord, rates: Iterable[RateKey], now: int, steps: int) -> None:
-        """See that a job started no sooner than its rates allow. `steps`: how often the clock was set so far.
+        """Check that a job started no sooner than its rates allow. `steps`: how often the clock was stepped so far.
 
-        In any stretch of time there start no more than its length has intervals, and the burst and one besides.
+        Any period has at most as many starts as it has intervals, plus the burst, plus one.
         """
         if steps != self._steps:
-            # What lies before and after such a step has no distance in time.
+            # Times before and after a step of the clock cannot be compared.
             self._starts.clear()
             self._steps = steps
         for rate in rates:
@@ -38,7 +38,7 @@ class Pacing:
             self._taken[place] = taken(self._taken.get(place, RateReservation()), rate, now)
 
     def put_back(self, job: JobRecord, rates: Iterable[RateKey], now: int) -> None:
-        """Take in that a job had started in vain: that start does not count."""
+        """Record that a job was started in vain. That start does not count."""
         started = job.started or now
         for rate in rates:
             place = job.queue, rate.name
@@ -49,17 +49,17 @@ class Pacing:
                 self._taken[place] = RateReservation(so_far.until - regained(rate, started, now), so_far.reach)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
-        """Say whether a rate lets a job start now, for all that has started."""
+        """Return True if the rate allows a start now, given all earlier starts."""
         return opens_at(self._taken.get((queue, rate.name), RateReservation()), rate, now) <= now
 
     def swept(self, now: int) -> None:
-        """Forget the time that has gone by, as a sweep does."""
+        """Forget reservations that are over, as a sweep does."""
         self._taken = {place: taken for place, taken in self._taken.items() if taken.until > now}
 
     def kept_waiting(
         self, job: JobRecord, rates: Iterable[RateKey], records: Mapping[Ref, JobRecord], now: int
     ) -> bool:
-        """Say whether a job is parked under a rate that is open, and nobody stands in line who might be in its way."""
+        """Return True if a job is parked under a rate that is open, while no ready job could go before it."""
         rate = next((rate for rate in rates if RATE + rate.name == job.parked_under), None)
         if rate is None or not self.open(job.queue, rate, now):
             return False

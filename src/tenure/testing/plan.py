@@ -1,4 +1,4 @@
-"""What a simulated world is made of and what goes wrong in it: drawn from the dice, or one of the set pieces."""
+"""Plans of simulated worlds: what a world consists of and which faults it has, drawn at random or predefined."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,46 +10,46 @@ from tenure.testing.net import USUAL_DELAY, Rates
 from tenure.testing.workload import LONGEST_GAP, LONGEST_QUIET, LONGEST_RUN
 
 STEPS = (0.5, 5.0, 60.0, 600.0, 3600.0)
-"""By so many seconds the storage's clock is stepped, forward or back."""
+"""The steps in seconds by which the storage's clock is set forward or back."""
 
 ALWAYS = ("kill", "pause", "block", "cut", "freeze", "step", "lid", "stop", "storm", "redrive", "delete")
 FAULTS = (*ALWAYS, "hush", "fail")
-"""What can happen to a world beside what its network does to messages."""
+"""All faults other than those of messages."""
 
 MESSAGE_FAULTS = ("lost_request", "lost_answer", "late", "echo", "lost_notice")
-"""What can happen to messages: the names of their `Rates`."""
+"""The faults of messages: the names of their `Rates`."""
 
 SOLOISTS = ("step", "step", "step", "step", "freeze", "freeze", "lid", "stop", "block", "kill", "cut", "pause")
-"""What may have the stage for itself, the faults that are no excuse for anything most often."""
+"""Faults that may occur alone. Those that excuse no lost lease are listed most often."""
 
 ALONE = 0.3
-"""The share of worlds in which one kind of fault alone goes wrong, so that nothing is excused by another."""
+"""The share of worlds with only one kind of fault, so that another fault cannot excuse a violation."""
 
 MERGING = ("unique", "window", "debounce", "collect", "throttle")
 ORDER = ("rates", "fair", "lifo")
 FEATURES = (*MERGING, *ORDER)
-"""What calls may ask for beside the usual."""
+"""The optional features of calls."""
 
 FEATURED = 0.3
-"""The share of worlds in which some of that is asked for; in as many there are schedules."""
+"""The share of worlds in which calls use some of the features. The same share of worlds has schedules."""
 
 FORESIGHTED = 0.3
-"""The share of worlds in which workers claim ahead."""
+"""The share of worlds in which workers prefetch."""
 
 FAILING = 0.2
 """The share of the worlds with several kinds of fault in which workers fail by themselves."""
 
 MIXED = 0.2
-"""The share of worlds in the midst of a rolling deploy: some workers run old code."""
+"""The share of worlds during a rolling deploy, in which some workers run old code."""
 
 USUAL = Rates()
 
 
 @dataclass(frozen=True)
 class WorldPlan:
-    """What a world is made of.
+    """What a world consists of.
 
-    `faults`: how many seconds lie between two of a kind, on average. `at`: at which second one comes for certain.
+    `faults`: the average seconds between two faults of a kind. `at`: the seconds at which a fault is certain to occur.
     """
 
     workers: int = 3
@@ -68,31 +68,31 @@ class WorldPlan:
     steps: Sequence[float] = STEPS
     freezes: tuple[float, float] = (1.0, 120.0)
     tasks: tuple[str, ...] = ()
-    """Only these tasks; all of them if empty."""
+    """The tasks to use, or all tasks if empty."""
 
     tick: float = 0.0
-    """By so many seconds at a time the storage's clock goes on, so that much happens at one instant."""
+    """The step in seconds in which the storage's clock advances, so that many changes happen at one instant."""
 
     features: tuple[str, ...] = ()
-    """What calls ask for beside the usual."""
+    """The features that calls use."""
 
     plain: bool = False
-    """They ask for nothing else, and nobody takes them back."""
+    """If True, calls use only these features, and clients do not cancel them."""
 
     repeats: float = 0.0
-    """How often a client makes a call once more that it has made before, as one that was started again."""
+    """The share of calls that a client makes again later, as a restarted client does."""
 
     schedules: int = 0
 
     ahead: bool = False
-    """Workers claim ahead although their runs take seconds, and what is at hand waits for seconds, too."""
+    """If True, workers prefetch although their runs take seconds, so that prefetched jobs wait for seconds."""
 
     old: int = 0
-    """So many of the workers run old code: they know every second task only."""
+    """How many workers run old code, which knows only every second task."""
 
     @classmethod
     def drawn(cls, rng: Random) -> Self:
-        """Draw a plan: each fault is enabled or not, and has a rate of its own."""
+        """Draw a plan: each fault is enabled or not, and has its own rate."""
         faults = {kind: rng.uniform(10, 80) for kind in ALWAYS if rng.random() < 0.35}
         lost_request, lost_answer, late, echo, lost_notice = (rng.choice((0.0, 0.0, 0.0, 0.02, 0.1)) for _ in range(5))
         rates = Rates(
@@ -112,7 +112,7 @@ class WorldPlan:
             faults=faults,
             rates=rates,
         )
-        # What is newer is drawn last: so the dice of a seed fall for all else as they did when it was kept.
+        # Draw newer options last, so that all other options of an old seed stay the same.
         if rng.random() < 0.2:
             faults["hush"] = rng.uniform(10, 80)
         tick = rng.choice((0.0, 0.0, 0.0, 0.015, 0.25))
@@ -135,7 +135,7 @@ class WorldPlan:
         return plan
 
     def without(self, kinds: Collection[str]) -> Self:
-        """Return this plan with some kinds of fault left out."""
+        """Return this plan without some kinds of fault."""
         rates = {kind: 0.0 for kind in MESSAGE_FAULTS if kind in kinds}
         return replace(
             self,
@@ -146,7 +146,7 @@ class WorldPlan:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of fault that it enables."""
+        """The kinds of fault that the plan enables."""
         told = [kind for kind in FAULTS if kind in self.faults or kind in {name for _, name in self.at}]
         return (*told, *(kind for kind in MESSAGE_FAULTS if getattr(self.rates, kind)))
 
@@ -157,15 +157,15 @@ class WorldPlan:
 
     @property
     def exact(self) -> bool:
-        """Whether the storage's clock only goes on, so that every tick may be made up for, and none too many."""
+        """True if the storage's clock is never stepped, so that every tick can be caught up and none comes twice."""
         return "step" not in self.kinds
 
     def bound(self, jobs: int) -> float:
-        """Within so many seconds of the healing every one of so many jobs is over.
+        """Return the seconds after the end of the faults within which `jobs` jobs must be over.
 
-        Each run that is open then ends or is recovered once (twice where its reaper was lost in turn). From there on
-        nothing goes wrong, so a job has its attempts, its longest rests and one stall by silence before it, and must
-        wait for as many jobs before it as there are, shared by all slots; under a rate for each of their starts.
+        In that time each open run ends or is recovered once (twice if its reaper was lost too). After that there are no
+        faults. So a job has its attempts, its longest delays and one stall by silence before it. It waits for all other
+        jobs, which share the concurrency of all workers. Under a rate it also waits for each of their starts.
         """
         recovery = self.timing.recovery_bound.total_seconds() + self.timing.lease.total_seconds()
         each = 3 * (LONGEST_RUN + 10.0) + recovery
@@ -283,4 +283,4 @@ SCENARIOS: dict[str, WorldPlan] = {
     ),
     "hearing": WorldPlan(workers=4, jobs=16, tasks=("silent", "quick"), hearing=True, span=60.0),
 }
-"""Set pieces: one thing goes wrong, or a few that belong together."""
+"""Predefined plans, each with one fault or with a few that belong together."""

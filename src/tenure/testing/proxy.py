@@ -1,4 +1,4 @@
-"""A network between clients and a server that goes wrong on command."""
+"""A TCP proxy between clients and a server that injects network faults on command."""
 
 import asyncio
 import socket
@@ -14,9 +14,9 @@ from tenure.testing.doubling import Doubling
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on, below those that systems give to outgoing connections.
+    """Return a free port below the range that systems use for outgoing connections.
 
-    Else one of these could sit on it while its server is being restarted.
+    An outgoing connection could otherwise take the port while its server is being restarted.
     """
     while True:
         port = SystemRandom().randrange(15_000, 32_000)
@@ -27,20 +27,20 @@ def free_port() -> int:
 
 @dataclass
 class ProxyFaults:
-    """What the network does now; by itself, nothing bad."""
+    """The faults of the network. By default there are none."""
 
-    latency: float = 0.0  # so many seconds longer, each way,
-    jitter: float = 0.0  # and by chance up to so many more
-    rate: float = 0.0  # so many bytes a second pass each way, if it is not 0
-    cut_after: int = 0  # so many bytes of a reply pass before its connection is reset,
-    cuts: int = 0  # this often
-    swallow: bool = False  # all is accepted, nothing passed on; who was silenced so is silent for ever
-    hold: bool = False  # nothing passes until the weather clears, and then all: a partition that TCP outlasts
-    refuse: bool = False  # connections are reset, and new ones refused
+    latency: float = 0.0  # seconds added in each direction
+    jitter: float = 0.0  # the longest random delay in seconds that is added to the latency
+    rate: float = 0.0  # bytes per second in each direction; 0 for no limit
+    cut_after: int = 0  # bytes of a reply that pass before its connection is reset
+    cuts: int = 0  # how many replies are cut
+    swallow: bool = False  # accept all data and pass none on; such a connection stays silent forever
+    hold: bool = False  # pass nothing until the faults end, then everything: a partition that TCP survives
+    refuse: bool = False  # reset connections and refuse new ones
 
 
 class ProxiedConnection:
-    """A connection of a client, and the one that is made to the server for it."""
+    """A connection of a client, and the connection to the server that belongs to it."""
 
     def __init__(self, client: socket.socket) -> None:
         self.ends = [client, socket.socket()]
@@ -52,14 +52,14 @@ class ProxiedConnection:
 
     @property
     def port(self) -> int:
-        """The port from which the server is spoken to; 0 before that, and afterwards."""
+        """The local port of the connection to the server; 0 before it is open and after it is closed."""
         try:
             return int(self.ends[1].getsockname()[1])
         except OSError:
             return 0
 
     def reset(self) -> None:
-        """Close it as a crash does: with RST, and what is under way is gone. For when nobody reads or writes there."""
+        """Close both connections with RST and drop pending data, as a crash does. No task may still use them."""
         for end in self.ends:
             with suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -67,15 +67,15 @@ class ProxiedConnection:
 
 
 class Proxy:
-    """Stands before a port of the loopback and passes on what comes, through whatever weather it is given.
+    """Listens on a loopback port and forwards to a server, with the faults that are set.
 
-    It works in a thread of its own: a test whose loop is busy, or blocked, has its network all the same.
+    It runs in its own thread, so that it also works while the loop of a test is busy or blocked.
     """
 
     def __init__(
         self, target: int, *, seed: int = 0, doubled: float = 0.0, second: Collection[bytes] = frozenset[bytes]()
     ) -> None:
-        """Take the port of a server; `doubled` and `second`: as `Doubling` has them, before a Redis."""
+        """Create a proxy for the port of a server. `doubled`, `second`: the `share` and `second` of `Doubling`."""
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.accepted = 0
@@ -103,19 +103,19 @@ class Proxy:
         self._loop.close()
 
     def weather(self, **changed: Any) -> None:
-        """Change the weather: to what is said here, and to nothing bad else."""
+        """Set the faults of the network. All faults that are not given end."""
         self._do(self._change(ProxyFaults(**changed)))
 
     def clean(self) -> None:
-        """Let all pass again; what is silent for ever stays so."""
+        """End all faults. Connections that are silent forever stay silent."""
         self.weather()
 
     def reset(self) -> None:
-        """Reset all connections; new ones work."""
+        """Reset all connections. New ones work."""
         self._do(self._reset())
 
     def abandon(self) -> None:
-        """Leave all connections half open: silent for ever, and never closed; new ones work."""
+        """Leave all connections half open: silent forever and never closed. New ones work."""
         self._do(self._hush())
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -145,17 +145,17 @@ class Proxy:
             line.silent = True
 
     def _accept(self, door: socket.socket) -> None:
-        # Not asyncio's server, which leaves open whoever it lets in while it is being closed.
+        # An asyncio server would leave a connection open that it accepts while it is being closed.
         try:
             client, _ = door.accept()
         except OSError:
-            return  # it has thought better of it
+            return  # the client has given up meanwhile
         self.accepted += 1
         line = ProxiedConnection(client)
         if self._doubled:
             line.doubling = Doubling(self._dice, self._doubled, second=self._second, count=self._count)
         task = self.lines[line] = self._loop.create_task(self._carry(line))
-        # A task that is cancelled before its first step ends nothing by itself.
+        # The task's own cleanup does not run if it is cancelled before its first step.
         task.add_done_callback(lambda _: self._over(line))
 
     def _count(self) -> None:
@@ -175,14 +175,14 @@ class Proxy:
                     crew.create_task(self._take(source, way))
                     crew.create_task(self._deliver(line, way, sink, replies))
         except* OSError:
-            pass  # one side is gone, and the other learns it by a reset
+            pass  # one side is closed, and the other gets a reset
 
     async def _take(self, source: socket.socket, way: asyncio.Queue[tuple[float, bytes]]) -> None:
         due, data = 0.0, b"?"
         while data:
             data = await self._loop.sock_recv(source, 65_536)
             longer = self._weather.latency + self._dice.random() * self._weather.jitter
-            due = max(due, self._loop.time() + longer)  # in order, whatever the jitter
+            due = max(due, self._loop.time() + longer)  # keep the order despite the jitter
             way.put_nowait((due, data))
 
     async def _deliver(

@@ -1,4 +1,4 @@
-"""What was taken from whom in a simulated world: for a cause (I5), and in time (I16)."""
+"""Checks each job taken from a holder in a simulated world: for a valid cause (I5), and in time (I16)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tenure.testing.stories import RunStory
 from tenure.testing.weather import EVERYWHERE, NetworkFaults
 
 PROCESS_DEATH_BOUND = 1.0
-"""Within so many seconds of its death the jobs of a supervised process are claimable."""
+"""The seconds after the death of a supervised process within which its jobs are claimable."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class SimulatedRecovery:
     seconds: float
     bound: float
     clear: bool
-    """Whether nothing else was wrong meanwhile; only then the bound holds."""
+    """True if there was no other fault meanwhile. The bound holds only then."""
 
 
 class Recoveries:
-    """An account of all jobs that were taken from a lost holder, and put back."""
+    """An account of all jobs that were taken from a lost holder and put back."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Recoveries:
         self._slack = slack
 
     def excused(self, job: JobRecord, run: RunStory, reason: str, now: float, *, lost_by: str) -> None:
-        """Make sure that a run was reaped for a cause: live jobs are not re-run.
+        """Check that a run was reclaimed for a valid cause, because live jobs must not run again.
 
-        `lost_by`: who held it last, but for the names that a burial takes in and looks under again.
-        A storage that freezes or whose clock is stepped is no cause, as long as nothing else goes wrong with it.
+        `lost_by`: the last holder, not counting the owner ids that crash recoveries use. A frozen storage or a stepped
+        clock alone is not a valid cause.
         """
         holder = run.holders[-1]
         lease = job.stall.lease / SECOND
@@ -62,7 +62,8 @@ class Recoveries:
         if reason == "process_died":
             fine = lost_by in self._died
         elif run.taken is not None:
-            # A reaper that is lost, late or stopped before it settles: whatever troubled it or the first holder.
+            # A reaper was lost, late or stopped before it settled. A fault of the reaper or of an earlier holder
+            # excuses it.
             fine = bool(common) or any(trouble.where in run.holders for trouble in near)
         elif reason == "no_progress":
             fine = job.heartbeat_timeout is not None and now - run.signed >= job.heartbeat_timeout / SECOND
@@ -86,7 +87,7 @@ class Recoveries:
         )
 
     def recovered(self, job: JobRecord, run: RunStory, now: float) -> None:
-        """Take in that a lost run was settled, and see that it was in time."""
+        """Record that a lost run was settled, and check that this was in time."""
         since, bound = run.heard, 0.0
         grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
         match run.reason:
@@ -95,10 +96,11 @@ class Recoveries:
             case "no_progress" if run.owner not in self._died:
                 since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
             case "overrun" if self._blocked(run, now):
-                # Its worker renewed it beyond its limit: another handler blocked the loop (worker/blocked_loop.py).
+                # Its worker renewed it beyond its limit, because another handler blocked the loop
+                # (worker/blocked_loop.py).
                 since, bound = run.heard, job.stall.lease / SECOND + grace
             case "overrun" if job.timeout is not None:
-                # It was claimed at the storage before its worker heard of it and began to count.
+                # The storage claimed the run before its worker learned of it and began to count.
                 since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
             case "lease_expired" | "no_progress":
                 bound = job.stall.lease / SECOND + grace
@@ -106,7 +108,7 @@ class Recoveries:
                 return
         # For half a lease after time itself was in doubt, the grace is longer.
         doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
-        # Who died or left long before that is missed by nobody: another leads, its jobs are back.
+        # Processes that died or left long before no longer matter: another one leads, and their jobs are back.
         long_ago = since - self._timing.recovery_bound.total_seconds()
         clear = all(
             trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop", "fail") and trouble.since < long_ago)
@@ -122,6 +124,6 @@ class Recoveries:
             )
 
     def _blocked(self, run: RunStory, now: float) -> bool:
-        """Return True if the event loop of its first holder was blocked during a run."""
+        """Return True if the event loop of the run's first holder was blocked during the run."""
         near = self._weather.between(run.claimed, now)
         return any(trouble.kind == "block" and trouble.where in run.holders[:1] for trouble in near)

@@ -15,20 +15,20 @@ from tenure.testing.plan import FAULTS, MESSAGE_FAULTS, SCENARIOS
 from tenure.testing.trials import Trial, caught_of, tried
 
 SHOWN = 60
-"""Lines of a trace that are shown unless all are asked for."""
+"""How many lines of a trace are shown by default."""
 
 SHRUNK = 3
-"""So many failed worlds are shrunk; more of them seldom tell more."""
+"""How many failed worlds are shrunk. More of them rarely show more."""
 
 TOLD = 20
-"""So many failed worlds are told of; the others are in the figures."""
+"""How many failed worlds are reported. The figures count all of them."""
 
 CORPUS = Path("tests/simulation/seeds.txt")
-"""Where failed worlds are kept, seen from the root of the repository."""
+"""The file of failed worlds, relative to the root of the repository."""
 
 
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
-    """Run the worlds that are asked for; return 0 if no invariant was broken."""
+    """Run the requested worlds. Return 0 if no invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m tenure.testing.world", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this one, with its trace")
     parser.add_argument("--seeds", type=_range, default=range(300), help="run these: 1000 for 0-999, or 500-800")
@@ -104,7 +104,7 @@ def _report(failure: Failure, without: Sequence[str], *, shrink: bool) -> None:
 
 
 def keep(corpus: Path, failure: Failure) -> None:
-    """Add a failed world to the corpus, unless it is there."""
+    """Add a failed world to the corpus unless it is already there."""
     line = f"{failure.seed} {failure.scenario}".strip()
     kept = corpus.read_text() if corpus.exists() else ""
     if line not in [known.partition("#")[0].strip() for known in kept.splitlines()]:

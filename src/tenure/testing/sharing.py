@@ -1,8 +1,8 @@
-"""Whose turn it is in a simulated world (I14): as long as a tenant waits, others have no more than their weights say.
+"""Checks fairness in a simulated world (I14): while a tenant waits, others get no more than their weights allow.
 
-For each job that a tenant in line has had its turn with, and for the one that it waits with, another may have had as
-many turns as it has shares of the same length, and one more. Who is put back at once has had its turn. A tenant is left
-out from where one of its jobs leaves the line without a start: its others stand as far apart as before.
+Take the turns of the waiting tenant plus the one that it waits for, and scale that number by the two weights. Another
+tenant may have that many turns meanwhile, plus one. A job that is put back at once has had its turn. A tenant is left
+out from when one of its jobs leaves the queue without a start, because the others keep their distances.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +16,12 @@ from tenure.core.order import share
 from tenure.testing.calls import Require
 
 Lane = tuple[str, int]
-"""A queue, and how far ahead a priority puts its jobs: tenants are compared within one."""
+"""A queue, and how far a priority moves its jobs ahead. Tenants are compared within one lane."""
 
 
 @dataclass
 class Wait:
-    """A time through which a tenant waits: how far its lane had got when it began, and the turns of all since."""
+    """A period in which a tenant waits: the front of its lane when it began, and all turns since."""
 
     front: float
     waiting: set[Ref]
@@ -31,7 +31,7 @@ class Wait:
 
 
 class Sharing:
-    """An account of all tenants in line."""
+    """An account of all tenants with ready jobs."""
 
     def __init__(self, require: Require) -> None:
         self._require = require
@@ -40,20 +40,21 @@ class Sharing:
         self._queues: set[str] = set()
         self._left_out: set[tuple[str, str]] = set()
         self._scores: dict[Ref, int] = {}
-        """With which score each job was claimed last."""
+        """The score with which each job was claimed last."""
 
     def counts(self, queue: str) -> bool:
-        """Say whether tenants share a queue, so that its jobs stand at virtual instants."""
+        """Return True if tenants share a queue, so that its jobs are ordered by virtual time."""
         return queue in self._queues
 
     def claimed(self, leases: Sequence[Lease]) -> None:
-        """See that nobody had too many turns, as they were given out in order."""
+        """Check that no tenant had too many turns, in the order in which the jobs were claimed."""
         for lease in leases:
             job = lease.job
             if job.fair_key is None or job.lifo:
                 continue
             lane = _lane(job)
-            # Who is put back at once stands no further than before, who comes in again does.
+            # A job that is put back at once keeps its score or a lower one. A job that is enqueued or due again gets a
+            # higher one.
             again, self._scores[job.ref] = job.score <= self._scores.get(job.ref, -inf), job.score
             for (other, tenant), wait in list(self._waits.items()):
                 if other != lane:
@@ -77,7 +78,7 @@ class Sharing:
         )
 
     def stand(self, before: Mapping[Ref, JobRecord], records: Mapping[Ref, JobRecord], moved: Iterable[Ref]) -> None:
-        """Take in who stands in line after a step that has moved some."""
+        """Record which jobs are ready after a step that moved some."""
         fair = [job for job in records.values() if job.fair_key is not None and not job.lifo]
         if not fair and not self._waits:
             return
@@ -87,13 +88,14 @@ class Sharing:
             if was is not None and was.fair_key is not None and _has_left(was, job):
                 self._left_out.add((was.queue, was.fair_key))
             if was is not None and was.state is State.ACTIVE and job is not None and job.state is State.WAITING:
-                # Put back at once, and perhaps further ahead than it stood: in a line that has begun anew.
+                # The job was put back at once, perhaps further ahead than before if the queue's virtual time has
+                # restarted.
                 self._scores[ref] = job.score
         waiting: dict[tuple[Lane, str], set[Ref]] = {}
         weights: dict[tuple[Lane, str], int] = {}
         for job in fair:
-            # A tenant that comes late into a lane of low priority may find more before it: its lane has no front yet,
-            # and that of the others is ahead of it.
+            # A tenant that comes late into a lane of low priority may find more jobs before it: its lane has no front
+            # yet, and the front of the other lanes is ahead.
             if _in_line(job) and job.boost >= 0:
                 place = _lane(job), job.fair_key or ""
                 waiting.setdefault(place, set()).add(job.ref)
@@ -115,7 +117,7 @@ def _in_line(job: JobRecord) -> bool:
 
 
 def _has_left(was: JobRecord, job: JobRecord | None) -> bool:
-    """Say whether a job that had a place in line, or came into it in this step, has lost it without a start."""
+    """Return True if a job that was ready, or became ready in this step, lost its place without a start."""
     if job is None or job.state is State.ACTIVE:
         return job is None
     parked = job.state is State.WAITING and job.parked_under is not None

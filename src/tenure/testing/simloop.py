@@ -1,10 +1,10 @@
-"""An event loop in virtual time, whose every choice comes from a seed.
+"""An event loop in virtual time, which takes every choice from a seed.
 
-Time stands still while anything can run and then jumps to the next timer, so an hour passes in milliseconds. What is
-ready on different nodes runs in an order drawn from the dice, what is ready on one node in the order it was made. A
-node that is killed never runs again, not even its `finally`; one that is paused runs nothing until it is woken.
+Time stands still while anything is ready, and then jumps to the next timer. So an hour passes in milliseconds.
+Callbacks of different nodes run in a random order; callbacks of one node run in the order in which they were made. A
+killed node never runs again, not even its `finally` blocks. A paused node runs nothing until it is woken.
 
-It rests on private parts of asyncio, the ready queue and `_run_once`; a canary test holds them in place.
+The loop uses private parts of asyncio, the ready queue and `_run_once`. A test fails if they change.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 EPOCH = 1_800_000_000 * SECOND
-"""When virtual time begins, in microseconds since 1970."""
+"""The start of virtual time, in microseconds since 1970."""
 
 
 class Node:
-    """One simulated process: a name, and whether it runs."""
+    """One simulated process: its name, and whether it runs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,11 +43,11 @@ _NODE: contextvars.ContextVar[Node | None] = contextvars.ContextVar("tenure_node
 
 
 class Quiet(RuntimeError):
-    """Nothing is ready and no timer is set: the world would stand still for ever."""
+    """Nothing is ready and no timer is set: the world would stand still forever."""
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that hashes to its number: asyncio keeps tasks in sets, whose order must not hang on addresses."""
+    """A task that hashes to its number. asyncio keeps tasks in sets, whose order must not depend on addresses."""
 
     def __init__(self, coro: Any, *, number: int, **kwargs: Any) -> None:
         self._number = number
@@ -61,7 +61,7 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop."""
+    """An event loop in virtual time."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._failure: BaseException | None = None
 
     def create_task(self, coro: Any, **kwargs: Any) -> "asyncio.Task[Any]":
-        """Make a task and hold on to it: were one of a killed node collected, its `finally` would run."""
+        """Create a task and keep a reference to it. If a killed node's task were collected, its `finally` would run."""
         self._made += 1
         task = SimTask(coro, loop=self, number=self._made, **kwargs)
         self._alive[task] = None
@@ -91,45 +91,45 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._virtual
 
     def start(self, node: Node, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Start a coroutine as part of a node; whatever it starts belongs to the node as well."""
+        """Start a coroutine on a node. All tasks that it starts belong to the node as well."""
         return self.create_task(coroutine, context=self.context(node))
 
     def context(self, node: Node) -> contextvars.Context:
-        """Return the caller's context as part of a node: what is called in it runs as long as the node does."""
+        """Return a copy of the caller's context that belongs to a node: its callbacks run as long as the node does."""
         context = contextvars.copy_context()
         context.run(_NODE.set, node)
         return context
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Let what a callback raises end the simulation: in a world that is checked nothing fails unheard."""
+        """End the simulation with the exception of a callback, so that no failure goes unnoticed."""
         if "handle" in context and self._failure is None:
             self._failure = context.get("exception")
 
     def kill(self, node: Node) -> None:
-        """Let a node never run again, as SIGKILL does."""
+        """Stop a node forever, as SIGKILL does."""
         node.dead = True
         node.held.clear()
 
     def pause(self, node: Node) -> None:
-        """Let a node run nothing until it is woken, as SIGSTOP does."""
+        """Stop a node until it is woken, as SIGSTOP does."""
         node.paused = True
 
     def wake(self, node: Node) -> None:
-        """Let a paused node go on, as SIGCONT does."""
+        """Continue a paused node, as SIGCONT does."""
         node.paused = False
         self._ready.extend(node.held)
         node.held.clear()
 
     def block(self, seconds: float) -> None:
-        """Let time pass in which nothing else runs, as a handler does that holds the interpreter."""
+        """Let time pass while nothing else runs, as with a handler that holds the interpreter."""
         self._virtual += seconds
 
     def abandon(self) -> None:
-        """Close what will never end, as killed nodes have left it."""
+        """Close the coroutines that killed nodes have left and that will never end."""
         for task in self._alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if task.done():
-                # Python 3.12.1 falls over when asked for the coroutine of a task that was over as soon as it was made.
+                # Python 3.12.1 crashes when asked for the coroutine of a task that was done as soon as it was made.
                 continue
             with contextlib.suppress(RuntimeError):
                 coroutine: Any = task.get_coro()
@@ -138,7 +138,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
     ) -> "asyncio.Future[T]":
-        """Call the function here and now: a real thread knows nothing of virtual time."""
+        """Call the function at once on this thread. A real thread does not follow virtual time."""
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
@@ -147,7 +147,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return done
 
     def _write_to_self(self) -> None:
-        """Wake nobody: there is no selector to sleep in."""
+        """Do nothing: this loop does not sleep in a selector."""
 
     def _process_events(self, event_list: Any) -> None:
         """Do nothing: there are no descriptors."""
@@ -159,7 +159,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Set a timer. Those of one instant go off in the order they were set."""
+        """Set a timer. Timers of one instant fire in the order in which they were set."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._made += 1
         heapq.heappush(self._timers, (when, self._made, timer))
@@ -195,7 +195,7 @@ class SimLoop(asyncio.BaseEventLoop):
                     raise failure
 
     def _shuffled(self, batch: list[asyncio.Handle]) -> list[tuple[Node | None, asyncio.Handle]]:
-        """Return the handles in an order drawn from the dice, each node's own in the order they were made."""
+        """Return the handles in a random order that keeps the order of each node."""
         nodes = [_node_of(handle) for handle in batch]
         lines: dict[Node | None, deque[asyncio.Handle]] = {}
         for node, handle in zip(nodes, batch, strict=True):
@@ -211,10 +211,10 @@ def _node_of(handle: asyncio.Handle) -> Node | None:
 
 
 class SimClock:
-    """The clocks of a simulated host: the wall may be stepped, the uptime only goes on."""
+    """The clocks of a simulated host: the wall clock may be stepped, the uptime only increases."""
 
     def __init__(self, loop: SimLoop, tick: int = 1) -> None:
-        """Take the loop, and by how many microseconds at a time the wall clock goes on."""
+        """Create the clocks on a loop. `tick`: the step in microseconds in which the wall clock advances."""
         self._loop = loop
         self._tick = tick
         self._offset = 0
@@ -234,7 +234,7 @@ class SimClock:
 
 
 class SameLoop:
-    """Runs agents on the running loop instead of a thread of their own."""
+    """Runs agents on the running loop instead of a separate thread."""
 
     apart = False
 
@@ -247,7 +247,7 @@ class SameLoop:
         self._agents.append(asyncio.get_running_loop().create_task(agent(), name=self._name))
 
     async def stop(self) -> None:
-        """Cancel the agents and wait until they are gone."""
+        """Cancel the agents and wait until they have ended."""
         agents, self._agents = self._agents, []
         for agent in agents:
             agent.cancel()
@@ -258,7 +258,7 @@ def simulate(main: Callable[[SimLoop], Coroutine[Any, Any, T]], *, seed: int = 0
     """Run a coroutine to its end in virtual time. `limit`: the virtual seconds it may take.
 
     Raises:
-        TimeoutError: it was not over by then.
+        TimeoutError: the coroutine took longer than `limit`.
     """
     loop = SimLoop(Random(seed))
     asyncio.set_event_loop(loop)

@@ -1,4 +1,4 @@
-"""What a sound record looks like by itself: where it is indexed, and until when its lease may last."""
+"""Checks of a single record: the place in the indexes that it must have, and the end that its lease may have."""
 
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
@@ -6,7 +6,7 @@ from tenure.core.retention import KeepRule
 
 
 def place_of(job: JobRecord) -> tuple[str, int] | None:
-    """Return the one index a job must stand in, and the number it must stand at."""
+    """Return the one index that must contain a job, and its number there."""
     match job.state:
         case State.WAITING if job.parked_under is not None:
             return f"parked {job.queue} {job.parked_under}", job.score
@@ -23,19 +23,19 @@ def place_of(job: JobRecord) -> tuple[str, int] | None:
 
 
 def may_be_forgotten(job: JobRecord, keep: KeepRule, now: int) -> bool:
-    """Say whether a job that is over has been kept for as long as it must be."""
+    """Return True if a finished job has been kept for as long as it must be."""
     if job.kept_until is not None:
         return job.kept_until <= now
-    # No world comes near to how many are kept.
+    # No world reaches the maximum number of jobs to keep.
     return job.finished is not None and job.finished + keep.age <= now
 
 
 def right_lease_end(job: JobRecord, now: int, *, exclusive: bool = False) -> int:
-    """Return when a lease given or renewed at that instant must end: with the shortest of the limits it has.
+    """Return when a lease that is given or renewed at that instant must end: at the earliest of its limits.
 
-    `exclusive`: it was renewed for a run whose worker keeps the limits itself.
+    `exclusive`: it was renewed for a run whose worker enforces the limits itself.
     """
-    # A run cannot have started later than now: if it seems so, the clock was set back since.
+    # A run cannot have started later than now. If it seems so, the clock was set back since.
     started = min(job.started or now, now)
     limits = [max(now + job.stall.lease, started + job.stall.start_grace)]
     if not exclusive:
@@ -44,7 +44,7 @@ def right_lease_end(job: JobRecord, now: int, *, exclusive: bool = False) -> int
 
 
 def flaw_of_lease(was: JobRecord, job: JobRecord, now: int, *, exclusive: bool) -> str:
-    """Say what is wrong with a lease that was renewed, nothing if all is well."""
+    """Describe what is wrong with a renewed lease, or return an empty text."""
     lease, end = job.stall.lease, right_lease_end(job, now, exclusive=exclusive)
     if job.lease_until != end:
         return f"ends at {job.lease_until}, not at {end}"

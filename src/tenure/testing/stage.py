@@ -1,4 +1,4 @@
-"""The stage of a simulated world: what its workers, clients and troubles share, and what they leave behind."""
+"""The environment of a simulated world: what its workers, clients and faults share, and what they record."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ from tenure.testing.workload import BATCH, OVERRUNS, HandlerJournal, define
 
 SLACK = 0.05
 MESSAGES = 10
-"""What a bound allows beyond what it promises: as many messages travel between a fault and its recovery."""
+"""The number of messages between a fault and its recovery. A bound allows their delays and `SLACK` in addition."""
 
 TICKS = 3
-"""It also allows a coarse clock to be late by so many ticks: at the claim, the suspicion and the reclaim."""
+"""The number of ticks by which a coarse clock may be late: at the claim, the suspicion and the reclaim."""
 
 AFTERMATH = {"net": LONGEST_ECHO, "cut": LONGEST_PATIENCE}
-"""For so many seconds a trouble goes on to be felt after its end."""
+"""The seconds for which a fault has effects after its end."""
 
 
 class WorldEnvironment:
-    """The loop, the clocks, the storage behind its network, the witness, the journal, the trace."""
+    """The loop, the clocks, the storage behind its network, the checker, the handler journal and the trace."""
 
     def __init__(self, loop: SimLoop, seed: int, plan: WorldPlan, model: type[Model]) -> None:
         self.loop = loop
@@ -39,19 +39,19 @@ class WorldEnvironment:
         self.trace: list[tuple[float, tuple[object, ...]]] = []
         self.weather = NetworkFaults()
         self.died: dict[str, float] = {}
-        """When which owner's process was killed."""
+        """When each owner's process was killed."""
 
         self.failed_workers: set[str] = set()
         """The owners whose workers failed by themselves."""
 
         self.homes: dict[Node, str] = {}
-        """Whose process runs on which node."""
+        """The owner whose process runs on each node."""
 
         self.heard: Counter[str] = Counter()
-        """How often a worker's event handler heard of the stall with this cursor."""
+        """How often an event handler of a worker got the stall with this cursor."""
 
         self.deeds: Counter[str] = Counter()
-        """How often the operator did what."""
+        """How often the operator did each action."""
 
         self.logger = logging.Logger(f"tenure.world.{seed}", logging.CRITICAL + 1)
         self.healed = False
@@ -84,7 +84,7 @@ class WorldEnvironment:
                 del self.app.tasks[name]
 
     def tenure(self, net: SimNet, name: str) -> Tenure:
-        """Return an app for a process of that name."""
+        """Return an app for a process with this name."""
         return Tenure(
             storage=net,
             clock=self.host_clock,
@@ -103,22 +103,22 @@ class WorldEnvironment:
         self.furthest = max(self.furthest, self.stepped)
 
     def spawn(self, node: Node, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Start something on a node; if it fails, the world has failed."""
+        """Start a coroutine on a node. If it fails, the world fails."""
         task = self.loop.start(node, coroutine)
         task.add_done_callback(self._done)
         return task
 
     def failed(self, error: BaseException) -> None:
-        """Note that something failed which must not."""
+        """Record a failure that must not happen."""
         self._failures.append(error)
 
     def look(self) -> None:
-        """Raise the first thing that failed, if any has."""
+        """Raise the first recorded failure, if there is one."""
         if self._failures:
             raise self._failures[0]
 
     def note(self, *words: object) -> None:
-        """Write something into the trace."""
+        """Add an entry to the trace."""
         self.trace.append((self.loop.time(), words))
 
     def _done(self, task: "asyncio.Task[None]") -> None:

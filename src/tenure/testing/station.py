@@ -1,4 +1,4 @@
-"""A place where a simulated worker process runs: started, stopped, killed, buried, started again."""
+"""A simulated place for a worker process, which is started, stopped, killed, recovered and started again."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -23,20 +23,20 @@ from tenure.worker.prefetch_policy import MOST
 from tenure.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
 
 FAREWELL = 3 * FORCED_LINGER + 0.1
-"""Seconds that the steps of a stop take whose time is over: each is tried all the same, and cancelled."""
+"""Seconds that the steps of a stop take after their time is over: each is still tried, and then cancelled."""
 
 RESTART = 1.0
 """Seconds until a process that found no storage is started again."""
 
 BURIAL = 10.0
-"""Seconds that a supervisor gives itself to take back what a dead child held."""
+"""Seconds that a supervisor allows for the crash recovery of a dead child."""
 
 NOTICED = 0.01
-"""Seconds until a supervisor knows that its child has died."""
+"""Seconds until a supervisor learns that its child has died."""
 
 
 class NodeSide:
-    """Runs a worker's agents on a node of their own: the keeper goes on while the worker's loop is blocked."""
+    """Runs a worker's agents on a separate node, so that the keeper continues while the worker's loop is blocked."""
 
     apart = False
 
@@ -50,7 +50,7 @@ class NodeSide:
         self._agents.append(self._stage.spawn(self._node, agent()))
 
     async def stop(self) -> None:
-        """Cancel the agents and wait until they are gone."""
+        """Cancel the agents and wait until they have ended."""
         agents, self._agents = self._agents, []
         for agent in agents:
             agent.cancel()
@@ -58,7 +58,7 @@ class NodeSide:
 
 
 class SimulatedNode:
-    """A place where a worker process runs, one incarnation after another."""
+    """A place for a worker process, which runs one incarnation after another."""
 
     def __init__(self, stage: WorldEnvironment, name: str, *, supervised: bool, old: bool = False) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class SimulatedNode:
         self.worker: Worker | None = None
         self.nodes: tuple[Node, ...] = ()
         self.busy = False
-        """Whether something is being done to it: it is started, stopped, or out for a while."""
+        """True while the process is being started or stopped, or is down for some time."""
 
         self._stage = stage
         self._lives = 0
@@ -84,11 +84,11 @@ class SimulatedNode:
 
     @property
     def owner(self) -> str:
-        """The owner id of the incarnation that runs."""
+        """The owner id of the running incarnation."""
         return self.worker.owner.id if self.worker is not None else ""
 
     async def start(self) -> None:
-        """Start a new incarnation; one that finds no storage ends, and another is started."""
+        """Start a new incarnation. If it finds no storage it ends, and another one is started."""
         while not await self._started():
             self._stage.note("no storage for", self.name)
             await asyncio.sleep(RESTART)
@@ -139,7 +139,7 @@ class SimulatedNode:
             ended.set()
 
     async def fail(self) -> None:
-        """Let the worker fail by itself; wait until it has handed back what it can, and its process is gone."""
+        """Make the worker fail. Wait until it has put back the jobs that it can, and its process has ended."""
         stage, worker = self._stage, self.worker
         if worker is None:
             return
@@ -152,7 +152,7 @@ class SimulatedNode:
         self._gone()
 
     async def stop(self, *, drain: float, force: bool) -> None:
-        """Stop gracefully, as a deploy does; then the process is gone."""
+        """Stop gracefully, as a deploy does, and end the process."""
         worker, nodes = self.worker, self.nodes
         if worker is None:
             return
@@ -168,7 +168,7 @@ class SimulatedNode:
         self._gone()
 
     def kill(self) -> None:
-        """Kill the process; its supervisor, if it has one, takes back what it held."""
+        """Kill the process. Its supervisor, if it has one, recovers its jobs."""
         stage, dead = self._stage, self.owner
         stage.note("killed", self.worker.owner.name if self.worker is not None else "nobody")
         stage.died[dead] = stage.loop.time()
@@ -178,16 +178,16 @@ class SimulatedNode:
             stage.spawn(self._supervisor, self._bury(DeadWorker(dead, 1, ProcessExit(-9), stage.host_clock.now())))
 
     async def _hear(self, event: JobStalled) -> None:
-        """Hear of a stall, as a user's handler would."""
+        """Handle the event of a stall, as a user's handler would."""
         self._stage.heard[event.cursor] += 1
 
     async def _bury(self, deceased: DeadWorker) -> None:
-        """Take back what a dead process held, as its supervisor does."""
+        """Recover the jobs of a dead process, as its supervisor does."""
         await asyncio.sleep(NOTICED)
         await self._burial.bury(deceased, SimNet(self._stage.server), within=BURIAL)
 
     def _gone(self) -> None:
-        """Let the process be no more."""
+        """Remove the process."""
         stage = self._stage
         for node in self.nodes:
             stage.loop.kill(node)

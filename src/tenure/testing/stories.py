@@ -1,4 +1,4 @@
-"""What the witness of a simulated world knows of each job, and how it tells of one."""
+"""What the checker of a simulated world knows of each job and its runs."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,12 @@ from tenure.core.job import JobRecord, Ref
 
 @dataclass(eq=False)
 class RunStory:
-    """A run as the witness saw it: when it was claimed, last heard of, last gave a sign (virtual seconds).
+    """A run as the checker saw it:
 
-    `signed`: as the storage must take it. `gave_sign`: when the handler gave it, however late its beat arrived.
+    when it was claimed, was last renewed and last gave a sign of life (virtual seconds).
+
+    `signed`: the time that the storage must assume. `gave_sign`: when the handler gave the sign, however late its
+    renewal arrived.
     """
 
     number: int
@@ -20,18 +23,18 @@ class RunStory:
     signed: float
     gave_sign: float
     taken: int | None = None
-    """The fence under which a reaper holds it, if one does."""
+    """The fence under which a reaper holds the run, if one does."""
 
     reason: str = ""
     exclusive: bool = False
-    """Whether its holder has said that it holds an exclusive right."""
+    """True if the holder has said that the run is exclusive."""
 
     holders: list[str] = field(default_factory=list[str])
 
 
 @dataclass(eq=False)
 class Story:
-    """What the witness knows of one job."""
+    """What the checker knows of one job."""
 
     ref: Ref
     fence: int = 0
@@ -43,20 +46,20 @@ class Story:
     cancels: int = 0
     deleted: bool = False
     quarantined: bool = False
-    """Whether its latest run was put back into quarantine."""
+    """True if the latest run was put back into quarantine."""
 
     put_back_used: bool = False
-    """Whether a counted put-back was free since its last charge or end, so that the next one must be charged."""
+    """True if a counted put-back was free since the last charge or end, so that the next one must be charged."""
 
     unknown: int = 0
-    """How many of its runs were put back by a worker that did not know its task."""
+    """How many runs were put back by a worker that did not know the task."""
 
     recovered: int = 0
-    """The number of the run that was put back for a stall, if its latest was."""
+    """The number of the latest run if it was put back for a stall, else 0."""
 
 
 def shown(job: JobRecord | None) -> str:
-    """Say where a job stands."""
+    """Describe the state of a job."""
     if job is None:
         return "no such job"
     return (

@@ -1,4 +1,4 @@
-"""What became of each tick in a simulated world (I12): dealt with once, in order, with at most one job."""
+"""Checks each tick of a simulated world (I12): it is handled once, in order, and creates at most one job."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from tenure.storage.protocol import Change, PauseSchedule, PutSchedule, RemoveSc
 from tenure.testing.calls import Require
 
 OF_SCHEDULES = (ScheduleFired, ScheduleSkipped, ScheduleMissed)
-"""The events that tell of ticks."""
+"""The events that report ticks."""
 
 Told = Counter[tuple[type[ScheduleFired | ScheduleSkipped | ScheduleMissed], str]]
-"""How often an event of a class was recorded for a schedule."""
+"""How many events of a class were recorded for a schedule."""
 
 Standing = tuple[str | None, State]
-"""Whose schedule's job it is, and where it stands."""
+"""The name of a job's schedule, and the job's state."""
 
 
 @dataclass(eq=False)
 class Course:
-    """How far a schedule has got: the instant it began at, its last tick, and what was made of which."""
+    """The progress of a schedule: where it began, its last tick, and the job of each tick."""
 
     schedule: Schedule
     began: int
@@ -31,27 +31,27 @@ class Course:
     paused: bool = False
     made: dict[int, Ref] = field(default_factory=dict[int, Ref])
     again: dict[int, Ref] = field(default_factory=dict[int, Ref])
-    """What was made of ticks that come again, the clock having been set back."""
+    """The jobs of ticks that come again because the clock was set back."""
 
     fired: int = 0
     given_up: int = 0
     set_back: bool = False
-    """Whether it went on from a clock that was set back, so that ticks came again."""
+    """True if the schedule continued from a clock that was set back, so that ticks came again."""
 
     skipped: int = 0
 
     def between(self, after: int, until: int) -> int:
-        """Return how many ticks lie after one instant, up to and with another."""
+        """Return how many ticks are after one instant, up to and including another."""
         every = self.schedule.every or 1
         return max(0, until // every - after // every)
 
     def is_ahead(self, now: int) -> bool:
-        """Say whether the clock was set back by more than a moment since its last tick."""
+        """Return True if the clock was set back by more than `AHEAD` since the last tick."""
         return self.last > now + AHEAD
 
 
 class Ticking:
-    """An account of all schedules, which here are plain intervals."""
+    """An account of all schedules. In simulated worlds, all schedules are plain intervals."""
 
     def __init__(self, require: Require) -> None:
         self.courses: dict[str, Course] = {}
@@ -66,7 +66,7 @@ class Ticking:
         told: Sequence[AnyEvent],
         now: int,
     ) -> dict[int, NewJob]:
-        """Take in what became of some changes; return the jobs that were made, by the place of their change."""
+        """Record the results of changes. Return the new jobs by the places of their changes in the call."""
         made: dict[int, NewJob] = {}
         expected: Told = Counter()
         living = {ref: (job.schedule, job.state) for ref, job in before.items() if job.state not in TERMINAL}
@@ -105,7 +105,7 @@ class Ticking:
     def _ticked(
         self, course: Course, asked: Tick, answer: ScheduleResult, living: dict[Ref, Standing], now: int
     ) -> Told:
-        """Take in what became of a tick; return the events that must tell of it."""
+        """Record the result of a tick. Return the events that must be recorded for it."""
         current = asked.expected == course.last and not course.paused
         if answer.verdict == "superseded":
             self.superseded += 1
@@ -135,7 +135,7 @@ class Ticking:
             free = not others
         else:
             free = course.schedule.overlap == "allow" or all(state is State.ACTIVE for state in others.values())
-        # What the clock shows again after it was set back has its job, unless that is forgotten.
+        # A tick that comes again after the clock was set back has its job, unless that job is forgotten.
         again = asked.tick in course.made
         fired = answer.ref is not None
         sound = fired == free or (again and not fired)
@@ -151,7 +151,7 @@ class Ticking:
         living[job.ref] = job.schedule, State.WAITING
 
     def swept(self, due: Sequence[Schedule], now: int) -> None:
-        """See that a sweep names whom a tick has come for, and who is ahead of a clock that was set back."""
+        """Check that a sweep names each schedule that has a due tick, or is ahead of a clock that was set back."""
         named = {schedule.name for schedule in due}
         for name, course in self.courses.items():
             left = not course.paused and (course.between(course.last, now) > 0 or course.is_ahead(now))
@@ -160,13 +160,13 @@ class Ticking:
             )
 
     def made(self, job: NewJob) -> None:
-        """See that the job of a tick is made by nothing but its tick."""
+        """Check that the job of a tick is created by its tick only."""
         course = self.courses.get(job.schedule or "")
         ticked = job.schedule is None or (course is not None and course.made.get(job.tick or 0) == job.ref)
         self._require(ticked, "I12", f"{job.ref} was made for a tick of {job.schedule}, and not by it")
 
     def counts(self) -> Counter[str]:
-        """Return how many ticks made a job, were skipped or given up, and how many steps of schedules came too late."""
+        """Return how many ticks created a job, were skipped or given up, and how many tick requests came too late."""
         courses = self.courses.values()
         return +Counter(
             {
@@ -178,9 +178,9 @@ class Ticking:
         )
 
     def finish(self, now: int, late: int) -> None:
-        """See that all went on to the end: no tick of the last while is left, and of those that may not be, none is.
+        """Check that all schedules went on to the end: no old tick is left, and those that must run each tick did so.
 
-        `late`: by how many microseconds a tick may be late in a sound world.
+        `late`: the microseconds by which a tick may be late without faults.
         """
         for name, course in self.courses.items():
             left = course.between(course.last, now - late)

@@ -1,6 +1,6 @@
-"""The trial of each mutant: worlds are run until one finds it out, and that world must be sound without the mutation.
+"""Runs worlds with each mutant until one world catches it. That world must pass without the mutation.
 
-`python -m tenure.testing.mutants` prints the table, and fails where a mutant passed or a harmless one was caught.
+`python -m tenure.testing.mutants` prints the table. It fails if a mutant was not caught or a harmless one was.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from tenure.testing.mutants import MUTANTS
 from tenure.testing.world import World
 
 SEEDS = 500
-"""Within so many seeds each mutant must be caught."""
+"""The number of seeds within which each mutant must be caught."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one mutant.
+    """The result of one mutant.
 
-    `seed`: where it was caught, if it was. `crashed`: not by an invariant, for the mutant's own code broke. `sound`:
-    that world holds without it.
+    `seed`: the seed that caught it, if one did. `crashed`: the mutant's own code failed, and no invariant. `sound`: the
+    same world passes without the mutant.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Trial:
 
     @property
     def passed(self) -> bool:
-        """Whether it came out as it must: caught where it does harm, and only there."""
+        """True if the result is as expected: caught if harmful, not caught if harmless."""
         return self.sound and not self.crashed and self.harmless == (self.seed is None)
 
     def as_data(self) -> dict[str, object]:
@@ -86,7 +86,7 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 
 def caught_of(trials: Sequence[Trial]) -> str:
-    """Return how many of the mutants were caught, and how many harmless ones were left alone."""
+    """Return how many of the harmful mutants were caught, and how many of the harmless ones were not."""
     harmful = [trial for trial in trials if not trial.harmless]
     harmless = [trial for trial in trials if trial.harmless]
     return (
@@ -96,7 +96,7 @@ def caught_of(trials: Sequence[Trial]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the mutants that are asked for, or all; return 0 if each came out as it must."""
+    """Try the given mutants, or all. Return 0 if each result is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tenure.testing.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"worlds each may take ({SEEDS})")

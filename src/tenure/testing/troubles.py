@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated world beside its messages: each kind of trouble at the plan's own pace."""
+"""Injects the faults of a simulated world other than those of messages, each kind at the rate of the plan."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,11 @@ from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER
 
 SPREAD = 10.0
-"""A trouble that comes for certain comes up to so many seconds later, so that it meets all there is to meet."""
+"""A fault of `WorldPlan.at` occurs up to this many seconds later, so that it can meet any moment."""
 
 
 class Troubles:
-    """Who brings them, and mends them in the end."""
+    """Injects faults, and ends them all when the world heals."""
 
     def __init__(self, stage: WorldEnvironment, stations: Sequence[SimulatedNode]) -> None:
         self._stage = stage
@@ -32,7 +32,7 @@ class Troubles:
         self._hushed: dict[Target, None] = {}
 
     async def bring(self) -> None:
-        """Bring trouble, until cancelled."""
+        """Inject faults until cancelled."""
         async with asyncio.TaskGroup() as all_kinds:
             for kind, gap in sorted(self._stage.plan.faults.items()):
                 all_kinds.create_task(self._repeat(kind, gap))
@@ -40,14 +40,14 @@ class Troubles:
                 all_kinds.create_task(self._once(kind, second))
 
     async def heal(self) -> None:
-        """End all troubles: everything works from here on."""
+        """End all faults. Everything works from here on."""
         stage = self._stage
         stage.note("healed")
         stage.healed = True
         if stage.server.frozen:
             stage.server.thaw()
         stage.server.rates = Rates(delay=stage.plan.rates.delay)
-        # Due times were set by whatever clock there was; with the furthest of them none lies ahead for long.
+        # Due times were set by clocks that were stepped. Step to the furthest clock, so that none lies far ahead.
         if stage.furthest > stage.stepped:
             stage.step_clock(stage.furthest - stage.stepped)
         for station in self._stations:
@@ -57,14 +57,14 @@ class Troubles:
         now = stage.loop.time()
         for trouble in stage.weather.all:
             if trouble.kind not in ("kill", "stop", "fail"):
-                # What is under way is still late, and who waits for a lost answer still waits.
+                # Messages on their way are still late, and callers still wait for lost answers.
                 trouble.until = min(trouble.until, now + AFTERMATH.get(trouble.kind, 0.0))
         for station in self._stations:
             if not station.busy and station.worker is None:
                 await station.start()
 
     async def speak(self) -> None:
-        """Let go on what was paused; once no order to pause anything is under way any more."""
+        """Resume all that was paused. Call this once no request to pause is on its way any more."""
         for target in self._hushed:
             await self._pause(target, paused=False)
 
@@ -165,7 +165,7 @@ class Troubles:
         self._stage.step_clock(seconds)
 
     async def _do_lid(self, rng: Random) -> None:
-        """Let the whole host stand still, storage and all, as when a lid is closed."""
+        """Stop the whole host, including the storage, as when the lid of a laptop is closed."""
         stations = [station for station in self._stations if station.worker is not None and not station.busy]
         if self._stage.healed or self._stage.server.frozen or len(stations) < len(self._stations):
             return
@@ -188,12 +188,12 @@ class Troubles:
             self._stage.note("lid opened")
 
     async def _do_storm(self, rng: Random) -> None:
-        """Cancel many jobs at once, whatever they do."""
+        """Cancel many jobs at once, in any state."""
         refs = [ref for ref, job in self._stage.model.records.items() if job.state not in TERMINAL]
         await self._revise("storm", [CancelJob(ref, "storm") for ref in rng.sample(refs, rng.randint(0, len(refs)))])
 
     async def _do_hush(self, rng: Random) -> None:
-        """Pause a queue or a task for a while, as an operator does."""
+        """Pause a queue or a task for some time, as an operator does."""
         queues, tasks = ("default", OTHER), list(self._stage.app.tasks)
         target = Target("queue", rng.choice(queues)) if rng.random() < 0.5 else Target("task", rng.choice(tasks))
         length = rng.uniform(1, 30)

@@ -1,15 +1,15 @@
-"""What is wrong in a simulated world, where and when: what excuses a stall, and what leaves none."""
+"""The faults of a simulated world: what is wrong, where and when. Faults can excuse a stall."""
 
 from dataclasses import dataclass
 from math import inf
 
 EVERYWHERE = "*"
-"""The place of a trouble that meets everybody."""
+"""The place of a fault that affects all nodes."""
 
 
 @dataclass(eq=False)
 class Trouble:
-    """One thing that is wrong, from one virtual second until another; `where` is an owner's id, or everywhere."""
+    """One fault, from one virtual second until another. `where` is an owner's id, or everywhere."""
 
     kind: str
     where: str
@@ -18,28 +18,28 @@ class Trouble:
 
 
 class NetworkFaults:
-    """The record of all troubles."""
+    """The record of all faults."""
 
     def __init__(self) -> None:
         self.all: list[Trouble] = []
 
     def begin(self, kind: str, where: str, at: float, until: float = inf) -> Trouble:
-        """Note that something goes wrong, until it is ended if no end is known."""
+        """Record a fault. Without `until` it lasts until its end is set."""
         trouble = Trouble(kind, where, at, until)
         self.all.append(trouble)
         return trouble
 
     def between(self, since: float, until: float) -> list[Trouble]:
-        """Return the troubles of any part of that time."""
+        """Return the faults that overlap this period."""
         return [trouble for trouble in self.all if trouble.since <= until and trouble.until >= since]
 
     @property
     def steps(self) -> list[Trouble]:
-        """The times that the storage's clock was set forward or back."""
+        """The steps of the storage's clock, forward or back."""
         return [trouble for trouble in self.all if trouble.kind.startswith("step")]
 
     def counts(self) -> dict[str, int]:
-        """Return how often each kind of trouble came."""
+        """Return how often each kind of fault occurred."""
         counts: dict[str, int] = {}
         for trouble in self.all:
             counts[trouble.kind] = counts.get(trouble.kind, 0) + 1

@@ -1,4 +1,4 @@
-"""The jobs of a simulated world: handlers of every temper, and the journal of what they really did."""
+"""The jobs of a simulated world: handlers that behave in many ways, and the journal of what they did."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ OTHER = "other"
 """The second queue."""
 
 OVERRUNS = frozenset({"stubborn"})
-"""Tasks whose handlers go on beyond their limits for a while."""
+"""Tasks whose handlers run beyond their limits for some time."""
 
 BATCH = "batch"
-"""The task whose handler takes what many calls have brought."""
+"""The task whose handler gets the collected arguments of many calls."""
 
 LONGEST_RUN = 40.0
-"""No handler takes longer than so many seconds, its own limits included."""
+"""The longest time in seconds that a handler takes, including its own limits."""
 
 UNIQUE = (
     UniqueKey("u1"),
@@ -47,22 +47,22 @@ MERGING: dict[str, Sequence[MergeKey]] = {
 THROTTLE = (ThrottleKey("t1", 2, 10 * SECOND), ThrottleKey("t2", 1, 4 * SECOND))
 RATES = (RateKey("r1", 2 * SECOND), RateKey("r2", SECOND, 3))
 TENANTS = {"a": 1, "b": 3, "c": 1}
-"""What calls may ask for: few of each kind, so that they meet. A tenant has its weight."""
+"""The options that calls use. There are few of each kind, so that calls share them. Each tenant has a weight."""
 
 LONGEST_QUIET = 20.0
-"""No call is put off by another for longer than so many seconds after it."""
+"""The longest time in seconds by which one call puts off another."""
 
 LONGEST_GAP = 2.0
 """The seconds between two starts under the slowest of the rates."""
 
 
 class Misfortune(Exception):
-    """What handlers raise that fail."""
+    """Raised by handlers that fail."""
 
 
 @dataclass(eq=False)
 class Entry:
-    """One handler at work: which run, of which owner, from when to when (virtual seconds)."""
+    """One run of a handler: its job, its owner, its start and its end (virtual seconds)."""
 
     ref: Ref
     task: str
@@ -72,11 +72,11 @@ class Entry:
     began: float
     ended: float = inf
     items: tuple[int, ...] | None = None
-    """What it was given, where that was gathered from many calls."""
+    """The collected arguments of the run, if its job collects calls."""
 
 
 class HandlerJournal:
-    """What handlers did, written by themselves: it knows nothing of the queue."""
+    """What handlers did, as they recorded it. It does not depend on the queue."""
 
     def __init__(self, time: Callable[[], float], note: Callable[..., None]) -> None:
         self.entries: list[Entry] = []
@@ -84,7 +84,7 @@ class HandlerJournal:
         self._note = note
 
     def begin(self, owner: str, items: Sequence[int] | None = None) -> Entry:
-        """Write down that a handler begins, and with what if that was gathered."""
+        """Record that a handler begins. `items`: the arguments, if they were collected."""
         job = current_job()
         entry = Entry(Ref(job.queue, job.id), job.task, job.run, job.fence, owner, self._time())
         entry.items = None if items is None else tuple(items)
@@ -93,20 +93,20 @@ class HandlerJournal:
         return entry
 
     def end(self, entry: Entry) -> None:
-        """Write down that it ended."""
+        """Record that a handler ended."""
         if entry.ended == inf:
             entry.ended = self._time()
             self._note("ended", entry.ref.id, entry.run)
 
     def died(self, owner: str) -> None:
-        """Write down that a process died, and all its handlers with it."""
+        """Record that a process died, and all its handlers with it."""
         for entry in self.entries:
             if entry.owner == owner and entry.ended == inf:
                 entry.ended = self._time()
 
 
 def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[], str]) -> None:
-    """Define the tasks. `here` says on which owner's process the caller runs."""
+    """Define the tasks. `here` returns the owner of the process that the caller runs on."""
 
     def task(**options: object) -> Callable[[Callable[[int], object]], None]:
         def make(handler: Callable[[int], object]) -> None:
@@ -207,7 +207,7 @@ def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[],
 
 
 def drawn(app: Tenure, rng: Random, number: int, *, plain: bool = False) -> EncodedCall[object]:
-    """Return a call of any task, with options drawn from the dice; a plain one has none."""
+    """Return a call of a random task with random options, or without options if `plain`."""
     task = app.tasks[rng.choice([name for name in app.tasks if name != BATCH])]
     options = CallOptions(id=f"{number:02d}")
     if plain:
@@ -232,7 +232,7 @@ def drawn(app: Tenure, rng: Random, number: int, *, plain: bool = False) -> Enco
 def featured(
     app: Tenure, call: EncodedCall[Any], features: Sequence[str], number: int, rng: Random
 ) -> EncodedCall[Any]:
-    """Return a call that asks for some of the features as well; one that is gathered is of the task that takes many."""
+    """Return a call that uses some of the features as well. A collected call becomes a call of the task `BATCH`."""
     asked = [feature for feature in features if feature in MERGING]
     if asked and rng.random() < 0.7:
         key = rng.choice(MERGING[rng.choice(asked)])
@@ -240,13 +240,13 @@ def featured(
             call = EncodedCall(app.tasks[BATCH], structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id))
         call = EncodedCall(call.task, structs.replace(call.job, merge=key))
         if isinstance(key, DebounceKey):
-            # When it starts is for its key to say.
+            # The key decides when the job starts.
             call = EncodedCall(call.task, structs.replace(call.job, delay=0))
     return EncodedCall(call.task, _ordered(call.job, features, rng))
 
 
 def _ordered(new: NewJob, features: Sequence[str], rng: Random) -> NewJob:
-    """Return a new job that asks for a throttle, for rates, for a tenant's turn or the newest's."""
+    """Return a new job that perhaps has a throttle, rates, a fair key, or newest first."""
     if "throttle" in features and rng.random() < 0.3:
         new = structs.replace(new, throttle=rng.choice(THROTTLE))
     if "rates" in features and rng.random() < 0.6:
@@ -260,7 +260,7 @@ def _ordered(new: NewJob, features: Sequence[str], rng: Random) -> NewJob:
 
 
 def scheduled(app: Tenure, rng: Random, number: int, now: int, *, exact: bool) -> Schedule:
-    """Return a schedule of any task. `exact`: it may make up for every tick."""
+    """Return a schedule of a random task. `exact`: it may catch up every missed tick."""
     tasks = [name for name in app.tasks if name in ("quick", "steady", "flaky", "broken", "careful")]
     call = app.tasks[rng.choice(tasks or list(app.tasks))].call(1_000 + number)
     every = rng.choice((5, 8, 13)) * SECOND

@@ -1,17 +1,17 @@
-"""A whole world of workers, clients and troubles in virtual time, drawn from a seed: `World(seed).run()`.
+"""A simulated world of workers, clients and faults in virtual time, drawn from a seed: `World(seed).run()`.
 
     clients ──enqueue──►┐                       ┌──► worker nodes: loop and keeper, killed, paused, blocked, cut off
     operator ──revise──►├── network ── storage ─┤
     supervisor─reclaim─►┘   (net.py)   (frozen) └──► a reaper alone
                                           │
-                                     the witness (invariants.py) sees every step
+                                     the checker (invariants.py) sees every step
 
-Each seed enables some faults with rates of its own. In some worlds calls ask for more than a run: to be the only one of
-their key, to be put off, gathered or throttled, for a rate, a tenant's turn or the newest's; clients come again with
-calls they have made before. Some worlds have schedules, which whoever sweeps moves on.
+Each seed enables some faults, each with its own rate. In some worlds, calls use more features: unique, debounce,
+collect and throttle keys, rates, fair keys, and newest first. Clients also repeat calls that they have made before.
+Some worlds have schedules; the process that sweeps advances them.
 
-After a while everything is healed. Then no schedule may lag behind, and every job must come to its end within
-`Plan.bound`. `python -m tenure.testing.world --seed N` replays a world and prints what happened.
+After some time all faults end. Then no schedule may lag behind, and every job must end within `Plan.bound`. `python -m
+tenure.testing.world --seed N` replays a world and prints what happened.
 """
 
 import asyncio
@@ -47,18 +47,18 @@ from tenure.testing.weather import EVERYWHERE
 from tenure.testing.workload import OTHER, OVERRUNS, drawn, featured, scheduled
 
 QUIET = 12.0
-"""Seconds that a world at rest is watched, for nothing may stir any more."""
+"""Seconds for which a world is watched after its last job has ended. No job may change in that time."""
 
 LIMIT = 7 * 86_400.0
 
 RECORDED: tuple[OnRequest, ...] = ("enqueued", "deduplicated", "debounced", "throttled", "collected")
-"""What a queue records that is asked to tell of calls."""
+"""The optional events that some queues record."""
 
 
 class World:
-    """One simulated world: a seed, and the plan that is drawn from it unless another is given.
+    """One simulated world: a seed, and a plan that is drawn from the seed unless another plan is given.
 
-    `name`: what the plan is called among the set pieces. `without`: kinds of fault that are left out of it.
+    `name`: the name of the plan in `SCENARIOS`. `without`: kinds of fault to leave out of the plan.
     """
 
     stage: WorldEnvironment
@@ -81,10 +81,10 @@ class World:
         self._acknowledged: list[Ref] = []
 
     def run(self) -> Self:
-        """Let the world run its course.
+        """Run the world to its end.
 
         Raises:
-            Violation: an invariant did not hold; the message says how to see it again.
+            Violation: an invariant did not hold. The message says how to replay the world.
         """
         try:
             simulate(self._course, seed=self.seed, limit=LIMIT)
@@ -96,13 +96,13 @@ class World:
 
     @property
     def command(self) -> str:
-        """What to type to see it again."""
+        """The shell command that replays this world."""
         scenario = f" --scenario '{self.name}'" if self.name else ""
         without = "".join(f" --without {kind}" for kind in self._without)
         return f"python -m tenure.testing.world --seed {self.seed}{scenario}{without}"
 
     def told(self) -> str:
-        """Return the trace as text; two runs of one seed give the same, byte by byte."""
+        """Return the trace as text. Two runs of one seed give the same text, byte by byte."""
         return "\n".join(f"{at:10.3f}  {' '.join(map(str, words))}" for at, words in self.stage.trace)
 
     async def _course(self, loop: SimLoop) -> None:
@@ -136,7 +136,7 @@ class World:
         self._check_hearing()
 
     async def _prepare(self) -> None:
-        """Tell the storage what this world has beside its jobs: schedules, rates, what is recorded."""
+        """Write the world's schedules, rates and recording options into the storage."""
         dice, stage, net = Random(f"prepare {self.seed}"), self.stage, SimNet(self.stage.server)
         if self.plan.schedules:
             now = stage.clock.now()
@@ -154,7 +154,7 @@ class World:
             await self._insist(lambda: net.tune(Target("task", "quick"), Settings(rate=limited)))
 
     async def _end_schedules(self) -> None:
-        """See that no tick is left behind once all is well, and let no more of them come."""
+        """Check that no tick is left behind after the faults have ended, and pause all schedules."""
         if not self.plan.schedules:
             return
         stage, timing, net = self.stage, self.plan.timing, SimNet(self.stage.server)
@@ -165,7 +165,7 @@ class World:
         await self._insist(lambda: net.plan([PauseSchedule(name, paused=True) for name in names]))
 
     async def _insist(self, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Ask until there is an answer."""
+        """Repeat a call until the storage answers."""
         while True:
             try:
                 await ask()
@@ -196,14 +196,14 @@ class World:
                 self.stage.spawn(node, self._await(job, job_number))
             if rng.random() < 0.1 and not self.plan.plain:
                 await asyncio.sleep(rng.random() * 5)
-                # A call that was throttled has no job to cancel, and says so.
+                # A throttled call has no job to cancel and raises an error.
                 with contextlib.suppress(StorageError, JobError, ThrottledError):
                     await job.cancel("a client's whim")
             if newer.random() < self.plan.repeats:
                 await self._submitted(app, newer.choice(made), newer)
 
     async def _submitted(self, app: Tenure, call: EncodedCall[Any], rng: Random) -> Job[Any]:
-        """Enqueue a call, again and again until there is an answer; return the job that it was answered with."""
+        """Enqueue a call, repeatedly until there is an answer, and return the job that the answer names."""
         while True:
             try:
                 job = await app.submit(call)
@@ -227,10 +227,10 @@ class World:
                 return
 
     async def _rest(self, troubles: Troubles, clients: "Sequence[asyncio.Task[None]]") -> None:
-        """Wait until every job is over, and see that nothing stirs after that."""
+        """Wait until every job is over, and check that no job changes after that."""
         stage, time = self.stage, self.stage.loop.time
         if self.plan.rates.late:
-            # What an operator asked for before the healing may still be under way.
+            # An operator's request that was sent before the faults ended may still be on its way.
             await asyncio.sleep(LONGEST_DELAY)
         await troubles.speak()
         bound = self.plan.bound(max(self.plan.jobs, len(stage.model.records)))
@@ -254,14 +254,14 @@ class World:
         return all(_is_over(job) for job in self.stage.model.records.values())
 
     async def _leave(self) -> None:
-        """Stop all workers; each must be able to go."""
+        """Stop all workers. Each must be able to stop."""
         async with asyncio.TaskGroup() as leaving:
             for station in self._stations:
                 leaving.create_task(station.stop(drain=0.0, force=False))
         self.stage.look()
 
     def _check_journal(self) -> None:
-        """Hold what the handlers did against what the storage knows."""
+        """Compare what the handlers did with what the storage knows."""
         by_job: dict[Ref, list[Any]] = {}
         for entry in self.stage.journal.entries:
             story = self.stage.witness.stories.get(entry.ref)
@@ -291,7 +291,7 @@ class World:
                 raise Violation(f"I8: {ref} was acknowledged and is lost")
 
     def _check_rights(self) -> None:
-        """See that no more handlers of one key were at work at a time than it has room for."""
+        """Check that no key had more handlers at work at one time than its limit allows."""
         by_key: dict[tuple[str, str], list[Any]] = {}
         limits = dict[tuple[str, str], int]()
         for entry in self.stage.journal.entries:
@@ -299,7 +299,7 @@ class World:
             for key in () if job is None else job.keys:
                 name = (entry.ref.queue, key.name)
                 by_key.setdefault(name, []).append(entry)
-                # The latest limit holds, so the highest is never passed.
+                # The latest limit holds, so the highest limit is never exceeded.
                 limits[name] = max(limits.get(name, 0), key.limit)
         for name, entries in by_key.items():
             for second in entries:
@@ -320,7 +320,7 @@ class World:
         return first.task in (*OVERRUNS, "silent") or self._troubled(first, second)
 
     def _check_hearing(self) -> None:
-        """Make sure that each stall was heard of: once, or again where whoever heard of it was troubled."""
+        """Check that event handlers got each stall: once, or again if a fault met the worker that handled it."""
         if not self.plan.hearing:
             return
         troubled = any(trouble.kind != "farewell" for trouble in self.stage.weather.all)
@@ -331,7 +331,7 @@ class World:
 
 
 def _first(error: Exception) -> Exception:
-    """Return what a group of errors began with."""
+    """Return the first error of a group of errors."""
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     return error

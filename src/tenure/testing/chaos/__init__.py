@@ -1,1 +1,1 @@
-"""Chaos: real processes under random faults for some minutes, then an audit that believes neither side alone."""
+"""Chaos tests: real processes under random faults for some minutes, then an audit of all records."""

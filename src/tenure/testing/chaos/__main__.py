@@ -23,7 +23,7 @@ SHARES = {"quick": (Timing.fast(), 0.4), "default": (Timing(), 0.6)}
 
 
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
-    """Play the acts that are asked for; return 0 if nothing speaks against the promise."""
+    """Play the requested acts. Return 0 if every check of the audits passes."""
     parser = argparse.ArgumentParser(prog="python -m tenure.testing.chaos", description=__doc__)
     parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis", "valkey"), help="what to strike")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are committed, both acts together")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        # By now all processes are gone and the disk is given back.
+        # At this point all processes have ended and the disk is unmounted.
         return 130
     ok = all(outcome.finding.ok for outcome in outcomes)
     if asked.control:

@@ -1,12 +1,12 @@
-"""The audit of the chaos: joins producers, handlers and storage, and holds every recovery against its bound.
+"""The audit of a chaos test: compares producers, handlers and storage, and each recovery with its bound.
 
     asked ── acked ──► found ──► completed, once, by the run that its result names
                          │
-           run 1 ── stalled | released | retried ──► run 2: told before it began, under a higher fence,
-                         │                            and for a cause: a deed that struck its process
+           run 1 ── stalled | released | retried ──► run 2: reported before it began, under a higher fence,
+                         │                            and with a cause: a fault that hit its process
                          └── in time: one second where a supervisor saw the death, else lease + grace + two sweeps
 
-Each check answers one question and leaves to the others what is theirs.
+Each check answers one question and leaves all other questions to the other checks.
 """
 
 from collections import Counter
@@ -40,14 +40,14 @@ from tenure.testing.chaos.history import ChaosEvidence
 from tenure.testing.chaos.recoveries import RESUME, ChaosRecovery, recoveries, resumed
 
 FUZZ = SECOND // 20
-"""By so much the storage's instants may differ from ours: a process may sleep between two readings of a clock."""
+"""The longest difference between instants of the storage and of the test: a process may sleep between two readings."""
 
 STARTING = 10 * SECOND
-"""A process comes to ask for the storage so long after its start, on a machine with much to do."""
+"""The longest time from the start of a process to its first call of the storage, on a busy machine."""
 
 
 class AuditFinding(Struct, kw_only=True):
-    """What the audit came to: the checks, and the figures that stand behind them."""
+    """The result of an audit: the checks, and the figures behind them."""
 
     checks: list[Check]
     recoveries: list[ChaosRecovery]
@@ -55,16 +55,16 @@ class AuditFinding(Struct, kw_only=True):
     jobs: dict[str, int]
     runs: int
     overlaps: int
-    """Runs whose handler was still at it when the next one began: their process had been struck."""
+    """Runs whose handler was still running when the next run began: a fault had hit their process."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing speaks against the promise."""
+        """True if every check passes."""
         return all(check.holds for check in self.checks)
 
 
 def audit(evidence: ChaosEvidence) -> AuditFinding:
-    """Return every check, in the order in which they are shown, and the figures."""
+    """Return all checks in the order in which they are shown, and the figures."""
     case = Case(evidence)
     found, uncaused = recoveries(case)
     again, late = resumed(case)
@@ -174,7 +174,7 @@ def _starts_are_runs(case: Case) -> Check:
         if run is None:
             wrong.append(f"run {line.run} of job {line.job} began, and the history has no such run")
         elif (run.fence, run.pid) == (line.fence, line.parent) and line.run > 1:
-            # What was running in a process that died runs next in one of its own, below that of its worker.
+            # A job that ran in a process that died runs next in an isolated process, a child of its worker.
             apart += 1
         elif (run.fence, run.pid) != (line.fence, line.pid):
             wrong.append(
@@ -219,7 +219,7 @@ def _fences_rise(case: Case) -> Check:
 
 
 def _announced(case: Case) -> Check:
-    """A second run begins only after the log has told what became of the first, by its order and by the clock."""
+    """A second run begins only after the log has reported the end of the first, by its order and by the clock."""
     wrong: list[str] = []
     why: Counter[str] = Counter()
     told: dict[tuple[str, int], AnyEvent] = {}
@@ -282,7 +282,7 @@ def _in_time(name: str, recoveries: list[ChaosRecovery]) -> Check:
 
 
 def _overlaps(case: Case) -> tuple[int, Check]:
-    """Handlers overlap where a stall was announced, and nowhere else."""
+    """Handlers overlap only after the event of a stall."""
     stalled = {(event.id, event.run) for event in case.stalled}
     wrong: list[str] = []
     overlaps = pairs = 0
@@ -308,7 +308,7 @@ def _in_time_again(again: list[int], wrong: list[str]) -> Check:
 
 
 def _nobody_left(case: Case) -> Check:
-    """Nobody ends by itself, but who cannot reach the storage when it starts: whoever started it does so again."""
+    """A process ends by itself only if it cannot reach the storage when it starts. It is then started again."""
     evidence = case.evidence
     dead = {pid for deed in evidence.deeds if deed.effect == "death" for pid in deed.pids}
     died = [event for event in evidence.events if isinstance(event, WorkerDied) and event.pid not in dead]
@@ -317,7 +317,7 @@ def _nobody_left(case: Case) -> Check:
     refused = 0
     for event in died:
         told = case.told(event)
-        # A supervisor that was stopped sees it only when it wakes.
+        # A supervisor that was stopped notices the death only after it continues.
         asleep = [deed.at for deed in evidence.deeds if deed.effect == "pause" and deed.overlaps(told - STARTING, told)]
         if event.owner in began or not case.out_of_reach(min([told, *asleep]) - STARTING, told):
             how = f"signal {event.signal}, status {event.status}"
@@ -361,7 +361,7 @@ def _struck(case: Case) -> Check:
 
 
 def _worked(case: Case) -> Check:
-    """Fail an audit that had nothing to judge: every other check about jobs holds if there are none."""
+    """Fail an audit that has nothing to check. All other checks of jobs pass if there are none."""
     acked = sum(wish.what == "acked" for wish in case.evidence.wishes)
     counts = {
         "acknowledged jobs": acked,

@@ -1,4 +1,4 @@
-"""The evidence of a chaos with the indexes that its audit looks things up in."""
+"""The evidence of a chaos test, with the indexes that its audit needs."""
 
 from tenure.core.events import AnyEvent, JobStalled, LeadershipAcquired, at_micros
 from tenure.core.job import JobRecord, RunRecord
@@ -6,7 +6,7 @@ from tenure.testing.chaos.history import ChaosEvidence, Deed
 
 
 class Case:
-    """The evidence with the indexes that several checks look things up in."""
+    """The evidence with the indexes that several checks share."""
 
     def __init__(self, evidence: ChaosEvidence) -> None:
         self.evidence = evidence
@@ -25,21 +25,21 @@ class Case:
         ]
 
     def out_of_reach(self, since: int, until: int) -> bool:
-        """Say whether the storage was out of reach for anybody between two instants."""
+        """Return True if an outage of the storage overlaps this period."""
         return any(deed.overlaps(since, until) for deed in self.outages)
 
     def led(self, deed: Deed) -> bool:
-        """Say whether a deed struck the one that led the reaping at that time, or may have."""
+        """Return True if a fault hit the leader at that time, or may have."""
         if deed.effect == "none" or (deed.effect == "outage" and not deed.pids):
             return False
         leader = next((owner for at, owner in reversed(self._reigns) if at <= deed.at), None)
         if leader is None:
             return True
-        # Who never ran a job is one of the reapers.
+        # An owner that never ran a job is one of the reapers.
         return self._pids[leader] in deed.pids if leader in self._pids else deed.where not in self.evidence.hosts
 
     def at(self, instant: int) -> int:
-        """Return the uptime of an instant of the storage's."""
+        """Convert an instant of the storage to an uptime."""
         return instant - self.evidence.offset
 
     def told(self, event: AnyEvent) -> int:

@@ -1,4 +1,4 @@
-"""The real processes of the chaos: hosts (a supervisor and its workers), reapers, producers."""
+"""The real processes of a chaos test: hosts (a supervisor and its workers), reapers and producers."""
 
 import asyncio
 import os
@@ -17,19 +17,19 @@ from tenure.testing.chaos.holds import obeys
 Role = Literal["host", "reaper", "producer"]
 
 LEAVE = 15.0
-"""Seconds that a process gets to leave in order; a host that drains longer is a fault of ours."""
+"""Seconds within which a process must stop gracefully. A host that drains longer has a bug."""
 
 REVIVED = 1.0
-"""Seconds until what ended by itself is started again."""
+"""Seconds until a process that ended by itself is started again."""
 
 VANISH = 5.0
-"""Seconds after which the workers of a killed supervisor must be gone, too."""
+"""Seconds within which the workers of a killed supervisor must end, too."""
 
 _LOOK = 0.01
 
 
 class ChaosProcess:
-    """One place in the crew, and the process that holds it now."""
+    """A member of the test, and the process that runs for it now."""
 
     def __init__(
         self, name: str, role: Role, command: list[str], env: Mapping[str, str], log: Path, clock: Clock
@@ -51,17 +51,17 @@ class ChaosProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id, 0 where there is none."""
+        """The process id, or 0 if the process does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else 0
 
     @property
     def status(self) -> int | None:
-        """The exit status of the last process, None while it lives."""
+        """The exit status of the last process, None while it runs."""
         return None if self._process is None else self._process.returncode
 
     def workers(self) -> list[int]:
-        """Return the processes that its supervisor has started, each of which leads a session of its own."""
+        """Return the children of its supervisor. Each of them leads its own session."""
         return children(self.pid) if self.role == "host" and self.pid else []
 
     def pids(self) -> list[int]:
@@ -79,7 +79,7 @@ class ChaosProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A producer that comes back is another one: it must not use the ids of the one before.
+                # A restarted producer has a new name, because it must not reuse the ids of the one before.
                 env={name: said.replace("{life}", str(self._lives)) for name, said in self._env.items()},
                 start_new_session=True,
             )
@@ -88,12 +88,12 @@ class ChaosProcess:
     def kill(self) -> None:
         """Kill its process."""
         self._expected = True
-        # 0 would be our own group.
+        # 0 would be the test's own process group.
         if pid := self.pid:
             send(pid, signal.SIGKILL)
 
     async def gone(self, workers: list[int]) -> None:
-        """Wait until its process has ended, and with it these workers."""
+        """Wait until its process has ended, and these workers with it."""
         if self._process is not None:
             await self._process.wait()
         for _ in range(round(VANISH / _LOOK)):
@@ -103,11 +103,11 @@ class ChaosProcess:
         self.complaints.append(f"the workers {workers} of {self.name} outlived their supervisor by {VANISH:g} s")
 
     async def leave(self) -> int:
-        """Tell its process to leave, wait until it has, and return its exit status."""
+        """Ask its process to stop, wait until it has ended, and return its exit status."""
         process, self._expected = self._process, True
         if process is None or process.returncode is not None:
             return 0
-        # One that has only just been started does not listen yet, and may just end.
+        # A process that has just started has no signal handler yet, and may end at once.
         deaf = not obeys(process.pid, signal.SIGTERM)
         process.terminate()
         try:
@@ -120,7 +120,7 @@ class ChaosProcess:
         return 0 if deaf and status == -signal.SIGTERM else status
 
     async def abort(self) -> None:
-        """Kill whatever is left of it. Idempotent."""
+        """Kill all its processes. Idempotent."""
         workers = self.workers()
         self.kill()
         for pid in workers:
@@ -132,7 +132,7 @@ class ChaosProcess:
         status = await process.wait()
         if not self._expected:
             self.exits.append(Exit(self.name, status, self._began, uptime(self._clock)))
-            # As whoever looks after services does.
+            # A service manager would restart it, too.
             await asyncio.sleep(REVIVED)
             if not self._expected:
                 await self.start()
@@ -145,33 +145,33 @@ class ChaosProcesses:
         self.members = members
 
     def of(self, role: Role) -> list[ChaosProcess]:
-        """Return those of one role."""
+        """Return the members of one role."""
         return [member for member in self.members if member.role == role]
 
     async def start(self) -> None:
-        """Start them all."""
+        """Start all members."""
         for member in self.members:
             await member.start()
 
     async def leave(self, role: Role) -> None:
-        """Tell all of a role to leave; who does not leave well is noted."""
+        """Ask all members of a role to stop, and record those that do not stop gracefully."""
         members = self.of(role)
         for member, status in zip(members, await asyncio.gather(*(one.leave() for one in members)), strict=True):
             if status != 0:
                 member.complaints.append(f"{member.name}, told to leave, left with the exit status {status}")
 
     async def abort(self) -> None:
-        """Kill all that is left. Idempotent."""
+        """Kill all remaining processes. Idempotent."""
         await asyncio.gather(*(member.abort() for member in self.members))
 
     @property
     def exits(self) -> list[Exit]:
-        """Every end that nobody had asked for."""
+        """All exits that the test had not asked for."""
         return [one for member in self.members for one in member.exits]
 
     @property
     def complaints(self) -> list[str]:
-        """Whoever did not leave as it should."""
+        """The members that did not stop as they should."""
         return [said for member in self.members for said in member.complaints]
 
 
@@ -194,12 +194,12 @@ def producer_command() -> list[str]:
 
 
 def inherited() -> dict[str, str]:
-    """Return the environment without what the user has set for processes of their own."""
+    """Return the environment without the variables that the user has set for other Tenure processes."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
 
 
 def children(parent: int) -> list[int]:
-    """Return the children of a process that lead a group of their own, as the system tells them."""
+    """Return the children of a process that lead their own process group, according to the system."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

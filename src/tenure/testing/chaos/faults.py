@@ -1,4 +1,4 @@
-"""The faults that any storage's crew may meet: processes killed, stopped, told to leave; each notes what it did."""
+"""Faults for the processes of any storage: killed, stopped, asked to stop. Each fault records what it did."""
 
 import asyncio
 import contextlib
@@ -15,20 +15,20 @@ from tenure.testing.chaos.ground import Ground
 from tenure.testing.chaos.history import Deed, Effect, uptime
 
 RESTART = (0.2, 4.0)
-"""Seconds until what was killed is started again."""
+"""Seconds until a killed process is started again."""
 
 STOPPED = (1.0, 30.0)
 """Seconds that a process is stopped for."""
 
 HUNT = 100
-"""So many stops are tried to catch a writer at its turn."""
+"""How many stops are tried to catch a worker while it writes."""
 
 Answering = Callable[[], Awaitable[None]]
 """Returns once the storage has taken a write."""
 
 
 class Field:
-    """Where faults are committed: the crew, the ground, the dice, and the list of all deeds."""
+    """The environment of faults: the processes, the storage, the random numbers, and the list of all faults so far."""
 
     def __init__(self, crew: ChaosProcesses, ground: Ground, rng: Random, clock: Clock, answering: Answering) -> None:
         self.crew = crew
@@ -36,20 +36,20 @@ class Field:
         self.rng = rng
         self.deeds: list[Deed] = []
         self.ends_at = float("inf")
-        """The uptime at which every fault has to be over."""
+        """The uptime at which every fault must have ended."""
 
         self._clock = clock
         self._answering = answering
         self._struck: set[str] = set()
 
     def free(self, role: Role) -> ChaosProcess | None:
-        """Return a member of that role that lives and is not being struck."""
+        """Return a running member of that role that no fault hits at the moment."""
         free = [one for one in self.crew.of(role) if one.pid and one.name not in self._struck]
         return self.rng.choice(free) if free else None
 
     @contextlib.contextmanager
     def striking(self, *names: str) -> Generator[None]:
-        """Let no other fault strike these meanwhile."""
+        """Keep other faults away from these members meanwhile."""
         self._struck.update(names)
         try:
             yield
@@ -57,7 +57,7 @@ class Field:
             self._struck.difference_update(names)
 
     def is_struck(self, name: str) -> bool:
-        """Say whether something of that name is being struck."""
+        """Return True if a fault hits the member of that name at the moment."""
         return name in self._struck
 
     def note(
@@ -70,7 +70,7 @@ class Field:
         alone: bool = False,
         reaps: bool = True,
     ) -> Deed:
-        """Note a deed that begins now."""
+        """Record a fault that begins now."""
         deed = Deed(kind=kind, effect=effect, where=where, pids=tuple(pids), at=self.now(), alone=alone)
         self.deeds.append(deed)
         return deed
@@ -84,25 +84,25 @@ class Field:
         await asyncio.sleep(self.length(between))
 
     def length(self, between: tuple[float, float]) -> float:
-        """Return so many seconds, but not beyond the end."""
+        """Return a random number of seconds that does not go beyond the end."""
         return max(0.0, min(self.rng.uniform(*between), self.ends_at - self._clock.uptime()))
 
     def over(self, deed: Deed) -> None:
-        """Note that a deed is over now."""
+        """Record that a fault has ended now."""
         deed.until = self.now()
 
     async def healed(self, deed: Deed) -> None:
-        """Note that an outage is over, once the storage takes writes again."""
+        """Record the end of an outage, once the storage takes writes again."""
         await self._answering()
         deed.until = self.now()
 
 
 Fault = Callable[[Field], Awaitable[bool]]
-"""Commits one fault, from its beginning to its end; returns False if there was nobody to strike."""
+"""Runs one fault from its beginning to its end. Returns False if it found nothing to hit."""
 
 
 async def kill_worker(field: Field) -> bool:
-    """Kill a worker; its supervisor, which lives, sees it."""
+    """Kill a worker. Its supervisor runs and sees the death."""
     member = field.free("host")
     workers = member.workers() if member is not None else []
     if member is None or not workers:
@@ -111,14 +111,14 @@ async def kill_worker(field: Field) -> bool:
         pid = field.rng.choice(workers)
         deed = field.note("kill worker", "death", member.name, [pid], alone=True)
         send(pid, signal.SIGKILL)
-        # Its replacement belongs to the fault: whoever kills that, too, waits for longer and longer.
+        # The fault lasts until the worker is replaced. A supervisor delays each further replacement longer.
         await _replaced(field, member, len(workers))
         field.over(deed)
     return True
 
 
 async def kill_worker_unseen(field: Field) -> bool:
-    """Kill a worker while its supervisor is stopped, and so cannot see it."""
+    """Kill a worker while its supervisor is stopped and cannot see the death."""
     member = field.free("host")
     workers = member.workers() if member is not None else []
     if member is None or not workers:
@@ -141,7 +141,7 @@ async def kill_worker_unseen(field: Field) -> bool:
 
 
 async def kill_supervisor(field: Field) -> bool:
-    """Kill a supervisor; its workers must go with it."""
+    """Kill a supervisor. Its workers must end with it."""
     return await _kill(field, "host", "kill supervisor")
 
 
@@ -151,12 +151,12 @@ async def kill_reaper(field: Field) -> bool:
 
 
 async def kill_producer(field: Field) -> bool:
-    """Kill a producer, be it within a call."""
+    """Kill a producer, perhaps during a call."""
     return await _kill(field, "producer", "kill producer")
 
 
 async def stop_worker(field: Field) -> bool:
-    """Stop a worker for a while, but not within its turn to write, where there is one."""
+    """Stop a worker for some time, but not while it holds the write lock of the storage, if there is one."""
     member = field.free("host")
     workers = member.workers() if member is not None else []
     if member is None or not workers:
@@ -165,7 +165,7 @@ async def stop_worker(field: Field) -> bool:
 
 
 async def stop_supervisor(field: Field) -> bool:
-    """Stop a supervisor; its workers go on."""
+    """Stop a supervisor. Its workers continue."""
     member = field.free("host")
     return member is not None and await _stop(field, "stop supervisor", member, [member.pid])
 
@@ -183,20 +183,20 @@ async def stop_reaper(field: Field) -> bool:
 
 
 async def block_loop(field: Field) -> bool:
-    """Have a worker block its event loop for a while; its leases are renewed from a thread beside it."""
+    """Let a worker block its event loop for some time. Its leases are renewed from another thread."""
     return await _hold(field, "block loop", holds.BLOCK, max(holds.LENGTHS))
 
 
 async def hold_interpreter(field: Field) -> bool:
-    """Have a worker hold its interpreter for a while, so that nothing goes on there; its supervisor renews its leases.
+    """Let a worker hold its interpreter for some time, so that all its threads stop. Its supervisor renews its leases.
 
-    Where writers take turns it may have one, or get it meanwhile, and then nobody writes.
+    The worker may hold the storage's write lock, or get it meanwhile. Then no process can write.
     """
     return await _hold(field, "hold interpreter", holds.GRIP, max(holds.LENGTHS) if field.ground.lock is None else 10.0)
 
 
 async def stop_writer(field: Field) -> bool:
-    """Stop a worker within its turn to write: it holds up everybody."""
+    """Stop a worker while it holds the write lock. It blocks all other writers."""
     lock, member = field.ground.lock, field.free("host")
     if lock is None or member is None or field.is_struck("storage"):
         return False
@@ -214,12 +214,12 @@ async def stop_writer(field: Field) -> bool:
 
 
 async def restart_host(field: Field) -> bool:
-    """Tell a host to leave, and start it again once it has left."""
+    """Ask a host to stop, and start it again after it has ended."""
     return await _restart(field, "host", "restart host")
 
 
 async def restart_reaper(field: Field) -> bool:
-    """Tell a reaper to leave, and start it again."""
+    """Ask a reaper to stop, and start it again."""
     return await _restart(field, "reaper", "restart reaper")
 
 
@@ -238,7 +238,7 @@ COMMON: dict[str, Fault] = {
     "restart host": restart_host,
     "restart reaper": restart_reaper,
 }
-"""What may be done to processes whatever they work on, by name."""
+"""Faults of processes for any storage, by name."""
 
 
 async def _kill(field: Field, role: Role, kind: str) -> bool:
@@ -247,7 +247,7 @@ async def _kill(field: Field, role: Role, kind: str) -> bool:
         return False
     with field.striking(member.name):
         pids = member.pids()
-        # A producer holds nothing that anybody waits for.
+        # No job depends on a producer that ends.
         deed = field.note(kind, "none" if role == "producer" else "death", member.name, pids)
         member.kill()
         await member.gone(pids[1:])
@@ -269,7 +269,7 @@ async def _stop(field: Field, kind: str, member: ChaosProcess, pids: list[int]) 
             deed = field.note(kind, "pause", member.name, stopped)
             await field.rest(STOPPED)
         finally:
-            # The workers first, or the supervisor would find them silent.
+            # Continue the workers first, or the supervisor would treat them as unresponsive.
             for pid in reversed(stopped):
                 send(pid, signal.SIGCONT)
         field.over(deed)
@@ -312,7 +312,7 @@ async def _stopped(field: Field, pid: int) -> bool:
 
 
 async def _held_up(lock: str) -> bool:
-    """Say whether the turn to write is not given on for as long as nobody but the stopped can keep it."""
+    """Return True if the write lock stays held for so long that only a stopped process can hold it."""
     for _ in range(20):
         if not await asyncio.to_thread(written, lock):
             return False
@@ -348,7 +348,7 @@ async def _restart(field: Field, role: Role, kind: str) -> bool:
 
 
 async def _replaced(field: Field, member: ChaosProcess, count: int) -> None:
-    """Wait until a supervisor has as many workers again, if it is not too long in coming."""
+    """Wait until a supervisor has as many workers again, but not for too long."""
     for _ in range(100):
         if len(member.workers()) >= count:
             return

@@ -1,4 +1,4 @@
-"""What the crew stands on: a storage of its own, the addresses that lead to it, and its own kinds of faults."""
+"""The storage of a chaos test: how it is started, the addresses of its members, and faults that it cannot have."""
 
 import asyncio
 import os
@@ -10,37 +10,37 @@ from typing import Protocol
 from tenure.storage.sqlite.locks import lock_file
 
 ROOM = 256
-"""The disk of a SQLite ground, in MiB: so small that filling it takes no time."""
+"""The size of a SQLite disk in MiB: small enough to be filled at once."""
 
 
 class Ground(Protocol):
-    """A storage that may be struck."""
+    """A storage that faults can hit."""
 
     lock: str | None
-    """The file that its writers take turns by, if they do."""
+    """The file of the write lock, if the storage has one."""
 
     without: dict[str, str]
-    """Kinds of faults that cannot be had here, each with its reason."""
+    """Kinds of faults that are not possible here, each with its reason."""
 
     async def open(self) -> None:
-        """Make it ready."""
+        """Start the storage."""
         ...
 
     def url(self, member: str) -> str:
-        """Return the address that a member of the crew shall use; "" is for the conductor, who is never cut off."""
+        """Return the address for a member. The name "" stands for the conductor, which is never cut off."""
         ...
 
     async def flaws(self) -> list[str]:
-        """Return what its own check of itself finds, when all have left."""
+        """Return the flaws that the storage's own check finds after all processes have ended."""
         ...
 
     async def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release all resources. Idempotent."""
         ...
 
 
 class SQLiteGround:
-    """One file; on a small disk of its own where this process may make one."""
+    """A SQLite file, on a separate small disk if this process may mount one."""
 
     def __init__(self, folder: Path) -> None:
         self.disk = folder / "disk"
@@ -50,7 +50,7 @@ class SQLiteGround:
         self._mounted = False
 
     async def open(self) -> None:
-        """Make the disk."""
+        """Create the folder, and mount the disk."""
         self.disk.mkdir()
         if os.geteuid() == 0:
             self._mounted = await _did("mount", "-t", "tmpfs", "-o", f"size={ROOM}m", "tmpfs", str(self.disk))
@@ -58,11 +58,11 @@ class SQLiteGround:
             self.without["full disk"] = "needs the right to mount a small disk"
 
     def url(self, member: str) -> str:
-        """Return the address, the same for all."""
+        """Return the address, which is the same for all members."""
         return f"sqlite:///{self.database}"
 
     async def flaws(self) -> list[str]:
-        """Return what SQLite finds wrong with the file."""
+        """Return the flaws that SQLite finds in the file."""
         return await asyncio.to_thread(self._checked)
 
     def _checked(self) -> list[str]:
@@ -74,9 +74,9 @@ class SQLiteGround:
         return [str(row[0]) for row in rows if row[0] != "ok"]
 
     async def close(self) -> None:
-        """Give the disk back."""
+        """Unmount the disk."""
         if self._mounted:
-            # Lazily, for a process that dies just now may still hold a file.
+            # Unmount lazily, because a process that is just dying may still have an open file.
             await _did("umount", "-l", str(self.disk))
             self._mounted = False
 

@@ -1,6 +1,7 @@
-"""What is noted outside the queue: by handlers, by producers, and by whoever commits the faults.
+"""Records that do not come from the queue: those of handlers, of producers, and of the faults.
 
-All instants here are microseconds of the machine's uptime (`CLOCK_BOOTTIME`), which no clock setting moves.
+All instants here are microseconds of the machine's uptime (`CLOCK_BOOTTIME`), which does not change when a clock is
+set.
 """
 
 from typing import Literal
@@ -14,15 +15,19 @@ from tenure.core.job import JobDetail
 from tenure.options import Timing
 
 Effect = Literal["death", "pause", "hold", "outage", "leave", "none"]
-"""What a deed does: kill processes, stop them, keep them so busy that nothing else goes on there, keep the storage from
-them, ask them to leave, or nothing of these. Who is busy loses no run for that: it is renewed from outside."""
+"""The effect of a fault:
+
+it kills processes, stops them, keeps them so busy that nothing else runs there, cuts them off from the storage, asks
+them to stop, or has no such effect. A process that is kept busy (`hold`) loses no run, because its leases are renewed
+from outside.
+"""
 
 Mark = Literal["start", "done", "failed", "stopped"]
 Answer = Literal["asked", "acked", "refused"]
 
 
 class HistoryLine(Struct, frozen=True):
-    """What a handler noted: that it began, and how it ended. `parent`: the process that had started its own."""
+    """A record of a handler: that it began, or how it ended. `parent`: the parent of its process."""
 
     job: str
     run: int
@@ -34,7 +39,7 @@ class HistoryLine(Struct, frozen=True):
 
 
 class EnqueuedCall(Struct, frozen=True, omit_defaults=True):
-    """What a producer noted: that it is about to enqueue a job of this id, and what it was told."""
+    """A record of a producer: that it is about to enqueue a job with this id, and the answer."""
 
     job: str
     what: Answer
@@ -43,9 +48,9 @@ class EnqueuedCall(Struct, frozen=True, omit_defaults=True):
 
 
 class Deed(Struct, kw_only=True):
-    """One fault. `pids`: whom it strikes; none for an outage that strikes everybody. `until`: None while it lasts.
+    """One fault. `pids`: the processes it hits; empty for an outage that hits all. `until`: None while it lasts.
 
-    `where`: what was struck, by name. `alone`: the supervisor of those who died is not among the struck.
+    `where`: the name of what it hits. `alone`: the supervisor of the dead processes is not hit.
     """
 
     kind: str
@@ -57,20 +62,20 @@ class Deed(Struct, kw_only=True):
     alone: bool = False
 
     def strikes(self, pid: int) -> bool:
-        """Say whether a process is among the struck."""
+        """Return True if the fault hits a process."""
         return pid in self.pids or (self.effect == "outage" and not self.pids)
 
     def during(self, other: "Deed") -> bool:
-        """Say whether another deed lies across this one."""
+        """Return True if another fault overlaps this one."""
         return other.overlaps(self.at, self.at if self.until is None else self.until)
 
     def overlaps(self, since: int, until: int) -> bool:
-        """Say whether any of it lies between two instants. A death or a leave lasts until its process is replaced."""
+        """Return True if the fault overlaps this period. A death or a stop lasts until the process is replaced."""
         return self.at <= until and (self.until is None or self.until >= since)
 
 
 class Exit(Struct, frozen=True):
-    """A process that ended though nobody had told it to."""
+    """An exit of a process that the test had not asked for."""
 
     where: str
     status: int
@@ -79,12 +84,12 @@ class Exit(Struct, frozen=True):
 
 
 class ChaosBounds(Struct, frozen=True, kw_only=True):
-    """What the audit allows, in microseconds, as it follows from the timing.
+    """The bounds of the audit in microseconds, derived from the timing.
 
-    `death`: a death that its supervisor saw. `silence`: any other loss. `outage`: beyond the length of an outage, two
-    beats, or as long as what is lost with the answer to a sweep. `reaper`: for each time that the one who reaps is
-    struck meanwhile. `leave`: until a worker that cannot hand
-    back what it held, as the storage is out of reach, is gone all the same.
+    `death`: for a death that its supervisor saw. `silence`: for any other loss. `outage`: in addition to the length of
+    an outage, for two renewals or for jobs that a sweep with a lost answer has reclaimed. `reaper`: for each time that
+    the leading reaper is hit meanwhile. `leave`: until a worker ends that cannot put back its jobs because the storage
+    is unreachable.
     """
 
     death: int
@@ -93,11 +98,11 @@ class ChaosBounds(Struct, frozen=True, kw_only=True):
     reaper: int
     leave: int
     tail: int
-    """A pause that ended no longer than this before its run was taken is why it was taken."""
+    """A pause counts as the cause of a loss if it ended at most this long before the run was taken."""
 
     @classmethod
     def of(cls, timing: Timing) -> "ChaosBounds":
-        """Return what a timing promises."""
+        """Return the bounds that follow from a timing."""
         patience = micros(timing.grace + 2 * timing.sweep)
         return cls(
             death=SECOND,
@@ -110,22 +115,22 @@ class ChaosBounds(Struct, frozen=True, kw_only=True):
 
 
 DRAIN = 4.0
-"""Seconds that a host lets its runs go on for when it is told to leave; longer ones are handed back."""
+"""Seconds for which a host lets its runs continue after it was asked to stop. Longer runs are put back."""
 
 LEAVING = round((DRAIN + 5) * SECOND)
-"""A worker is gone five seconds after its drain, whatever the storage does."""
+"""A worker ends within five seconds after its drain, even if the storage is unreachable."""
 
 REAPERS_LEASE = 5 * SECOND
-"""For so long a reaper holds what it has taken."""
+"""How long a reaper holds the jobs that it has reclaimed."""
 
 
 class ChaosEvidence(Struct, kw_only=True):
-    """All that the audit goes by.
+    """The complete input of the audit.
 
-    `jobs`: every job that the storage lists. `offset`: what to take from the storage's clock to get the uptime.
-    `drift`: by how much that changed meanwhile. `ended`: when the last fault was over. `hosts`: who works, by name.
-    `pieces`: parts of lines that a killed process left. `complaints`: who did not leave as it should. `flaws`: what
-    the storage's own check of itself found.
+    `jobs`: every job that the storage lists. `offset`: the storage's clock minus the uptime. `drift`: the change of
+    that offset during the test. `ended`: when the last fault was over. `hosts`: the names of the hosts. `pieces`: parts
+    of lines that a killed process left. `complaints`: members that did not stop as they should. `flaws`: the flaws that
+    the storage's own check found.
     """
 
     wishes: list[EnqueuedCall]

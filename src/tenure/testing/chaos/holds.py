@@ -1,6 +1,6 @@
-"""Handlers that let nothing else go on: a signal makes a worker block its loop, or hold its interpreter, for so long.
+"""Signal handlers that make a worker block its event loop, or hold its interpreter, for some seconds.
 
-The number of the signal says which and for how long. What it interrupts may be any line of the worker's main thread.
+The signal's number selects the kind and the length. It may interrupt any line of the worker's main thread.
 """
 
 import ctypes
@@ -10,26 +10,26 @@ from pathlib import Path
 from types import FrameType
 
 LENGTHS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0)
-"""Seconds; each has a signal of its own for each kind."""
+"""Lengths in seconds. Each length has its own signal for each kind."""
 
 BLOCK, GRIP = 0, len(LENGTHS)
 """The kinds, as offsets of their signals."""
 
 
 def number(kind: int, place: int) -> int:
-    """Return the signal for a kind, and a length by its place."""
+    """Return the signal for a kind and for a length, given by its index."""
     return signal.SIGRTMIN + 1 + kind + place
 
 
 def obey() -> None:
-    """Do as these signals say, in this process from now on; in its main thread."""
+    """Install the signal handlers in this process. Call this on its main thread."""
     for place in range(len(LENGTHS)):
         signal.signal(number(BLOCK, place), _block)
         signal.signal(number(GRIP, place), _grip)
 
 
 def obeys(pid: int, number: int) -> bool:
-    """Say whether a process has a handler for a signal, which would kill it else."""
+    """Return True if a process has a handler for a signal. Without one, the signal would kill the process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -43,8 +43,8 @@ def _block(number_: int, _: FrameType | None) -> None:
 
 
 def _grip(number_: int, _: FrameType | None) -> None:
-    # A library loaded as PyDLL is called without letting go of the interpreter; and the wait for a lock that the caller
-    # holds itself is one that no signal cuts short.
+    # ctypes calls a PyDLL library without releasing the interpreter. Waiting for a lock that the caller itself holds is
+    # not interrupted by signals.
     library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
     whole, rest = divmod(time.time_ns() + round(LENGTHS[number_ - number(GRIP, 0)] * 1e9), 10**9)
     library.pthread_mutex_init(lock, None)

@@ -1,4 +1,4 @@
-"""A producer: enqueues jobs until it is asked to leave, and notes each before and after, in a file of its own."""
+"""A producer: enqueues jobs until it is asked to stop, and records each request and each answer in a file."""
 
 import asyncio
 import os
@@ -17,17 +17,17 @@ SEED_VARIABLE = "TENURE_CHAOS_RUN_SEED"
 WISHES_VARIABLE = "TENURE_CHAOS_RUN_WISHES"
 
 PAUSE = 0.2
-"""Seconds on average between two calls, each of one to three jobs."""
+"""Seconds on average between two calls. Each call has one to three jobs."""
 
 REPEATS = 5
-"""A call that was refused is made again with the same ids, up to so often; or given up, which is as good a client."""
+"""How often a refused call is repeated with the same ids. Some calls are given up at once, as real clients do."""
 
 LENGTHS = (0.6, 0.9)
-"""Shares of the jobs that take up to 0.1 s, and up to 2 s; the others take 4 to 10 s."""
+"""The share of jobs that take up to 0.1 s, and of those that take up to 2 s. The others take 4 to 10 s."""
 
 
 class Producer:
-    """Draws jobs, enqueues them, and notes what it was told."""
+    """Draws jobs, enqueues them, and records the answers."""
 
     def __init__(self, name: str, rng: Random, clock: Clock, wishes: str) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Producer:
         self._made = 0
 
     async def run(self, leaving: asyncio.Event) -> None:
-        """Enqueue until it is time to leave."""
+        """Enqueue jobs until asked to stop."""
         while not leaving.is_set():
             await self._enqueue(leaving)
             await asyncio.sleep(self._rng.expovariate(1 / PAUSE))

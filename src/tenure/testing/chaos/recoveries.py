@@ -1,4 +1,4 @@
-"""What was taken from whom in a chaos: by which deed it was lost, how long that took, and how long it might."""
+"""The recoveries of a chaos test: which fault lost each run, how long its recovery took, and its bound."""
 
 from collections.abc import Iterable
 
@@ -11,16 +11,16 @@ from tenure.testing.chaos.case import Case
 from tenure.testing.chaos.history import Deed
 
 IN_FLIGHT = 2 * SECOND
-"""A claim may reach the storage so long after its process was struck."""
+"""The longest time from a fault of a process until its last claim reaches the storage."""
 
 RESUME = 5 * SECOND
-"""Within so long of an outage's end the next run begins."""
+"""The longest time from the end of an outage until the next run begins."""
 
 
 class ChaosRecovery(Struct, frozen=True, kw_only=True):
-    """A run that was taken from whoever had lost it: for what cause, after how long, and what was allowed.
+    """A run that was taken from a lost process: the cause, the time it took, and its bound, in microseconds.
 
-    `clear`: nothing else was wrong meanwhile. `seen`: the supervisor saw the death. In microseconds.
+    `clear`: there was no other fault meanwhile. `seen`: the supervisor saw the death.
     """
 
     job: str
@@ -34,7 +34,7 @@ class ChaosRecovery(Struct, frozen=True, kw_only=True):
 
 
 def recoveries(case: Case) -> tuple[list[ChaosRecovery], list[str]]:
-    """Return the recoveries with their causes, and a line for each run that was taken without one."""
+    """Return the recoveries with their causes, and a line for each run that was taken without a cause."""
     found: list[ChaosRecovery] = []
     wrong: list[str] = []
     for event in case.stalled:
@@ -54,18 +54,19 @@ def recoveries(case: Case) -> tuple[list[ChaosRecovery], list[str]]:
 
 def _recovery(case: Case, event: JobStalled, run: RunRecord) -> ChaosRecovery | None:
     bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
-    # Taken from a reaper that had taken it before: the worker had lost it by then at the latest.
+    # Another reaper had reclaimed the run before. By then, at the latest, the worker had lost it.
     again = bool(event.owner) and event.owner != run.owner
     heard = taken - round(event.silent_for * SECOND)
     cause = _cause(case, event, run.pid, claimed, heard if again else taken, again=again)
     if cause is None:
         return None
-    # Who was cut off may have been heard now and then; its lease counts from the last time, at first the claim.
+    # A process that was cut off may have renewed now and then. Its lease counts from the last renewal or from the
+    # claim.
     since = max(cause.at, heard) if cause.effect == "outage" and cause.pids and not again else max(cause.at, claimed)
     others = [deed for deed in case.evidence.deeds if deed is not cause and deed.at <= taken and _over(deed) >= since]
-    # Where others were cut off that is their affair, unless one of them reaps.
+    # An outage of another host does not matter here, unless that host leads.
     outages = [deed for deed in (*others, cause) if deed.effect == "outage" and not deed.pids]
-    # Its own supervisor must have been there to see it, or to bury whom it had seen die.
+    # Its own supervisor must have run meanwhile, to see the death and to recover the jobs of the dead process.
     watchers = [deed for deed in others if deed.where == cause.where and deed.effect != "none"]
     reapers = sum(map(case.led, others)) + again
     dead = cause.effect == "death" and cause.alone and event.reason == "process_died" and not again
@@ -88,13 +89,13 @@ def _recovery(case: Case, event: JobStalled, run: RunRecord) -> ChaosRecovery | 
 
 
 def _cause(case: Case, event: JobStalled, pid: int, claimed: int, taken: int, *, again: bool) -> Deed | None:
-    """Return the deed by which a process lost its run."""
+    """Return the fault by which a process lost its run."""
     near = [deed for deed in case.evidence.deeds if deed.strikes(pid) and deed.overlaps(claimed - IN_FLIGHT, taken)]
     deaths = [deed for deed in near if deed.effect == "death" and deed.at >= claimed - IN_FLIGHT]
     if deaths and event.reason == "process_died" and not again:
         return deaths[0]
     end = min([taken, *(deed.at for deed in deaths)])
-    # One that had ended well before was not what the run was lost by: its worker had been heard again.
+    # A fault that ended well before is not the cause, because the worker had renewed its lease again.
     holds = [
         deed
         for deed in near
@@ -103,9 +104,9 @@ def _cause(case: Case, event: JobStalled, pid: int, claimed: int, taken: int, *,
     ]
     pauses = [deed for deed in holds if deed.effect == "pause"]
     outages = [deed for deed in holds if deed.effect == "outage"]
-    # Who is told to leave hands back what it holds, unless it cannot reach the storage.
+    # A worker that is asked to stop puts back its jobs, unless it cannot reach the storage.
     leaves = [deed for deed in near if deed.effect == "leave" and any(map(deed.during, case.outages))]
-    # A run that never began: its worker did not hear that the claim had gone through, and lets the lease run out.
+    # The run never began: its worker did not learn that the claim had succeeded, and lets the lease expire.
     unheard = [
         deed
         for deed in near
@@ -118,9 +119,9 @@ def _cause(case: Case, event: JobStalled, pid: int, claimed: int, taken: int, *,
 
 
 def resumed(case: Case) -> tuple[list[int], list[str]]:
-    """Return how long after each outage a run began, and a line for each time that it took too long.
+    """Return how long after each outage a run began, and a line for each time that this took too long.
 
-    An outage that another follows, or something that is done to each host, excuses it.
+    A late start is excused if another outage follows, or if faults hit all hosts.
     """
     starts = sorted(line.at for line in case.starts)
     found: list[int] = []
@@ -147,7 +148,7 @@ def _over(deed: Deed) -> int:
 
 
 def _length(deeds: Iterable[Deed], since: int, until: int) -> int:
-    """Return for how long any of these lasted between two instants."""
+    """Return for how long any of these faults lasted in this period."""
     total, reached = 0, since
     for deed in sorted(deeds, key=lambda one: one.at):
         end = until if deed.until is None else min(deed.until, until)

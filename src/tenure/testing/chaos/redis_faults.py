@@ -1,4 +1,4 @@
-"""The faults of a Redis: it is killed, shut down, put to sleep, filled; its scripts, its clients, its network go."""
+"""Faults of a Redis server: killed, shut down, blocked or full, without its scripts, clients or network."""
 
 import contextlib
 import signal
@@ -13,33 +13,33 @@ from tenure.testing.proxy import Proxy
 ASLEEP = (1.0, 10.0)
 FULL = (1.0, 8.0)
 AWAY = (2.0, 10.0)
-"""Seconds that a server sleeps, has no memory left, or cannot be reached by a member or by all."""
+"""Seconds for which a server is blocked, is out of memory, or is unreachable for one member or for all."""
 
 BAD = (3.0, 15.0)
-"""Seconds that a network is slow, and drops connections and replies."""
+"""Seconds for which a network is slow, and drops connections and replies."""
 
 LATENCY, JITTER = 0.5, 0.2
-"""Seconds that each way takes longer."""
+"""Seconds that are added in each direction."""
 
 RESETS = (0.5, 3.0)
-"""Seconds between two connections lost in a bad network."""
+"""Seconds between two lost connections in a bad network."""
 
 CUT = 40
-"""Up to so many bytes of a reply come through before it is cut."""
+"""The largest number of bytes of a reply that pass before it is cut."""
 
 
 async def kill_server(field: Field) -> bool:
-    """Kill the server, and start it again with what it had written down."""
+    """Kill the server, and start it again with the data that it had written."""
     return await _down(field, "kill server", signal.SIGKILL)
 
 
 async def shut_down_server(field: Field) -> bool:
-    """Shut the server down in order, and start it again."""
+    """Shut the server down gracefully, and start it again."""
     return await _down(field, "shut down server", signal.SIGTERM)
 
 
 async def sleeping_server(field: Field) -> bool:
-    """Let the server do nothing for a while, with all connections open."""
+    """Block the server for some time, with all connections open."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -52,7 +52,7 @@ async def sleeping_server(field: Field) -> bool:
 
 
 async def flush_scripts(field: Field) -> bool:
-    """Let the server forget its scripts: nobody may notice."""
+    """Let the server forget its scripts. This must have no effect."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -63,7 +63,7 @@ async def flush_scripts(field: Field) -> bool:
 
 
 async def kill_clients(field: Field) -> bool:
-    """Let the server hang up on everybody, in the middle of whatever they were told."""
+    """Let the server close all connections, in the middle of any reply."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -76,7 +76,7 @@ async def kill_clients(field: Field) -> bool:
 
 
 async def full_memory(field: Field) -> bool:
-    """Leave no memory for anything new; what is under way must go on and come to its end, so this excuses nothing."""
+    """Leave no memory for new data. Calls for existing jobs must still succeed, so this fault excuses nothing."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -93,7 +93,7 @@ async def full_memory(field: Field) -> bool:
 
 
 async def bad_network(field: Field) -> bool:
-    """Let the network of a host be slow, and lose connections and replies."""
+    """Make the network of a host slow, and lose connections and replies."""
 
     async def strike(network: Proxy) -> None:
         until = field.now() + field.length(BAD) * 1_000_000
@@ -107,7 +107,7 @@ async def bad_network(field: Field) -> bool:
 
 
 async def black_hole(field: Field) -> bool:
-    """Let the network of a host swallow all that is sent."""
+    """Let the network of a host drop all data."""
 
     async def strike(network: Proxy) -> None:
         network.weather(swallow=True)
@@ -117,7 +117,7 @@ async def black_hole(field: Field) -> bool:
 
 
 async def partition(field: Field) -> bool:
-    """Let nothing pass between a host and the server, and then all of it at once."""
+    """Hold back all data between a host and the server, and then deliver it at once."""
 
     async def strike(network: Proxy) -> None:
         network.weather(hold=True)
@@ -127,7 +127,7 @@ async def partition(field: Field) -> bool:
 
 
 async def half_open(field: Field) -> bool:
-    """Let the connections of a host be silent for ever; new ones work."""
+    """Make the connections of a host silent forever. New ones work."""
 
     async def strike(network: Proxy) -> None:
         network.abandon()
@@ -137,7 +137,7 @@ async def half_open(field: Field) -> bool:
 
 
 async def refusing_network(field: Field) -> bool:
-    """Let nobody reach the server: connections are reset and refused."""
+    """Make the server unreachable: reset and refuse all connections."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -167,7 +167,7 @@ REDIS: dict[str, Fault] = {
     "half-open connections": half_open,
     "refusing network": refusing_network,
 }
-"""What may be done to a Redis and its network, by name."""
+"""Faults of a Redis server and its network, by name."""
 
 
 async def _down(field: Field, kind: str, number: signal.Signals) -> bool:
@@ -186,9 +186,9 @@ async def _down(field: Field, kind: str, number: signal.Signals) -> bool:
 
 
 async def _cut_off(field: Field, kind: str, strike: Callable[[Proxy], Awaitable[None]]) -> bool:
-    """Do something to the network of one host; the others do not notice."""
+    """Change the network of one host. The other hosts are not affected."""
     ground, member = _ground(field), field.free("host")
-    # One that everybody is cut off from is not struck twice: its weather would be cleared too early.
+    # Skip a host during an outage for all. The end of that outage would clear this fault too early.
     if ground is None or member is None or field.is_struck("storage"):
         return False
     with field.striking(member.name, "storage"):

@@ -1,4 +1,4 @@
-"""A Redis or Valkey of the chaos' own, which keeps what it acknowledges, and a network before it for each member."""
+"""A separate Redis or Valkey server that persists all it acknowledges, with a proxy for each member."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ from tenure.storage.urls import locate
 from tenure.testing.proxy import Proxy, free_port
 
 STARTING = 20.0
-"""Seconds within which a server answers, reading its files included."""
+"""Seconds within which a server answers after its start, including the time to read its files."""
 
 ANSWER = 15.0
-"""Seconds that the conductor waits for an answer: longer than any sleep it sends a server to."""
+"""Seconds for which the conductor waits for an answer: longer than any time for which it blocks the server."""
 
 _LOOK = 0.02
 
@@ -29,7 +29,7 @@ _SETTINGS = (
     ("bind", "127.0.0.1"),
     ("daemonize", "no"),
     ("save", '""'),
-    # With `appendonly` whatever was acknowledged is on disk: then a kill may lose nothing that anybody was told of.
+    # With `appendonly`, all acknowledged data is on disk. So a kill must not lose anything that was acknowledged.
     ("appendfsync", "always"),
     ("maxmemory-policy", "noeviction"),
     ("enable-debug-command", "yes"),
@@ -38,7 +38,7 @@ _SETTINGS = (
 
 
 class RedisGround:
-    """One server, with everything kept on disk; or nothing, which an audit must find out."""
+    """One server that persists everything, or nothing. In the second case the audit must detect the loss."""
 
     def __init__(self, folder: Path, *, brand: str = "redis", keeps: bool = True) -> None:
         self.lock: str | None = None
@@ -55,7 +55,7 @@ class RedisGround:
         """Start the server.
 
         Raises:
-            UsageError: there is none on the PATH.
+            UsageError: the PATH has no such server.
         """
         if shutil.which(self._program) is None:
             raise UsageError(f"there is no {self._program} on the PATH; install one (make servers)")
@@ -67,10 +67,10 @@ class RedisGround:
         await self.start()
 
     async def start(self) -> None:
-        """Start the server where it was, with what it had written down.
+        """Start the server on the same port, with the data that it had written.
 
         Raises:
-            StorageUnavailableError: it does not come up.
+            StorageUnavailableError: the server does not start.
         """
         with (self._folder / "server.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -89,17 +89,17 @@ class RedisGround:
         raise StorageUnavailableError(f"the server did not come up; see {self._folder / 'server.log'}")
 
     async def end(self, number: signal.Signals) -> None:
-        """End the server by a signal, and wait until it is gone."""
+        """End the server by a signal, and wait until it has ended."""
         process = self._process
         if process is not None and process.returncode is None:
             process.send_signal(number)
             await process.wait()
 
     async def command(self, *words: Word) -> Reply:
-        """Send a command by a connection of its own, and return the answer.
+        """Send a command over a separate connection, and return the answer.
 
         Raises:
-            StorageUnavailableError: there is none, or it is an error.
+            StorageUnavailableError: the server did not answer, or answered with an error.
         """
         try:
             async with asyncio.timeout(ANSWER):
@@ -115,12 +115,12 @@ class RedisGround:
         return said
 
     def url(self, member: str) -> str:
-        """Return the address; each member has a network of its own, the conductor goes straight to the server."""
+        """Return the address. Each member has its own proxy; the conductor connects to the server directly."""
         port = self.network(member).port if member else self._port
         return f"{self._brand}://127.0.0.1:{port}/0"
 
     def network(self, member: str) -> Proxy:
-        """Return what lies between a member and the server."""
+        """Return the proxy between a member and the server."""
         proxy = self._proxies.get(member)
         if proxy is None:
             proxy = self._proxies[member] = Proxy(self._port, seed=len(self._proxies))
@@ -128,11 +128,11 @@ class RedisGround:
         return proxy
 
     def networks(self) -> list[Proxy]:
-        """Return all of them."""
+        """Return all proxies."""
         return list(self._proxies.values())
 
     async def flaws(self) -> list[str]:
-        """Return what the storage finds wrong with itself and with the server."""
+        """Return the flaws that the storage finds in itself and in the server."""
         storage = locate(self.url(""))
         await storage.open()
         try:
@@ -142,7 +142,7 @@ class RedisGround:
         return [f"{one.subject}: {one.message}" for one in found if one.level == "error"]
 
     async def close(self) -> None:
-        """End the server and the networks. Idempotent."""
+        """End the server and the proxies. Idempotent."""
         proxies, self._proxies = self._proxies, {}
         for proxy in proxies.values():
             await asyncio.to_thread(proxy.__exit__, None, None, None)

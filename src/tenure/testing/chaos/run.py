@@ -1,4 +1,4 @@
-"""The conductor: sets up the ground and the crew, has faults committed, heals everything, waits, and has it audited."""
+"""The conductor: starts the storage and the processes, injects faults, heals everything, waits, and runs the audit."""
 
 import asyncio
 import os
@@ -46,21 +46,21 @@ GAP = 1.5
 """Seconds on average between two faults."""
 
 AT_ONCE = 4
-"""Faults that go on at the same time."""
+"""How many faults run at the same time."""
 
 READY = 20.0
-"""Seconds that the crew gets to be at work."""
+"""Seconds within which all workers should be running."""
 
 REST = 60.0
-"""Seconds beyond the recovery bound within which all jobs are over when everything is healed."""
+"""Seconds beyond the recovery bound within which all jobs are over after all faults have ended."""
 
 PAGE = 200
 PATIENCE = 3.0
-"""Seconds that one call of the conductor's may take before it is made anew."""
+"""Seconds that one call of the conductor may take before it is repeated."""
 
 LOOK = 0.2
 SHOWN = 30
-"""Lines of what the crew said that are shown where something does not hold."""
+"""How many lines of the processes' output are shown if a check fails."""
 
 KEPT = RetentionRules(completed=KeepRule(age=86_400 * SECOND))
 
@@ -68,9 +68,9 @@ Say = Callable[[str], object]
 
 
 class Act(Struct, frozen=True, kw_only=True):
-    """Some time of chaos on a storage of its own, under one timing.
+    """A period of chaos on a separate storage, under one timing.
 
-    `control`: on a server that forgets everything when it dies; then the audit must not hold.
+    `control`: the server forgets everything when it dies. The audit must then fail.
     """
 
     name: str
@@ -83,25 +83,25 @@ class Act(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, kw_only=True):
-    """What an act came to."""
+    """The result of an act."""
 
     act: Act
     finding: AuditFinding
     deeds: list[Deed]
     without: dict[str, str]
     resting: float
-    """Seconds from the healing until all jobs were over."""
+    """Seconds from the end of the faults until all jobs were over."""
 
     folder: str | None
     stderr: list[str]
 
 
 async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
-    """Play an act, and return what the audit says of it.
+    """Play an act, and return the result of its audit.
 
     Raises:
-        UsageError: there is no such storage, or no server for it, or this is not Linux.
-        StorageError: it cannot be used before any fault.
+        UsageError: the name of the storage is unknown, its server is missing, or this system is not Linux.
+        StorageError: the storage cannot be used even before the first fault.
     """
     made, own = _ground(act.storage, control=act.control)
     folder = Path(tempfile.mkdtemp(prefix="tenure-chaos-"))
@@ -122,7 +122,7 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
 
 
 def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
-    """Return what makes the ground of that name in a folder, and its own faults."""
+    """Return the factory of a storage by its name, and its specific faults."""
     if not os.path.exists("/proc/self/stat"):
         raise UsageError("the chaos looks for workers in /proc; run it on Linux")
     match storage:
@@ -202,7 +202,7 @@ class _Act:
             flaws=await self._ground.flaws(),
         )
         finding = audit(evidence)
-        # For whoever keeps the folder, or has to look into what does not hold.
+        # Keep these files for users of `--keep`, and for the analysis of failed checks.
         (self._folder / "evidence.json").write_bytes(msgspec.json.encode(evidence))
         (self._folder / "recoveries.json").write_bytes(msgspec.json.encode(finding.recoveries))
         return Outcome(
@@ -248,7 +248,7 @@ class _Act:
                 return
 
     async def _at_work(self, storage: Storage) -> None:
-        """Wait until every worker has said hello, so that there is somebody to strike."""
+        """Wait until every worker has registered, so that faults find processes to hit."""
         deadline = self._clock.uptime() + READY
         while self._clock.uptime() < deadline:
             if len((await storage.survey()).workers) >= HOSTS * WORKERS:
@@ -257,7 +257,7 @@ class _Act:
         self._say(f"not all workers are there after {READY:g} s; it goes on all the same")
 
     async def _strike(self, field: Field, chronicle: Chronicle) -> None:
-        """Commit faults, some at a time, until the time is over and all of them are."""
+        """Inject faults, some at a time, until the time is over and all of them have ended."""
         faults = {kind: fault for kind, fault in {**COMMON, **self._own}.items() if kind not in self._ground.without}
         began = self._clock.uptime()
         field.ends_at = began + self._act.seconds
@@ -268,7 +268,7 @@ class _Act:
             while self._clock.uptime() < field.ends_at:
                 if len(under_way) < AT_ONCE:
                     if not deck:
-                        # Each kind once, then anew: no kind is left out by chance.
+                        # Use each kind once before any is repeated, so that no kind is left out by chance.
                         deck = sorted(faults)
                         self._rng.shuffle(deck)
                     kind = deck.pop()
@@ -287,7 +287,7 @@ class _Act:
             self._say(f"{at - began:6.1f} s  {kind}, {now - at:.1f} s")
 
     async def _watch(self, chronicle: Chronicle) -> None:
-        """Follow the log while it is short: it is kept for a while only."""
+        """Follow the log continuously, because events are kept for a limited time only."""
         while True:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -297,7 +297,7 @@ class _Act:
             await asyncio.sleep(LOOK)
 
     async def _rest(self, storage: Storage, chronicle: Chronicle) -> float:
-        """Wait until all jobs are over, or the bound is; return the seconds."""
+        """Wait until all jobs are over or the bound is reached. Return the seconds."""
         began = self._clock.uptime()
         bound = self._act.timing.recovery_bound.total_seconds() + REST
         while (took := self._clock.uptime() - began) < bound:
@@ -333,7 +333,7 @@ async def _jobs(storage: Storage) -> dict[str, JobDetail]:
 
 
 def _copied(stage: Ground, folder: Path) -> None:
-    """Keep what a ground's own disk would take with it."""
+    """Copy the files that would be lost when the disk is unmounted."""
     disk = folder / "disk"
     if disk.is_dir():
         shutil.copytree(disk, folder / "kept", dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""The faults of a SQLite file: a writer that is not ours, a disk without room, deaths in the middle of a commit."""
+"""Faults of a SQLite file: a foreign writer, a full disk, and processes that die during a commit."""
 
 import asyncio
 import os
@@ -12,19 +12,19 @@ from tenure.testing.chaos.faults import Fault, Field, stop_writer
 from tenure.testing.chaos.ground import SQLiteGround
 
 HELD = (1.0, 9.0)
-"""Seconds that a foreign writer holds the file; a connection of ours gives up waiting after five."""
+"""Seconds for which a foreign writer holds the file. Tenure's connections give up waiting after five."""
 
 FULL = (1.0, 8.0)
-"""Seconds that the disk is full."""
+"""Seconds for which the disk is full."""
 
 WATCHED = 2000
-"""So often it is looked whether somebody writes, before the deaths come all the same."""
+"""How often the test looks for a writer before it kills the workers anyway."""
 
 _CHUNK = b"\0" * (1 << 20)
 
 
 async def foreign_writer(field: Field) -> bool:
-    """Hold the file by a transaction of a program that knows nothing of our turns."""
+    """Hold the file by a transaction of a program that does not use Tenure's write lock."""
     ground = _ground(field)
     if ground is None or field.is_struck("storage"):
         return False
@@ -60,7 +60,7 @@ async def full_disk(field: Field) -> bool:
 
 
 async def kill_in_commit(field: Field) -> bool:
-    """Kill the workers of all hosts at once, while one of the crew has its turn to write."""
+    """Kill the workers of all hosts at once, while one of the processes holds the write lock."""
     ground = _ground(field)
     hosts = [member for member in field.crew.of("host") if member.pid and not field.is_struck(member.name)]
     if ground is None or not hosts or ground.lock is None:
@@ -90,7 +90,7 @@ SQLITE: dict[str, Fault] = {
     "kill in commit": kill_in_commit,
     "stop writer": stop_writer,
 }
-"""What may be done to a SQLite file, by name."""
+"""Faults of a SQLite file, by name."""
 
 
 def _ground(field: Field) -> SQLiteGround | None:
@@ -108,7 +108,7 @@ def _taken(database: Path) -> sqlite3.Connection | None:
 
 
 def _fill(path: Path) -> None:
-    """Write until nothing more goes in, then byte by byte less."""
+    """Write until the disk is full. Halve the size of a write each time one fails."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = len(_CHUNK)

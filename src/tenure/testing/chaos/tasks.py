@@ -1,4 +1,4 @@
-"""The app that the workers of the chaos load as `tenure.testing.chaos.tasks:app`, and the producers enqueue with."""
+"""The app of a chaos test. Workers load it as `tenure.testing.chaos.tasks:app`; producers enqueue with it."""
 
 import asyncio
 import os
@@ -18,21 +18,21 @@ DIARY_VARIABLE = "TENURE_CHAOS_RUN_DIARY"
 TIMING_VARIABLE = "TENURE_CHAOS_RUN_TIMING"
 
 SLICE = 0.05
-"""Seconds after which a thread looks whether it shall stop."""
+"""Seconds after which the handler's thread checks whether it must stop."""
 
 _clock = SystemClock()
 
 
 class Stumbled(Exception):
-    """What a handler raises on purpose."""
+    """Raised by handlers on purpose."""
 
 
 def make(
     url: str | None, *, timing: Timing, diary: str
 ) -> tuple[Tenure, Task[[float, int], list[int]], Task[[float, int], list[int]]]:
-    """Return the app and its two tasks: a coroutine and a plain function, which do the same."""
+    """Return the app and its two tasks, a coroutine and a plain function with the same behaviour."""
     app = Tenure(url, name="tenure-chaos", timing=timing)
-    # Any number of stalls, for we cause them; failures only as often as a job is told to fail.
+    # Any number of stalls is allowed, because the test causes them. Jobs fail only as often as their arguments say.
     retry, stall = Retry(max_attempts=4, base="200ms", cap="1s"), Stall(max_count=1000)
 
     def said(what: Mark) -> None:
@@ -75,18 +75,18 @@ def make(
 
 
 def spoken(timing: Timing) -> str:
-    """Return a timing as a word for the environment."""
+    """Return a timing as text for an environment variable."""
     return " ".join(str(part.total_seconds()) for part in (timing.lease, timing.sweep, timing.grace))
 
 
 def heard(word: str) -> Timing:
-    """Return the timing that a word in the environment tells."""
+    """Return the timing that `spoken` wrote."""
     lease, sweep, grace = (float(part) for part in word.split())
     return Timing(lease=lease, sweep=sweep, grace=grace)
 
 
 if DIARY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
-    # One of the crew.
+    # This process is a worker of the test.
     holds.obey()
 _timing = heard(os.environ[TIMING_VARIABLE]) if TIMING_VARIABLE in os.environ else Timing()
 app, walk, plod = make(None, timing=_timing, diary=os.environ.get(DIARY_VARIABLE, os.devnull))

@@ -1,6 +1,6 @@
-"""The suite that every storage passes, ours and yours.
+"""The conformance suite, which every storage must pass: the built-in storages and those of other packages.
 
-Subclass it in a test module of your own and give it one fixture, an opened storage that reads the suite's clock:
+To use it, subclass it in a test module and define one fixture, an opened storage that reads the suite's clock:
 
     class TestYourStorage(StorageConformance):
         @pytest.fixture
@@ -10,8 +10,9 @@ Subclass it in a test module of your own and give it one fixture, an opened stor
             yield storage
             await storage.close()
 
-It needs pytest and pytest-asyncio. Register its markers in your configuration: `statement` carries the numbers of the
-statements that a test holds a storage to, `fault` the names of the faults that it shows a storage not to have.
+The suite needs pytest and pytest-asyncio. Register its markers in your configuration. The marker `statement` carries
+the numbers of the statements that a test checks. The marker `fault` carries the names of the faults that a test rules
+out.
 """
 
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""What a claim over many queues promises: whatever may start in any is found, in the order they are named in."""
+"""Conformance tests of claims over many queues: each job that may start is found, in the order of the queues."""
 
 from collections.abc import Awaitable, Callable
 
@@ -32,7 +32,7 @@ from tenure.testing.conformance.material import (
 
 QUEUES = (*(f"queue-{number}" for number in range(39)), r"odd\u0000name")
 HERE = QUEUES[28]
-"""In which queue something is to be found; in the others there is nothing, or nothing yet."""
+"""The queue that has a job to find. The other queues have none, or none that is due."""
 
 SLOW = RateKey("slow", SECOND)
 
@@ -151,7 +151,7 @@ async def _one(storage: Storage, job: NewJob) -> Ref:
 async def _held_up(
     storage: Storage, *, keys: tuple[Key, ...] = (), rates: tuple[RateKey, ...] = ()
 ) -> tuple[Lease, Ref]:
-    """Start a job, and let another find that it may not start beside it."""
+    """Start one job, and check that the other one may not start while it runs. Return the lease and the other job."""
     _, ref = await enqueue(storage, *(new_job(name, queue=HERE, keys=keys, rates=rates) for name in ("one", "other")))
     answer = await order(storage, ALICE, *QUEUES, room=5)
     assert [lease.ref.id for lease in answer.leases] == ["one"]
@@ -177,13 +177,14 @@ WAYS: dict[str, Way] = {
     "its queue was resumed": _its_queue_was_resumed,
     "its task was resumed": _its_task_was_resumed,
 }
-"""Every way in which a job comes to be one that may start."""
+"""Every way in which a job becomes ready to start."""
 
 
 class BreadthConformance(Conformance):
-    """Whatever may start in any of many queues is found, in the order they are named in.
+    """Each job that may start in one of many queues is found, in the order in which the queues are named.
 
-    `one_order`: all queues give in their order; False for a storage of several servers, each of which gives by itself.
+    `one_order`: a claim follows the order of all queues. Set it to False for a storage of several servers, where each
+    server follows the order on its own.
     """
 
     one_order = True
@@ -193,7 +194,7 @@ class BreadthConformance(Conformance):
         self, storage: Storage, clock: ManualClock, way: str
     ) -> None:
         ref = await WAYS[way](storage, clock)
-        # As whoever has no room asks whether there is anything.
+        # A worker without free room asks this way whether there are jobs.
         asked = await order(storage, BOB, *QUEUES, room=0)
         won = await order(storage, BOB, *QUEUES, room=5)
         after = await order(storage, BOB, *QUEUES, room=5)
@@ -229,7 +230,7 @@ class BreadthConformance(Conformance):
         won = await order(storage, BOB, *QUEUES, room=20)
 
         assert ref in [lease.ref for lease in won.leases]
-        # Whoever recovers what has stalled puts back what held the key, too.
+        # A recovery puts back the stalled job that held the key, too.
         assert {lease.ref.queue for lease in won.leases} <= {HERE, QUEUES[6]}
 
     async def test_queues_give_in_the_order_in_which_they_are_named(self, storage: Storage) -> None:
@@ -264,7 +265,7 @@ class BreadthConformance(Conformance):
         assert (await order(storage, ALICE, *QUEUES, room=1)).next_due == 3 * SECOND
         assert (await order(storage, ALICE, *QUEUES[:20], room=1)).next_due == 5 * SECOND
 
-        # An instant that nobody waits for any more is told to nobody.
+        # The instant of a job that was cancelled is not reported.
         await storage.revise([CancelJob(refs[1])])
         assert (await order(storage, ALICE, *QUEUES, room=1)).next_due == 5 * SECOND
 

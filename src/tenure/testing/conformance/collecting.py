@@ -1,4 +1,4 @@
-"""What a job that collects promises: nothing gathered is lost or doubled, each call is answered for, and soon."""
+"""Conformance tests of collecting jobs: no call is lost or doubled, each call gets an answer, and none waits long."""
 
 import pytest
 from msgspec import structs
@@ -53,7 +53,7 @@ FIRST = Ref(QUEUE, "call-0")
 
 
 class CollectConformance(Conformance):
-    """Nothing gathered is lost or doubled, each call is answered for, and none waits long."""
+    """No collected call is lost or doubled, each call gets an answer, and none waits long."""
 
     async def test_calls_gather_in_one_job_in_the_order_they_came(self, storage: Storage, clock: ManualClock) -> None:
         receipts = await storage.enqueue(calls(2)) + await storage.enqueue(calls(5)[2:])
@@ -394,7 +394,7 @@ def calls(
     keys: tuple[Key, ...] = (),
     policy: Policy | None = None,
 ) -> list[NewJob]:
-    """Return so many calls of one key, each with its number for arguments."""
+    """Return calls of one key. Each has its number as its arguments."""
     return [
         new_job(f"call-{number}", merge=key, payload=b"%d" % number, ttl=ttl, keys=keys, policy=policy or Policy())
         for number in range(count)

@@ -1,4 +1,4 @@
-"""What a review found behind the corners: clocks set back, rules against retention, slots left many at a time."""
+"""Regression tests of faults that a review found: clocks set back, rules against retention, keys released in bulk."""
 
 from tenure.clock import SECOND
 from tenure.core.events import EventsTrimmed, JobCompleted
@@ -45,7 +45,7 @@ AGAIN = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(2 * HOUR, 3))
 
 
 class CornersConformance(Conformance):
-    """Each of these went wrong once."""
+    """Each test shows a fault that a storage once had."""
 
     async def test_no_rule_brings_back_what_somebody_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
         for name, outcome in (("raised", RAISED), ("late", TimedOut(ERROR))):
@@ -128,7 +128,7 @@ class CornersConformance(Conformance):
         await storage.exchange(ALICE, [settled(lease) for lease in running])
 
         assert (len(running), parked) == (10, 50)
-        # Ten have been let in for the ten slots, not 1 + 2 + ... + 10.
+        # Ten jobs were released for the ten slots, not 1 + 2 + ... + 10.
         assert (await glance(storage)).parked == 40
 
     async def test_a_sweep_lets_nobody_in_where_somebody_stands_in_line(
@@ -174,7 +174,7 @@ class CornersConformance(Conformance):
     async def test_a_sign_of_life_counts_from_when_it_was_given(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(heartbeat_timeout=10 * SECOND))
         clock.advance(5)
-        # It could not be sent at once, or was sent before and its answer was lost.
+        # The renewal was delayed, or an earlier one was sent and its answer was lost.
         await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, sign=True, silent=4 * SECOND),)))
 
         assert (await record(storage, lease.ref)).progress_until == clock.now() + 6 * SECOND

@@ -1,4 +1,4 @@
-"""What is kept of runs that may go down with their process: where they were, who runs alone next, how workers are."""
+"""Conformance tests of crash records: where a handler was, which job is quarantined next, how a worker is."""
 
 import pytest
 from msgspec import structs
@@ -61,7 +61,7 @@ THERE = 'File "größe.py", line 9, in größe'
 
 
 class CrashesConformance(Conformance):
-    """A run that goes down with its process leaves behind what tells of it."""
+    """A run that goes down with its process leaves behind a record of where it was."""
 
     # ── quarantine ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -88,7 +88,7 @@ class CrashesConformance(Conformance):
         await beat(storage, ALICE, [again], sign=True)
         beaten = await record(storage, again.ref)
         [taken] = await watch(storage, clock, 30)
-        # Whoever was to settle it died, too.
+        # The reaper that was to settle the job died, too.
         [late] = (await storage.reclaim(REAPER.id, BOB)).stalled
 
         assert beaten.quarantined
@@ -305,7 +305,7 @@ class CrashesConformance(Conformance):
     async def test_where_a_handler_is_stands_with_its_run_until_it_is_told_anew(self, storage: Storage) -> None:
         lease = await start(storage)
         before = await trace(storage, lease.ref)
-        # The first beat, the usual one, and one that tells more than the trace.
+        # The first renewal, a usual one, and one that carries more than the trace.
         seen = [
             await traced(storage, LeaseRenewal(lease.ref, lease.fence, trace=HERE)),
             await traced(storage, LeaseRenewal(lease.ref, lease.fence)),
@@ -475,7 +475,7 @@ class CrashesConformance(Conformance):
 
         assert before == ()
         assert [set(told) for told in repeated] == [{"quiet", "stop"}] * 3
-        # The keeper of a worker that hangs hears them, too.
+        # The keeper of a worker that hangs receives the orders, too.
         assert set(unowned.orders or ()) == {"quiet", "stop"}
         assert fewer == last.orders == ("stop",)
         assert await orders(storage) == ()
@@ -500,7 +500,7 @@ class CrashesConformance(Conformance):
 
 
 async def crashed(storage: Storage, job: NewJob | None = None) -> Lease:
-    """Start a job and let its worker die, and a reaper put the job back; return the lease that was lost."""
+    """Start a job, let its worker die, and let a reaper put the job back. Return the lost lease."""
     lease = await start(storage, job)
     for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
         assert await apply(storage, REAPER, stalled(taken)) == "done"
@@ -516,24 +516,24 @@ def put_back(lease: Lease, *, after: int = 0) -> Settlement:
 
 
 async def traced(storage: Storage, renewal: LeaseRenewal) -> str | None:
-    """Renew a lease of Alice's; return where its handler is said to be then."""
+    """Renew a lease of Alice's and return the trace of its handler after that."""
     assert await storage.renew(RenewRequest(ALICE, (renewal,))) == RenewResult()
     return await trace(storage, renewal.ref)
 
 
 async def trace(storage: Storage, ref: Ref) -> str | None:
-    """Return where the handler of a job's latest run is."""
+    """Return the trace of the handler of a job's latest run."""
     return (await look(storage, ref)).runs[-1].trace
 
 
 async def worker(storage: Storage) -> WorkerSurvey:
-    """Return the only worker."""
+    """Return the survey of the only worker."""
     [only] = (await storage.survey()).workers
     return only
 
 
 async def orders(storage: Storage) -> tuple[str, ...]:
-    """Return what Alice is told to do with a beat."""
+    """Return the orders that Alice receives with a renewal."""
     told = (await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))).orders
     assert told is not None
     return told

@@ -1,4 +1,4 @@
-"""What dead letters promise: each is found by what it is, and goes back in line once, with everything begun anew."""
+"""Conformance tests of dead letters: each is found by its fields and is redriven once, with all counters reset."""
 
 from collections.abc import Callable
 
@@ -64,7 +64,7 @@ REASONS: tuple[tuple[Outcome, str], ...] = (
     (Rejected(ERROR), "rejected"),
     (Unreadable(ERROR), "undecodable"),
 )
-"""What a run that failed for good came to, and the reason by which its job is found."""
+"""Final outcomes of a run, each with the reason by which its job is found."""
 
 NO_MATTER_OF_TIME: tuple[Outcome, ...] = (
     Rejected(ERROR),
@@ -73,11 +73,11 @@ NO_MATTER_OF_TIME: tuple[Outcome, ...] = (
     TimedOut(ERROR, final=True),
     Cancelled("enough"),
 )
-"""What no later try would change."""
+"""Outcomes that no later attempt would change."""
 
 
 class DeadLettersConformance(Conformance):
-    """Each is found by what it is, and goes back in line once, with everything begun anew."""
+    """Each dead letter is found by its fields and is redriven once, with all counters reset."""
 
     async def test_dead_letters_are_found_by_their_reason(self, storage: Storage, clock: ManualClock) -> None:
         for outcome, reason in REASONS:
@@ -125,7 +125,7 @@ class DeadLettersConformance(Conformance):
         async def found(after: int | None = None, before: int | None = None) -> set[str]:
             return {job.id[4:] for job in (await storage.find(Query(ended_after=after, ended_before=before))).jobs}
 
-        # The first instant belongs to it, the last one does not.
+        # The range includes its first instant and excludes its last one.
         assert await found(begin + SECOND, begin + 3 * SECOND) == {"1", "2"}
         assert await found(after=begin + 2 * SECOND) == {"2", "3"}
         assert await found(before=begin + SECOND) == {"0"}
@@ -384,7 +384,7 @@ class DeadLettersConformance(Conformance):
         await storage.revise([RedriveJob(lease.ref, "ops")])
         await settle(storage, ALICE, await claim_one(storage), RAISED)
 
-        # The rule's time begins anew, and by hand it is not used up.
+        # The redrive by hand restarts the rule's time and uses up none of its redrives.
         clock.advance(59)
         await sweep_all(storage)
 
@@ -485,7 +485,7 @@ async def exhaust(storage: Storage, clock: ManualClock) -> None:
 
 
 async def lose(storage: Storage, clock: ManualClock, died: bool) -> None:
-    """Let Alice's process die, or fall silent for good."""
+    """Let Alice's process die, or stop renewing for good."""
     if not died:
         await recover(storage, clock)
         return

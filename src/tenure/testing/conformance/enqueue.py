@@ -1,4 +1,4 @@
-"""What `enqueue` promises: each job is remembered once, whole, and in its place."""
+"""Conformance tests of `enqueue`: each job is stored once, completely, and in its place in the queue."""
 
 import pytest
 
@@ -43,7 +43,7 @@ STRANGE_IDS = (
 
 
 class EnqueueConformance(Conformance):
-    """Each job is remembered once, whole, and in its place."""
+    """Each job is stored once, completely, and in its place in the queue."""
 
     async def test_a_job_is_remembered_as_it_was_wished_for(self, storage: Storage, clock: ManualClock) -> None:
         job = NewJob(
@@ -201,7 +201,7 @@ class EnqueueConformance(Conformance):
         clock.advance(59.5)
         await enqueue(storage, new_job("urgent", boost=60 * SECOND))
 
-        # The old one has waited longer than the boost is worth: nothing starves.
+        # The old job has waited longer than the boost is worth, so it comes first and cannot starve.
         assert [lease.ref.id for lease in await claim(storage)] == ["old", "urgent", "middle"]
 
     async def test_a_negative_boost_lets_others_pass(self, storage: Storage, clock: ManualClock) -> None:
@@ -238,7 +238,7 @@ class EnqueueConformance(Conformance):
         clock.advance(1)
         await enqueue(storage, new_job("past", run_at=clock.now() - 3600 * SECOND))
 
-        # A past instant is no priority: it counts from its enqueue.
+        # A `run_at` in the past gives no priority: the job counts from its enqueue time.
         assert [lease.ref.id for lease in await claim(storage)] == ["usual", "past"]
 
     async def test_what_fell_due_earlier_goes_before_what_came_later(

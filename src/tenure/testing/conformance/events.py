@@ -1,4 +1,4 @@
-"""What the event log promises: each move is told once, those on request where they are asked for, and no gap unsaid."""
+"""Conformance tests of the event log: each change is recorded once, some on request, and gaps are reported."""
 
 from collections.abc import Callable
 
@@ -100,13 +100,13 @@ OUTCOMES: tuple[tuple[Outcome, str], ...] = (
     (Interrupted("shutdown"), "released"),
     (Cancelled("enough"), "cancelled"),
 )
-"""Each outcome with the one event that tells of it."""
+"""Each outcome with the one event that reports it."""
 
 LAST_MOVES: tuple[tuple[str, Callable[[Ref], Revision]], ...] = (("cancelled", CancelJob), ("deleted", DeleteJob))
 
 
 class EventsConformance(Conformance):
-    """Each move is told once, those on request where they are asked for, and no gap unsaid."""
+    """Each change is recorded once, optional events on request, and gaps are reported."""
 
     # ── by default ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -373,7 +373,7 @@ class EventsConformance(Conformance):
             await settle(storage, ALICE, lease)
         await storage.revise([DeleteJob(job.ref) for job in new_jobs(2)])
 
-        # It was drained by the end of the second job, and by nothing since.
+        # The end of the second job drained the queue, and later changes did not drain it again.
         assert names(await told(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
 
     async def test_a_queue_is_drained_each_time_anew(self, storage: Storage) -> None:
@@ -485,7 +485,7 @@ class EventsConformance(Conformance):
         (trimmed, event) = missed.events
         rest = await storage.events(missed.next)
 
-        # The cursor behind the last that was forgotten has missed nothing.
+        # A cursor directly behind the last trimmed event has missed nothing.
         assert ids((await storage.events(cursors[2])).events) == ["job-2"]
         assert names((await storage.events(cursors[1])).events) == ["events_trimmed", "completed"]
         assert isinstance(trimmed, EventsTrimmed)
@@ -529,7 +529,7 @@ class EventsConformance(Conformance):
             clock.advance(1)
         lost, new = EventReader("lost", "here"), EventReader("new", "here")
 
-        # Its cursor is of a log that the storage has lost with it, so it says nothing of this one.
+        # Its cursor belongs to a log that the storage has lost. In this log it is not a position.
         page = await storage.events("2", reader=lost)
 
         assert ids(page.events) == ["job-0", "job-1", "job-2"]
@@ -590,7 +590,7 @@ class EventsConformance(Conformance):
 
 
 async def a_whole_life(storage: Storage, clock: ManualClock) -> None:
-    """Let a job be put off, fail, tell how far it is, stall, and complete."""
+    """Let a job be put off, fail, report progress, stall, and complete."""
     await enqueue(storage, new_job(stall=StallTerms(max_stalls=1)))
     await storage.revise([RescheduleJob(new_job().ref, delay=SECOND)])
     clock.advance(1)
@@ -604,7 +604,7 @@ async def a_whole_life(storage: Storage, clock: ManualClock) -> None:
 
 
 async def interwoven(storage: Storage, clock: ManualClock) -> None:
-    """Let two jobs run, and run again, so that their events alternate."""
+    """Let two jobs run twice, so that their events alternate."""
     await storage.tune(THIS_QUEUE, Settings(record=("started",)))
     await enqueue(storage, new_job("a"), new_job("b"))
     for lease in await claim(storage):
@@ -615,17 +615,17 @@ async def interwoven(storage: Storage, clock: ManualClock) -> None:
 
 
 async def announce(storage: Storage, count: int) -> None:
-    """Record so many events, numbered by their reason."""
+    """Record events that are numbered by their reason."""
     for begin in range(0, count, 5000):
         events = tuple(WorkerStopping(owner=BOB.id, reason=str(n)) for n in range(begin, min(begin + 5000, count)))
         await storage.renew(RenewRequest(BOB, events=events))
 
 
 def names(events: tuple[AnyEvent, ...] | list[AnyEvent]) -> list[str]:
-    """Return what the log calls these events; who leads is left out."""
+    """Return the names of these events. Events of leadership are left out."""
     return [name for name in map(name_of, events) if not name.startswith("leadership")]
 
 
 def ids(events: tuple[AnyEvent, ...] | list[AnyEvent]) -> list[str]:
-    """Return the ids of the jobs that events tell of."""
+    """Return the ids of the jobs in these events."""
     return [event.id for event in events if isinstance(event, JobEvent)]

@@ -1,4 +1,4 @@
-"""What `exchange` promises: a settlement counts if its run is the current one, and a job is given to one only."""
+"""Conformance tests of `exchange`: only the current run can settle a job, and each job is claimed by one owner only."""
 
 import asyncio
 
@@ -131,7 +131,7 @@ class ClaimConformance(Conformance):
 
         first = fences[0]
         assert fences == [first, first + 1, first + 2, first + 3]
-        # The wall is an hour ahead by now, and the fence follows it.
+        # The wall clock is an hour ahead now, and the fence follows it.
         assert lease.fence == clock.now() == first + 3600 * SECOND
 
     async def test_a_claim_says_whose_the_job_is_and_until_when(self, storage: Storage, clock: ManualClock) -> None:
@@ -234,7 +234,7 @@ class ClaimConformance(Conformance):
         dated = await start(storage, new_job("dated", deadline=now + 3 * SECOND, timeout=60 * SECOND))
         long = await start(storage, new_job("long", timeout=60 * SECOND))
 
-        # A quarter of the lease, one beat, is left for the worker to say that the time is over.
+        # A quarter of the lease, one renewal interval, is left for the worker to report that the time is over.
         assert timed.job.lease_until == timed.job.run_until == now + 2 * SECOND + LEASE // 4
         assert dated.job.lease_until == dated.job.run_until == now + 3 * SECOND + LEASE // 4
         assert (long.job.lease_until, long.job.run_until) == (now + LEASE, now + 60 * SECOND + LEASE // 4)
@@ -262,7 +262,8 @@ OUTCOMES: tuple[tuple[Outcome, State, str | None, str, str | None], ...] = (
     (Interrupted("unreachable", 2 * SECOND), State.DELAYED, "releases", "released", "unreachable"),
     (Cancelled("enough"), State.CANCELLED, None, "cancelled", "enough"),
 )
-"""Each outcome with the state it leads to, what it is charged to, how the run ended, and the job's reason."""
+"""Each outcome with the resulting state, the counter that it is charged to, the end of the run, and the job's reason.
+"""
 
 
 class SettleConformance(Conformance):
@@ -453,7 +454,7 @@ class SettleConformance(Conformance):
 
         assert [verdict.verdict for verdict in first.verdicts] == ["done"]
         assert [verdict.verdict for verdict in second.verdicts] == ["duplicate"]
-        # The claim whose reply was lost stands: its lease runs out by itself.
+        # The claim stays in force although its reply was lost. Its lease expires by itself.
         assert (len(first.leases), len(second.leases)) == (1, 0)
 
     @pytest.mark.statement(31)
@@ -602,7 +603,7 @@ class SettleConformance(Conformance):
         )
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["done", "done"]
-        # What was just handed back is at the head again.
+        # The job that was just put back is at the front of the queue again.
         assert [lease.ref.id for lease in answer.leases] == ["job-0001", "job-0002"]
         assert answer.left
 
@@ -678,6 +679,6 @@ class SettleConformance(Conformance):
         clock.advance(3600)
         swept = await storage.sweep(bid())
 
-        # What an unsettled run would come to now, and what it would come to then.
+        # First the hour that has passed, then the time in which a later sweep would reclaim an unsettled run.
         assert swept.did.get("suspected", 0) == 0
         assert await watch(storage, clock, 30) == []

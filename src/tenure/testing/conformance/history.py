@@ -1,4 +1,4 @@
-"""The storage is held equal to the model: the same calls, made by dice, get the same answers from both."""
+"""Compares a storage with the model: both get the same random calls and must give the same answers."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
@@ -78,9 +78,10 @@ REAPERS = (REAPER, DEPUTY)
 
 
 class HistoryConformance(Conformance):
-    """A history made by dice, lived by the storage and by the model side by side.
+    """A random history that runs on the storage and on the model side by side.
 
-    `one_log`: what happens in several queues has one order; False for a storage that keeps them on several servers.
+    `one_log`: events of several queues have one order. Set it to False for a storage that keeps queues on several
+    servers.
     """
 
     one_log = True
@@ -95,9 +96,9 @@ class HistoryConformance(Conformance):
 
 
 class History:
-    """Makes calls by dice; each is answered by both, and the answers must agree.
+    """Makes random calls to both the storage and the model, and checks that the answers agree.
 
-    Leases are never forgotten, so that old fences are tried again and again.
+    It keeps all leases, so that it tries old fences again and again.
     """
 
     def __init__(self, storage: Storage, clock: ManualClock, dice: Random, *, one_log: bool) -> None:
@@ -130,7 +131,7 @@ class History:
         await move()
 
     async def compare_all(self) -> None:
-        """Hold all that can be read against the model."""
+        """Compare everything that can be read with the model."""
         mine = {job.ref: job for job in (await self._storage.find(Query(limit=1000))).jobs}
         theirs = {job.ref: job for job in (await self._model.find(Query(limit=1000))).jobs}
         assert mine == theirs, self._trail
@@ -152,11 +153,14 @@ class History:
         self._agree(self._logged(await told(self._storage)), self._logged(await told(self._model)))
 
     def _ordered(self, jobs: Sequence[JobRecord]) -> list[JobRecord]:
-        """Return a listing as it is, or as far as it has an order."""
+        """Return a listing in its order if the storage defines one, else sorted by job."""
         return list(jobs) if self._one_log else sorted(jobs, key=lambda job: job.ref)
 
     def _logged(self, events: Sequence[AnyEvent]) -> list[AnyEvent]:
-        """Return the log as it is, or as far as it has an order: who leads is told by each part of it."""
+        """Return the log in its order if the storage defines one, else by queue.
+
+        Events of leadership are left out in the second case, because each part of the storage records its own.
+        """
         logged = [_unnumbered(event) for event in events]
         if self._one_log:
             return logged
@@ -166,7 +170,7 @@ class History:
         )
 
     async def keeps_its_promises(self) -> None:
-        """Hold each job against what is promised of any job, whatever has happened to it."""
+        """Check each job against the invariants that hold for every job after any history."""
         for job in (await self._storage.find(Query(limit=1000))).jobs:
             detail = (await self._storage.get([job.ref]))[0]
             assert detail is not None

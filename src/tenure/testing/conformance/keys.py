@@ -1,4 +1,4 @@
-"""What a key promises: never more at once than its limit, the next at once, its own order, and nobody else held up."""
+"""Conformance tests of concurrency keys: the limit holds, the next job is released at once, no other job waits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -87,11 +87,11 @@ WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (
     DeleteJob,
     lambda ref: RescheduleJob(ref, delay=60 * SECOND),
 )
-"""Every way in which an operator takes a job out of the line."""
+"""Every way in which an operator takes a job out of the queue."""
 
 
 class KeysConformance(Conformance):
-    """Never more at once than its limit, the next at once, its own order, and nobody else held up."""
+    """A key never exceeds its limit, releases the next job at once in its own order, and delays no other job."""
 
     @pytest.mark.statement(68, 70, 76)
     async def test_no_more_of_a_key_run_than_its_limit_whoever_asks(self, storage: Storage) -> None:
@@ -140,7 +140,7 @@ class KeysConformance(Conformance):
             done = 0
             for _ in range(2000):
                 leases = await claim(storage, owner, room=3)
-                # A set's own methods are atomic, and no settlement has begun yet.
+                # The methods of a set are atomic, and no settlement has begun yet.
                 running.update(lease.ref for lease in leases)
                 most = max(most, len(running))
                 running.difference_update(lease.ref for lease in leases)
@@ -236,7 +236,7 @@ class KeysConformance(Conformance):
         assert await claim(storage, BOB) == []
 
         await settle(storage, ALICE, lease, outcome)
-        # Told twice is told once.
+        # A repeated settlement has no further effect.
         await settle(storage, ALICE, lease, outcome)
 
         assert [leased.ref.id for leased in await claim(storage, BOB)] == ["job-0"]
@@ -297,7 +297,7 @@ class KeysConformance(Conformance):
             clock.advance(1)
             taken = await sweep_all(storage)
 
-            # Out, suspected, or the reaper's: it is active, and so nobody else is.
+            # With its lease expired, as a suspect or as the reaper's, the job stays active. So no other job is.
             assert await claim(storage, BOB) == []
             assert await counted(storage) == {State.ACTIVE: 1, State.WAITING: 2}
 
@@ -399,7 +399,7 @@ class KeysConformance(Conformance):
             parked.append((await glance(storage)).parked)
             if answer.leases:
                 break
-            # Nobody goes to sleep on an empty answer while there is more.
+            # An empty answer says that there is more, so that the caller does not go to sleep.
             assert answer.left
             assert len(parked) < 5
 
@@ -459,7 +459,7 @@ class KeysConformance(Conformance):
         holder = await start(storage, new_job("holder", keys=(scanner,)))
         await enqueue(storage, new_job("both", keys=(PRINTER, scanner)), new_job("printer", keys=(PRINTER,)))
 
-        # It may not hold the one while it waits for the other.
+        # The job may not hold one key while it waits for the other.
         assert [lease.ref.id for lease in await claim(storage)] == ["printer"]
         assert (await record(storage, Ref(QUEUE, "both"))).parked_under == "scanner"
 
@@ -500,7 +500,7 @@ class KeysConformance(Conformance):
         await start(storage, new_job("scanning", keys=(scanner,)))
         await settle(storage, ALICE, printing)
 
-        # The one that needs both was first in line for the printer, but has no scanner.
+        # The job that needs both keys was first in the queue for the printer, but has no scanner.
         assert [lease.ref.id for lease in await claim(storage, room=1)] == ["job-0"]
         assert (await record(storage, Ref(QUEUE, "both"))).parked_under == "scanner"
 
@@ -615,7 +615,7 @@ class KeysConformance(Conformance):
         await settle(storage, ALICE, await start(storage, new_job("wide", keys=(Key("printer", 5),))))
         await storage.revise([RedriveJob(Ref(QUEUE, name)) for name in ("job-0", "job-1")])
 
-        # The limit of five went with the last job that named the key.
+        # The limit of five ended with the last job that named the key.
         assert [lease.ref.id for lease in await claim(storage)] == ["job-0"]
 
     async def test_a_redriven_job_takes_its_slot_like_any_other(self, storage: Storage) -> None:
@@ -663,7 +663,7 @@ class KeysConformance(Conformance):
 
 
 class Walk:
-    """Moves jobs of three keys about by dice; after each step no key has more active jobs than its limit."""
+    """Moves jobs of three keys at random. After each step no key has more active jobs than its limit."""
 
     LIMITS: tuple[Key, ...] = (Key("one"), Key("two", 2), Key("three", 3))
     WORKERS = (ALICE, BOB)
@@ -676,13 +676,13 @@ class Walk:
         self._made = 0
 
     async def step(self) -> None:
-        """Do one thing, and look at who holds what."""
+        """Do one step, and check which jobs hold which keys."""
         moves = (self._enqueue, self._claim, self._claim, self._settle, self._settle, self._kill, self._revise)
         await self._dice.choice((*moves, self._wait))()
         await self._look()
 
     async def come_to_rest(self) -> None:
-        """Do all that is left; whenever somebody waits for a key, the key is fully in use."""
+        """Finish all remaining jobs. While a job waits for a key, all slots of the key must be in use."""
         for owner in self.WORKERS:
             await self._recover(owner)
         self._held.clear()
@@ -703,7 +703,7 @@ class Walk:
 
         assert (living, glanced.parked) == ([], 0)
 
-        # All of it is over, so the keys are as if nobody had ever named them.
+        # All jobs are over, so the keys are as if no job had ever named them.
         await enqueue(
             self._storage, *(new_job(f"{key.name}-{n}", keys=(key,)) for key in self.LIMITS for n in range(5))
         )
@@ -711,7 +711,7 @@ class Walk:
         assert len(await claim(self._storage)) == sum(key.limit for key in self.LIMITS)
 
     async def _look(self) -> list[tuple[Key, int, int]]:
-        """Return each key with the number of its jobs that are parked under it and that are active."""
+        """Return the number of parked and of active jobs for each key."""
         found = (await self._storage.find(Query(states=(State.WAITING, State.ACTIVE), limit=10_000))).jobs
         seen: list[tuple[Key, int, int]] = []
         for key in self.LIMITS:
@@ -754,7 +754,7 @@ class Walk:
         if self._dice.random() < 0.3:
             owner = self._dice.choice(self.WORKERS)
             await self._recover(owner)
-            # Half of the dead come back and settle late, under fences of old.
+            # Half of the dead workers come back and settle late, under old fences.
             self._held = [(one, lease) for one, lease in self._held if one != owner or self._dice.random() < 0.5]
 
     async def _recover(self, dead: Owner) -> None:
@@ -781,5 +781,5 @@ class Walk:
 
 
 def keyed(count: int, key: Key = PRINTER, *, prefix: str = "job", queue: str = QUEUE) -> list[NewJob]:
-    """Return wishes for so many jobs that share a key."""
+    """Return jobs that share a key."""
     return [new_job(f"{prefix}-{number}", keys=(key,), queue=queue, policy=PLAIN) for number in range(count)]

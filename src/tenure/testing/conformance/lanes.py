@@ -1,4 +1,4 @@
-"""Numbered claims: a number claims once, and a claim whose answer was lost is handed back uncharged."""
+"""Conformance tests of numbered claims: a number claims once, and a claim whose answer was lost is put back."""
 
 from collections.abc import Sequence
 
@@ -43,18 +43,18 @@ async def call(
     settlements: Sequence[Settlement] = (),
     queues: tuple[str, ...] = (QUEUE,),
 ) -> ExchangeResult:
-    """Make a numbered call; all earlier ones were answered unless it is said how far that goes."""
+    """Make a numbered call. Unless `answered` is given, the call acknowledges all earlier ones."""
     place = Lane(lane, number, number - 1 if answered is None else answered)
     return await storage.exchange(owner, settlements, ClaimRequest(queues, room, place))
 
 
 def ids(leases: Sequence[Lease]) -> list[str]:
-    """Return the ids of the jobs of leases."""
+    """Return the ids of the leased jobs."""
     return [lease.ref.id for lease in leases]
 
 
 class LanesConformance(Conformance):
-    """A numbered call is carried out once; a claim whose answer was lost is handed back uncharged."""
+    """A numbered call is carried out once. A claim whose answer was lost is put back uncharged."""
 
     async def test_a_call_that_arrives_twice_claims_once(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
@@ -131,7 +131,7 @@ class LanesConformance(Conformance):
         assert [(event.id, event.run, event.reason, event.delay) for event in events] == [
             (name, 1, "prefetch", 0.0) for name in ids(lost)
         ]
-        # They have kept their places in the line.
+        # The jobs have kept their places in the queue.
         assert ids((await call(storage, 1, owner=BOB, room=3)).leases) == [*ids(lost), "job-0003"]
 
     async def test_the_call_that_hands_back_may_claim_the_same_again(self, storage: Storage) -> None:
@@ -207,7 +207,7 @@ class LanesConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         await call(storage, 1)
         [won] = (await call(storage, 2, answered=0)).leases
-        # It was sent when the first call was over and the second had not begun.
+        # The renewal was sent when the first call was over and before the second began.
         await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 2, 0),)))
 
         assert (await record(storage, won.ref)).fence == won.fence
@@ -215,13 +215,14 @@ class LanesConformance(Conformance):
     async def test_after_a_beat_has_said_that_a_call_is_over_it_claims_nothing(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         await call(storage, 1)
-        # The second call was lost on its way there, as far as anybody knows.
+        # As far as the worker knows, the second call was lost on its way to the storage.
         await storage.renew(RenewRequest(ALICE, lanes=(Lane(0, 3, 1),)))
 
         late = await call(storage, 2)
         following = await call(storage, 3, answered=1)
         assert ids(following.leases) == ["job-0001"]
-        # Where a storage keeps no number of a call that was never made, the next one hands back what that claimed.
+        # If a storage keeps no number for a call that it never received, the next call puts back what the late call
+        # claimed.
         assert late.leases == () or (await record(storage, late.leases[0].ref)).releases == 1
 
     async def test_a_lost_claim_of_a_job_that_was_asked_to_stop_ends_it(self, storage: Storage) -> None:
@@ -270,7 +271,7 @@ class LanesConformance(Conformance):
         job = await record(storage, lost.ref)
 
         assert (lost.run, job.state, job.starts, job.releases) == (2, State.WAITING, 2, 2)
-        # It is neither counted among the put-backs that may loop, nor does it end their row.
+        # This put-back does not count among those that may loop, and does not end a series of them.
         assert job.put_back_used
 
     async def test_a_storage_that_knows_nothing_of_a_lane_takes_its_word(self, storage: Storage) -> None:

@@ -1,15 +1,17 @@
-"""Hypothesis drives a storage and the model with the same calls, under one clock, and compares all that can be seen.
+"""A Hypothesis state machine that makes the same calls to a storage and to the model, and compares all answers.
 
     from tenure.testing.conformance.machine import equals_the_model
 
     def test_your_storage_equals_the_model() -> None:
         equals_the_model(lambda clock: YourStorage(clock=clock))
 
-Each example asks for a new storage, empty, that reads the clock it is given. Every answer must be the model's; so must,
-after every step, every record with its runs and log lines, the survey, the listing, and what the event log has told
-since. Leases are never forgotten: old fences and former owners are replayed on purpose. Cursors alone are opaque.
+Each example asks for a new, empty storage that reads the given clock. Every answer must equal the model's answer. After
+every step, these must be equal too: all records with their runs and log lines, the survey, the listing, and the events
+recorded since the last step. The machine keeps all leases, so that it can replay old fences and former owners. Only
+cursors are not compared.
 
-It needs Hypothesis, and no other part of the package does. `settings` say how long it looks; what it finds it shrinks.
+This module is the only one in the package that needs Hypothesis. `settings` control how long Hypothesis searches.
+Hypothesis shrinks each failure that it finds.
 """
 
 import asyncio
@@ -113,7 +115,7 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 
 Make = Callable[[ManualClock], Storage]
-"""What makes a new, empty storage that reads this clock."""
+"""Creates a new, empty storage that reads the given clock."""
 
 QUEUES = ("a", "ü:/.")
 TASKS = ("t", "u")
@@ -121,7 +123,7 @@ OWNERS = tuple(Owner(f"{number:016x}", f"w{number}", "h", number) for number in 
 ERROR = RecordedError("ValueError", "no ☃", "trace")
 DAY = 86_400 * SECOND
 
-# ── what the calls are made of ────────────────────────────────────────────────────────────────────────────────────────
+# ── strategies for the parts of calls ─────────────────────────────────────────────────────────────────────────────────
 
 queues = st.sampled_from(QUEUES)
 tasks = st.sampled_from(TASKS)
@@ -131,7 +133,7 @@ perhaps = st.sampled_from((None, None, None, None, None, None, 30 * SECOND, 6 * 
 
 @dataclass(frozen=True)
 class Moment:
-    """When a call is made: seconds after the last one, or at an instant that is due, or just before or after."""
+    """When a call is made: some seconds after the last call, or within a microsecond of an instant that is due."""
 
     seconds: float = 0.0
     due: int | None = None
@@ -148,7 +150,7 @@ moments = st.one_of(
 )
 rests = st.builds(Moment, st.sampled_from((4, 4, 25, 25, 61, -40, 8 * 86_400))) | instants
 places = st.integers(0, 15)
-"""Which job is meant: by turns one that is active, is over, waits, or is not there."""
+"""Selects a job. Four kinds alternate: active, over, in the queue, and not existing."""
 
 
 keys = st.sampled_from(
@@ -240,7 +242,7 @@ jobs = st.builds(
     schedule=st.sampled_from((None, "s")),
     parent=st.sampled_from((None, "p")),
 )
-"""Wishes. An id is the next new one unless it is named; `run_at` and `deadline` count from now."""
+"""New jobs. An empty id stands for the next new id. `run_at` and `deadline` are relative to now."""
 
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Returned, st.builds(bytes, st.sampled_from((2, 2, 5000)))),
@@ -255,7 +257,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
 )
 
 LANE_KEPT = 100 * SECOND
-"""For how long a lane is not forgotten by any storage."""
+"""How long every storage remembers a lane."""
 
 orders = st.builds(
     ClaimRequest,
@@ -267,7 +269,7 @@ orders = st.builds(
 
 @dataclass(frozen=True)
 class Numbered:
-    """How a call is numbered: in which lane, and as what. Of those that were `lost` the answer is not acknowledged."""
+    """How a call is numbered: its lane and its kind. The answer of a `lost` call is not acknowledged."""
 
     lane: int
     kind: str
@@ -287,7 +289,7 @@ log_lines = st.sampled_from(
 
 @dataclass(frozen=True)
 class Sign:
-    """What one renewal tells, whichever lease it is for."""
+    """The content of one renewal, apart from the lease that it renews."""
 
     sign: bool
     extend: bool
@@ -298,7 +300,7 @@ class Sign:
     note: str | None
     log: tuple[NewLogLine, ...]
     times: int
-    """How often each line is told; a log keeps a thousand."""
+    """How often each log line is repeated. A log keeps a thousand lines."""
 
     trace: str | None
 
@@ -363,7 +365,7 @@ revisions: st.SearchStrategy[Revision] = st.one_of(
     ),
     st.builds(RetainJob, nobody, st.sampled_from((0, SECOND, DAY))),
 )
-"""What to do; to whom is said beside it. `ended` counts from the end that the job came to."""
+"""Revisions without the job that they change. `ended` is relative to the end of the job."""
 
 changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(
@@ -390,7 +392,7 @@ changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(PauseSchedule, st.sampled_from(("s", "none")), st.booleans(), st.sampled_from((None, SECOND))),
     st.builds(RemoveSchedule, st.sampled_from(("ü", "none"))),
 )
-"""Changes of schedules. Instants count from now; a tick's `expected` from the last one that there was."""
+"""Changes of schedules. Instants are relative to now; the `expected` of a tick is relative to the last tick."""
 
 on_request: tuple[OnRequest, ...] = get_args(OnRequest)
 keeps = st.sampled_from((None, KeepRule(0), KeepRule(2 * SECOND), KeepRule(DAY, 0), KeepRule(DAY, 1), KeepRule(DAY, 2)))
@@ -440,13 +442,13 @@ queries = st.builds(
     merge=st.sampled_from((None, None, None, "unique:m", "debounce:m", "collect:m")),
     limit=st.sampled_from((1, 2, 50)),
 )
-"""What to list; `ended_after` and `ended_before` count from now."""
+"""Listing queries. `ended_after` and `ended_before` are relative to now."""
 
 
 class StorageMachine(RuleBasedStateMachine):
-    """A storage beside the model. `won`: leases to be settled. `kept`: every lease there ever was, stale before long.
+    """Compares a storage with the model. Bundle `won`: leases to settle. Bundle `kept`: all leases, most of them stale.
 
-    Use `equals_the_model`, or derive from it where your storage can do more.
+    Call `equals_the_model`, or derive from this class if your storage has more to test.
     """
 
     won: Bundle[Lease] = Bundle("won")
@@ -461,13 +463,13 @@ class StorageMachine(RuleBasedStateMachine):
         self.leases: list[Lease] = []
         self.terms: list[Term] = []
         self.lanes: dict[tuple[str, int], tuple[Lane, int]] = {}
-        """The latest call of each owner and lane, and when that was made."""
+        """The latest call of each owner and lane, and when it was made."""
 
         self.ends: set[int] = set()
-        """When terms and windows run out, and schedules have ticks."""
+        """When terms and windows end, and when schedules tick."""
 
         self.cursors: list[tuple[str, str]] = []
-        """Where the event log was read to: the model's word for it, and the storage's."""
+        """Positions in the event log, each as a pair: the model's cursor and the storage's cursor."""
 
         self._loop = asyncio.new_event_loop()
         self.storage = make(self.clock)
@@ -475,7 +477,7 @@ class StorageMachine(RuleBasedStateMachine):
         self._keep_cursor(self.model.events(None, 1), self._run(self.storage.events(limit=1)))
 
     def teardown(self) -> None:
-        """Ask the storage whether it is sound, and close it."""
+        """Check that the storage is consistent, and close it."""
         try:
             findings = self._run(self.storage.examine())
             assert not [finding for finding in findings if finding.level == "error"]
@@ -484,7 +486,7 @@ class StorageMachine(RuleBasedStateMachine):
             self._run(self._loop.shutdown_default_executor())
             self._loop.close()
 
-    # ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── enqueue, claim, settle, renew, sweep ──────────────────────────────────────────────────────────────────────
 
     @initialize(
         targets=(won, kept),
@@ -496,7 +498,7 @@ class StorageMachine(RuleBasedStateMachine):
     def begin(
         self, wishes: Sequence[NewJob], by: Owner, order: ClaimRequest, ends: Sequence[Outcome]
     ) -> MultipleResults[Lease]:
-        """Begin with jobs, some claimed and some of those settled: whatever rules Hypothesis is about to do without."""
+        """Begin with jobs, some of them claimed and some of those settled, so that each example has them."""
         self._enqueue(wishes)
         self._exchange(by, [], order)
         settled = list(zip(self.leases, ends, strict=False))
@@ -505,13 +507,13 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(when=moments, wishes=st.lists(jobs, min_size=1, max_size=4))
     def enqueue(self, when: Moment, wishes: Sequence[NewJob]) -> None:
-        """Enqueue, perhaps what is there already."""
+        """Enqueue jobs, perhaps some that exist already."""
         self._wait(when)
         self._enqueue(wishes)
 
     @rule(targets=(won, kept), when=moments, by=owners, order=orders, how=numbered)
     def claim(self, when: Moment, by: Owner, order: ClaimRequest, how: Numbered | None) -> MultipleResults[Lease]:
-        """Claim and settle nothing."""
+        """Claim jobs without settling any."""
         self._wait(when)
         return self._exchange(by, [], self._numbered(by, order, how))
 
@@ -533,7 +535,7 @@ class StorageMachine(RuleBasedStateMachine):
         order: ClaimRequest | None,
         how: Numbered | None,
     ) -> MultipleResults[Lease]:
-        """Settle a lease as its owner, with others that may be anybody's, and perhaps claim in the same call."""
+        """Settle a lease as its owner, together with leases of any owner, and perhaps claim in the same call."""
         self._wait(when)
         by = _owner(lease)
         return self._exchange(by, [(lease, outcome), *others], order and self._numbered(by, order, how))
@@ -549,7 +551,7 @@ class StorageMachine(RuleBasedStateMachine):
     def replay(
         self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, order: ClaimRequest | None
     ) -> MultipleResults[Lease]:
-        """Settle what was settled, reclaimed, redriven or deleted before: as the owner of old, or as another."""
+        """Settle a lease that was settled, reclaimed, redriven or deleted before, as its former or as another owner."""
         return self._exchange(by or _owner(lease), [(lease, outcome)] * (1 + twice), order)
 
     @rule(
@@ -576,9 +578,10 @@ class StorageMachine(RuleBasedStateMachine):
         last: bool,
         over: bool,
     ) -> MultipleResults[Lease]:
-        """Beat for all that an owner holds, and for leases of old, be they its own or another's.
+        """Renew all leases of an owner, and some old leases of this or another owner.
 
-        `late`: a sweep comes first, so that it may be a suspect that beats. `over`: its calls are over.
+        `late`: a sweep runs first, so that the renewed job may be a suspect. `over`: the owner's numbered calls are
+        over.
         """
         leases: Sequence[Lease] = ()
         if late is not None:
@@ -616,9 +619,9 @@ class StorageMachine(RuleBasedStateMachine):
         dead: Owner | None,
         resigns: int | None,
     ) -> MultipleResults[Lease]:
-        """Sweep, elected or not, and perhaps again after a while; reclaim what somebody held who is known to be dead.
+        """Sweep, with or without election, perhaps several times, and reclaim the leases of a dead owner.
 
-        What is reclaimed is to be settled. The sweeper may resign, be it from a term that is long over.
+        The reclaimed leases are to be settled. The sweeper may resign, even from a term that ended long ago.
         """
         leases: list[Lease] = []
         for when in (first, *then):
@@ -633,25 +636,25 @@ class StorageMachine(RuleBasedStateMachine):
             self._run(self.storage.resign(given_up))
         return self._won(leases)
 
-    # ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────
+    # ── operator commands ─────────────────────────────────────────────────────────────────────────────────────────
 
     @rule(when=moments, asked=st.lists(st.tuples(places, revisions), min_size=1, max_size=4))
     def revise(self, when: Moment, asked: Sequence[tuple[int, Revision]]) -> None:
-        """Cancel, redrive, delete, reschedule, retain: whatever stands there."""
+        """Cancel, redrive, delete, reschedule or retain jobs in any state."""
         self._wait(when)
         changes = [self._meant(revision, self._ref(place)) for place, revision in asked]
         self._same(self.model.revise(changes), self.storage.revise(changes))
 
     @rule(when=moments, asked=st.lists(changes, min_size=1, max_size=3))
     def plan(self, when: Moment, asked: Sequence[Change]) -> None:
-        """Put, pause and remove schedules, and move them on."""
+        """Put, pause, tick and remove schedules."""
         self._wait(when)
         told = [self._told(change) for change in asked]
         self._same(self.model.plan(told), self.storage.plan(told))
 
     @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=bys)
     def tune(self, tunings: Sequence[tuple[Target, Settings]], by: str | None) -> None:
-        """Pause, resume, set terms, retention, and what is recorded."""
+        """Pause and resume; set stall terms, retention, and which events are recorded."""
         for target, told in tunings:
             self._same(self.model.tune(target, told, by), self.storage.tune(target, told, by=by))
 
@@ -676,7 +679,7 @@ class StorageMachine(RuleBasedStateMachine):
         reader: EventReader,
         handled: int | str | None,
     ) -> None:
-        """Survey queues by name, turn all pages of a listing, and read events: anybody's, and a named reader's."""
+        """Survey queues by name, read all pages of a listing, and read events with and without a named reader."""
         self._same(self.model.survey(names), self.storage.survey(names))
         self._list(query)
         mine, its = (None, None) if back is None else self.cursors[-1 - back % len(self.cursors)]
@@ -693,33 +696,33 @@ class StorageMachine(RuleBasedStateMachine):
             self.model.events(mine, limit, reader), self._run(self.storage.events(its, limit=limit, reader=reader))
         )
 
-    # ── after every step ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── checks after every step ───────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def every_record_run_and_log_line_is_the_same(self) -> None:
-        """The model's records, runs and log lines are the storage's."""
+        """The storage has the model's records, runs and log lines."""
         refs = [*self.refs, Ref("none", "j0")]
         self._same(self.model.get(refs), self.storage.get(refs))
 
     @invariant()
     def the_survey_is_the_same(self) -> None:
-        """Counters count what there is."""
+        """The storage has the model's counters."""
         self._same(self.model.survey(), self.storage.survey())
 
     @invariant()
     def the_listing_is_the_same(self) -> None:
-        """Nothing is listed in another order, or twice, or not at all."""
+        """The storage lists the same jobs in the same order."""
         whole = Query(limit=1000)
         mine, its = self.model.find(whole), self._run(self.storage.find(whole))
         assert (its.jobs, its.next) == (mine.jobs, None)
 
     @invariant()
     def the_same_was_told(self) -> None:
-        """What the event log has told since the last step is what the model's has."""
+        """The storage has recorded the same events as the model since the last step."""
         mine, its = self.cursors[-1]
         self._read(self.model.events(mine, 1000), self._run(self.storage.events(its, limit=1000)))
 
-    # ── what all of it rests on ───────────────────────────────────────────────────────────────────────────────────
+    # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(call)
@@ -834,12 +837,12 @@ class StorageMachine(RuleBasedStateMachine):
         return self._won(answer.leases)
 
     def _numbered(self, by: Owner, order: ClaimRequest, how: Numbered | None) -> ClaimRequest:
-        """Return an order with the next number of its lane, or the last one again."""
+        """Return a claim request with the next number of its lane, or with the last number again."""
         if how is None:
             return order
         known = self.lanes.get((by.id, how.lane))
         if known is None or self.clock.now() - known[1] > LANE_KEPT:
-            # Some storages have forgotten it by now, and others have not.
+            # From here on some storages have forgotten the lane, and others have not.
             number = 1 if known is None else known[0].number + 1
             lane = Lane(how.lane, number, number - 1)
         elif how.kind == "again":
@@ -851,7 +854,7 @@ class StorageMachine(RuleBasedStateMachine):
         return structs.replace(order, lane=lane)
 
     def _over(self, by: Owner) -> tuple[Lane, ...]:
-        """Return an owner's lanes as a beat has them whose last calls were lost: they are unanswered from then on."""
+        """Return an owner's lanes as a renewal reports them after their last calls were lost: as unanswered."""
         return tuple(
             Lane(lane.id, lane.number + 1, lane.answered)
             for (owner, _), (lane, at) in self.lanes.items()
@@ -878,7 +881,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 def equals_the_model(make: Make, settings: HypothesisSettings | None = None) -> None:
-    """Hold the storages that `make` makes equal to the model; how long to look is up to the settings."""
+    """Check that the storages that `make` creates equal the model. The settings say how long Hypothesis searches."""
 
     def machine() -> StorageMachine:
         return StorageMachine(make)
@@ -897,7 +900,7 @@ def _bare(event: AnyEvent) -> AnyEvent:
 
 
 def _instants(job: JobRecord) -> Iterator[int]:
-    """Yield every instant at which something about a job changes."""
+    """Yield every instant at which a job changes by time alone."""
     match job.state:
         case State.ACTIVE:
             found = (job.suspect_until or job.lease_until, job.progress_until)

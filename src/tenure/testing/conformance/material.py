@@ -1,4 +1,4 @@
-"""What the tests of a storage are made of: jobs, owners, outcomes, and the few moves that most of them begin with."""
+"""Helpers for the tests of a storage: sample jobs, owners and outcomes, and the steps with which most tests begin."""
 
 from collections.abc import Iterable, Sequence
 from random import Random
@@ -58,19 +58,19 @@ ERROR = RecordedError("ValueError", "no good", "Traceback (most recent call last
 RAISED = Raised(ERROR)
 
 ONCE = Policy(retry=Backoff(max_attempts=1))
-"""One attempt: the first failure is the last."""
+"""Policy with one attempt: the first failure is final."""
 
 PLAIN = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=1 * SECOND, jitter=0.0))
-"""Three attempts, a second between them, no chance involved."""
+"""Policy with three attempts, one second apart, without jitter."""
 
 
 @pytest.mark.asyncio
 class Conformance:
-    """What all parts of the suite share: the clock that the storage under test reads."""
+    """Base class of all parts of the suite: it defines the clock that the storage under test reads."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        """A clock that only the test moves."""
+        """Return a clock that moves only when the test moves it."""
         return ManualClock()
 
 
@@ -100,7 +100,7 @@ def new_job(
     policy: Policy = PLAIN,
     schedule: str | None = None,
 ) -> NewJob:
-    """Return a wish for a job; all durations in microseconds."""
+    """Return a new job. All durations are in microseconds."""
     return NewJob(
         queue=queue,
         id=id,
@@ -129,45 +129,45 @@ def new_job(
 
 
 def new_jobs(count: int, *, queue: str = QUEUE) -> list[NewJob]:
-    """Return wishes for so many jobs."""
+    """Return `count` new jobs."""
     return [new_job(f"job-{number:04}", queue=queue) for number in range(count)]
 
 
 def settled(lease: Lease, outcome: Outcome = RETURNED) -> Settlement:
-    """Return the settlement that the core makes of an outcome."""
+    """Return the settlement that the core derives from an outcome."""
     return settlement(lease, outcome, Random(7), took=0.5)
 
 
 def stalled(lease: StalledLease) -> Settlement:
-    """Return the settlement that a reaper makes of a lease that it took."""
+    """Return the settlement that a reaper derives from a lease that it reclaimed."""
     outcome = Stalled(lease.reason, silent_for=lease.silent_for, owner=lease.owner)
     return settlement(lease.lease, outcome, Random(7))
 
 
 def bid(owner: Owner = REAPER, *, term: int | None = None) -> SweepRequest:
-    """Return a request to sweep with the usual durations, without election unless a term is given."""
+    """Return a sweep request with the default durations. Without `term` it takes no part in leader election."""
     return SweepRequest(owner, term=term)
 
 
 async def enqueue(storage: Storage, *jobs: NewJob) -> list[Ref]:
-    """Enqueue jobs that must all be new."""
+    """Enqueue jobs and check that each one is new."""
     receipts = await storage.enqueue(jobs)
     assert [receipt.made for receipt in receipts] == ["created"] * len(jobs)
     return [receipt.ref for receipt in receipts]
 
 
 async def order(storage: Storage, owner: Owner, *queues: str, room: int) -> ExchangeResult:
-    """Claim and return the whole answer."""
+    """Claim jobs and return the whole answer."""
     return await storage.exchange(owner, order=ClaimRequest(queues or (QUEUE,), room))
 
 
 async def claim(storage: Storage, owner: Owner = ALICE, *, room: int = 128, queue: str = QUEUE) -> list[Lease]:
-    """Claim up to so many jobs of a queue."""
+    """Claim up to `room` jobs of a queue."""
     return list((await order(storage, owner, queue, room=room)).leases)
 
 
 async def claim_one(storage: Storage, owner: Owner = ALICE, *, queue: str = QUEUE) -> Lease:
-    """Claim the next job of a queue; there must be one."""
+    """Claim the next job of a queue and check that there is one."""
     leases = await claim(storage, owner, room=1, queue=queue)
     assert len(leases) == 1
     return leases[0]
@@ -183,12 +183,12 @@ async def start(storage: Storage, job: NewJob | None = None, owner: Owner = ALIC
 
 
 async def settle(storage: Storage, owner: Owner, lease: Lease, outcome: Outcome = RETURNED) -> SettleVerdict:
-    """Settle one lease and return what became of it."""
+    """Settle one lease and return the verdict."""
     return await apply(storage, owner, settled(lease, outcome))
 
 
 async def apply(storage: Storage, owner: Owner, asked: Settlement) -> SettleVerdict:
-    """Send one settlement and return what became of it."""
+    """Send one settlement and return the verdict."""
     verdicts = (await storage.exchange(owner, [asked])).verdicts
     assert [(verdict.ref, verdict.fence) for verdict in verdicts] == [(asked.ref, asked.fence)]
     return verdicts[0].verdict
@@ -214,10 +214,10 @@ async def watch(
     exclusive: bool = False,
     settling: bool = False,
 ) -> list[StalledLease]:
-    """Let so many seconds pass as they pass in production, and return the leases that were reclaimed.
+    """Let `seconds` pass as they do in production, and return the leases that were reclaimed.
 
-    A reaper sweeps now and each two seconds, and settles what it took if `settling`; the leases in `beating` are
-    renewed now and each five seconds.
+    A reaper sweeps at the start and then every two seconds. If `settling`, it also settles the leases that it reclaims.
+    The leases in `beating` are renewed at the start and then every five seconds.
     """
     reclaimed: list[StalledLease] = []
     for second in range(seconds + 1):
@@ -235,7 +235,7 @@ async def watch(
 
 
 async def sweep_all(storage: Storage, reaper: Owner = REAPER) -> list[StalledLease]:
-    """Sweep until there is no more to do, and return the leases that were reclaimed."""
+    """Sweep until the storage reports that nothing is left to do, and return the leases that were reclaimed."""
     reclaimed: list[StalledLease] = []
     for _ in range(100):
         swept = await storage.sweep(bid(reaper))
@@ -248,39 +248,39 @@ async def sweep_all(storage: Storage, reaper: Owner = REAPER) -> list[StalledLea
 async def recover(
     storage: Storage, clock: ManualClock, *, reaper: Owner = REAPER, seconds: int = 26
 ) -> list[StalledLease]:
-    """Let the silent run into their end and be settled as stalled; return what was reclaimed."""
+    """Let the leases that are not renewed expire, and settle them as stalled. Return the leases that were reclaimed."""
     return await watch(storage, clock, seconds, reaper=reaper, settling=True)
 
 
 async def look(storage: Storage, ref: Ref) -> JobDetail:
-    """Return a job that must be known, with its runs and log."""
+    """Return a job that must exist, with its runs and log."""
     found = (await storage.get([ref]))[0]
     assert found is not None
     return found
 
 
 async def record(storage: Storage, ref: Ref) -> JobRecord:
-    """Return the record of a job that must be known."""
+    """Return the record of a job that must exist."""
     return (await look(storage, ref)).job
 
 
 async def states(storage: Storage, *queues: str) -> dict[str, State]:
-    """Return where each job stands, by its id."""
+    """Return the state of each job by the job's id."""
     return {job.id: job.state for job in (await storage.find(Query(queues=queues or (QUEUE,), limit=10_000))).jobs}
 
 
 async def glance(storage: Storage, queue: str = QUEUE) -> QueueSurvey:
-    """Return what a survey says of one queue."""
+    """Return the survey of one queue."""
     return (await storage.survey([queue])).queues[0]
 
 
 async def counted(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
-    """Return how many jobs of a queue stand in each state, the states without any left out."""
+    """Return how many jobs of a queue are in each state. States without jobs are left out."""
     return {state: count for state, count in (await glance(storage, queue)).counts.items() if count}
 
 
 async def told(storage: Storage) -> list[AnyEvent]:
-    """Return every event since the storage was made."""
+    """Return all events since the storage was created."""
     events: list[AnyEvent] = []
     cursor: str | None = None
     while True:
@@ -292,5 +292,5 @@ async def told(storage: Storage) -> list[AnyEvent]:
 
 
 async def told_of(storage: Storage, kind: type[E]) -> list[E]:
-    """Return every event of one class since the storage was made."""
+    """Return all events of one class since the storage was created."""
     return [event for event in await told(storage) if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""What keys of calls promise: one job of a key while it says so, put off or throttled; no key outlives its job."""
+"""Conformance tests of unique, debounce and throttle keys: one job of a key at a time; no key outlives its job."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -76,23 +76,23 @@ THROTTLE = ThrottleKey("mail", 2, 60 * SECOND)
 A, B, C = (Ref(QUEUE, name) for name in ("first", "second", "third"))
 
 Stand = Callable[[Storage, ManualClock, NewJob], Awaitable[None]]
-"""Enqueues a job and brings it to where it shall stand."""
+"""Enqueues a job and brings it into a state."""
 
 
 async def waiting(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It stands in line."""
+    """The job waits in its queue."""
     await enqueue(storage, job)
 
 
 async def delayed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It is not due yet."""
+    """The job is not due yet."""
     await enqueue(storage, job)
     await storage.revise([RescheduleJob(job.ref, delay=3600 * SECOND)])
     assert (await record(storage, job.ref)).state is State.DELAYED
 
 
 async def parked(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """Its task is paused."""
+    """The job's task is paused."""
     await storage.tune(Target("task", job.task), Settings(paused=True))
     await enqueue(storage, job)
     assert await claim(storage) == []
@@ -100,12 +100,12 @@ async def parked(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 
 
 async def active(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It runs."""
+    """The job runs."""
     await start(storage, job)
 
 
 async def suspect(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It runs, but its lease is out."""
+    """The job runs, but its lease has expired."""
     await start(storage, job)
     clock.advance(21)
     await sweep_all(storage)
@@ -113,21 +113,21 @@ async def suspect(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 
 
 async def retrying(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It has failed, and is to be tried again."""
+    """The job has failed and will be retried."""
     await settle(storage, ALICE, await start(storage, job), RAISED)
     resting = await record(storage, job.ref)
     assert (resting.state, resting.failures) == (State.DELAYED, 1)
 
 
 async def put_back(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """A worker has handed it back."""
+    """A worker has put the job back."""
     await settle(storage, ALICE, await start(storage, job), Interrupted("shutdown"))
     waiting = await record(storage, job.ref)
     assert (waiting.state, waiting.releases) == (State.WAITING, 1)
 
 
 async def recovered(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """Its worker died."""
+    """The job's worker died."""
     await start(storage, job)
     await recover(storage, clock)
     waiting = await record(storage, job.ref)
@@ -135,19 +135,19 @@ async def recovered(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 
 
 async def completed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It is done."""
+    """The job has completed."""
     await settle(storage, ALICE, await start(storage, job))
     assert (await record(storage, job.ref)).state is State.COMPLETED
 
 
 async def failed(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It is a dead letter."""
+    """The job is a dead letter."""
     await settle(storage, ALICE, await start(storage, job), Rejected(ERROR))
     assert (await record(storage, job.ref)).state is State.FAILED
 
 
 async def exhausted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """Its only attempt has failed, and its redrive rule applies to it."""
+    """The job's only attempt has failed, and its redrive rule applies to it."""
     await settle(storage, ALICE, await start(storage, job), RAISED)
     ended = await record(storage, job.ref)
 
@@ -156,14 +156,14 @@ async def exhausted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 
 
 async def cancelled(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """Somebody has called it off."""
+    """The job was cancelled."""
     await enqueue(storage, job)
     await storage.revise([CancelJob(job.ref)])
     assert (await record(storage, job.ref)).state is State.CANCELLED
 
 
 async def expired(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """It was swept as too old."""
+    """The job was swept as expired."""
     await enqueue(storage, structs.replace(job, ttl=SECOND))
     clock.advance(1)
     await sweep_all(storage)
@@ -171,7 +171,7 @@ async def expired(storage: Storage, clock: ManualClock, job: NewJob) -> None:
 
 
 async def deleted(storage: Storage, clock: ManualClock, job: NewJob) -> None:
-    """Somebody has deleted it."""
+    """The job was deleted."""
     await enqueue(storage, job)
     await storage.revise([DeleteJob(job.ref)])
     assert await storage.get([job.ref]) == [None]
@@ -183,7 +183,7 @@ OVER: tuple[Stand, ...] = (completed, failed, cancelled, expired, deleted)
 
 
 class UniqueConformance(Conformance):
-    """One job of a key for as long as it says; no key outlives its job."""
+    """One job of a key for as long as the key says. No key outlives its job."""
 
     @pytest.mark.parametrize("scope", ["unfinished", "queued"])
     async def test_of_many_calls_of_a_key_one_makes_a_job(self, storage: Storage, scope: UniqueScope) -> None:
@@ -495,7 +495,7 @@ class UniqueConformance(Conformance):
 
 
 class DebounceConformance(Conformance):
-    """A job runs when the calls of its key have come to rest, with what the last of them brought."""
+    """A job runs after the calls of its key have stopped, with the arguments of the last call."""
 
     async def test_a_job_runs_after_the_last_call_with_what_that_brought(
         self, storage: Storage, clock: ManualClock
@@ -567,7 +567,7 @@ class DebounceConformance(Conformance):
             receipts = await storage.enqueue(calls[at : at + 100])
             assert {receipt.made for receipt in receipts} == {"replaced"}
 
-        # Calls 0 to 2 are forgotten; asking for one by its id takes it in again, in the place of the next oldest.
+        # Calls 0 to 2 are forgotten. Asking for one by its id records it again, in the place of the next oldest.
         assert await storage.get([calls[number].ref for number in (0, 2)]) == [None, None]
         assert [(await look(storage, calls[number].ref)).job.id for number in (3, -1)] == ["first", "first"]
         assert await storage.enqueue([calls[3], calls[-1], first]) == [EnqueueResult("duplicate", first.ref)] * 3
@@ -706,7 +706,7 @@ class DebounceConformance(Conformance):
 
 
 class ThrottleConformance(Conformance):
-    """No more jobs of a key are made in each window than it allows."""
+    """In each window, no more jobs of a key are created than the key allows."""
 
     async def test_no_more_jobs_are_made_than_a_window_allows(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE))
@@ -815,5 +815,5 @@ class ThrottleConformance(Conformance):
 
 
 async def record_on_request(storage: Storage, *events: OnRequest) -> None:
-    """Have events recorded that are recorded on request only."""
+    """Turn on the recording of events that are recorded on request only."""
     await storage.tune(Target("queue", QUEUE), Settings(record=events))

@@ -1,4 +1,4 @@
-"""What `notices` promise: little. Whoever listens is woken, and nothing depends on it."""
+"""Conformance tests of `notices`: a listener is woken after a change. No other promise depends on notices."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -39,14 +39,14 @@ from tenure.testing.conformance.material import (
 )
 
 PATIENCE = 30
-"""Seconds, real ones: notices are the one thing that no manual clock moves. Only a broken storage takes so long."""
+"""Timeout in real seconds, because no manual clock moves notices. Only a broken storage takes that long."""
 
 QUIET = 0.05
 """Real seconds without a hint after which a new subscription counts as quiet. If too short, a test proves less."""
 
 
 class NoticesConformance(Conformance):
-    """Whoever listens is woken."""
+    """A listener is woken after a change."""
 
     async def test_an_enqueue_wakes_who_listens_to_its_queue(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic("mail"), queue_topic(QUEUE)])
@@ -182,7 +182,7 @@ class NoticesConformance(Conformance):
 
 
 async def woken_by(storage: Storage, notices: Notifications, change: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Wait for a hint that the change itself gives."""
+    """Wait for a hint that the change itself causes."""
     await subscribed(storage, notices)
     wait = asyncio.ensure_future(notices.__anext__())
     await turns()
@@ -192,7 +192,7 @@ async def woken_by(storage: Storage, notices: Notifications, change: Callable[[]
 
 
 async def subscribed(storage: Storage, notices: Notifications) -> None:
-    """Wait until a new subscription has begun. A remote one gives a hint then, which could pass for a change."""
+    """Wait until a new subscription has begun. A remote one gives a hint then, which could be mistaken for a change."""
     if storage.apart:
         async with asyncio.timeout(PATIENCE):
             await notices.__anext__()
@@ -201,7 +201,7 @@ async def subscribed(storage: Storage, notices: Notifications) -> None:
 
 
 async def ready(notices: Notifications, *, within: float = 0.0) -> bool:
-    """Return whether there is a hint now, or within some seconds."""
+    """Return True if there is a hint now or within some seconds."""
     wait = asyncio.ensure_future(notices.__anext__())
     await turns()
     await asyncio.wait([wait], timeout=within)
@@ -213,6 +213,6 @@ async def ready(notices: Notifications, *, within: float = 0.0) -> bool:
 
 
 async def turns() -> None:
-    """Let everything run that is ready to."""
+    """Let all callbacks run that are ready."""
     for _ in range(10):
         await asyncio.sleep(0)

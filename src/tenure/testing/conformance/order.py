@@ -1,4 +1,4 @@
-"""What the line promises: who has waited longest comes first, priorities move ahead, tenants take turns."""
+"""Conformance tests of queue order: the longest wait first, priorities ahead, and tenants by turns."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,10 +28,10 @@ from tenure.testing.conformance.material import (
 )
 
 STEP = 60 * SECOND
-"""What a step of priority is worth in waiting."""
+"""The waiting time that one step of priority is worth."""
 
 STRICT = 10**15
-"""A boost that no waiting makes up for."""
+"""A boost that no waiting time can outweigh."""
 
 
 def _put_off(ref: Ref) -> Revision:
@@ -39,7 +39,10 @@ def _put_off(ref: Ref) -> Revision:
 
 
 class OrderConformance(Conformance):
-    """Who has waited longest comes first, and a priority is worth so much waiting; the newest first on request."""
+    """The job with the longest wait comes first, and priority counts as waiting time.
+
+    The newest comes first on request.
+    """
 
     @pytest.mark.fault("W-T10", "W-B12")
     async def test_a_higher_priority_comes_before_all_that_is_younger_than_its_worth(
@@ -135,7 +138,7 @@ class OrderConformance(Conformance):
 
 
 class FairnessConformance(Conformance):
-    """Tenants take turns, by their weights, whoever came first and however many jobs anybody has."""
+    """Tenants take turns by their weights, regardless of who came first and how many jobs each has."""
 
     async def test_tenants_take_turns(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 4))
@@ -155,11 +158,12 @@ class FairnessConformance(Conformance):
     ) -> None:
         await enqueue(storage, *of("a", 100))
         await claim(storage, room=50)
-        # Virtual time is not the clock's: neither ahead of it nor behind it makes a newcomer wait.
+        # Virtual time does not follow the clock. A newcomer waits neither if it is ahead of the clock nor if it is
+        # behind.
         clock.advance(1000)
         await enqueue(storage, *of("b", 2))
 
-        # Of the same instant, the lower id comes first.
+        # At the same instant, the lower id comes first.
         assert await names(storage, room=4) == ["a-50", "b-0", "a-51", "b-1"]
 
         clock.step_wall(-3600)
@@ -399,12 +403,12 @@ class FairnessConformance(Conformance):
 
 
 def of(tenant: str, count: int, *, weight: int = 1) -> Iterator[NewJob]:
-    """Yield wishes of one tenant, named after it in their order."""
+    """Yield jobs of one tenant, named after it and numbered in order."""
     digits = len(str(count - 1))
     for number in range(count):
         yield new_job(f"{tenant}-{number:0{digits}}", fair_key=tenant, weight=weight)
 
 
 async def names(storage: Storage, *, room: int = 128, queue: str = QUEUE) -> list[str]:
-    """Claim up to so many jobs, and return their ids in the order they were given out."""
+    """Claim up to `room` jobs and return their ids in the order of the answer."""
     return [lease.ref.id for lease in await claim(storage, room=room, queue=queue)]

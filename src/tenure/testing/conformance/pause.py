@@ -1,4 +1,4 @@
-"""What a pause promises: nothing of what is paused starts, nobody else is held up, and afterwards all is as before."""
+"""Conformance tests of pauses: no paused job starts, other jobs are not delayed, and resuming restores everything."""
 
 from collections.abc import Callable
 
@@ -55,11 +55,11 @@ WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (
     DeleteJob,
     lambda ref: RescheduleJob(ref, delay=60 * SECOND),
 )
-"""Every way in which an operator takes a job out of the line."""
+"""Every way in which an operator takes a job out of the queue."""
 
 
 class PauseConformance(Conformance):
-    """Nothing of what is paused starts, nobody else is held up, and afterwards all is as before."""
+    """No paused job starts, other jobs are not delayed, and resuming restores everything."""
 
     async def test_a_resumed_queue_goes_on_in_its_order(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(3))

@@ -1,4 +1,4 @@
-"""What a rate promises: never more starts than it allows, whoever claims; nobody else held up, and nothing burnt."""
+"""Conformance tests of rates: never more starts than a rate allows, no delay for other jobs, and no start wasted."""
 
 from collections.abc import Sequence
 from itertools import cycle, pairwise
@@ -48,7 +48,7 @@ TENTH = RateKey("tenth", 100 * MS)
 
 
 class RatesConformance(Conformance):
-    """Never more starts than it allows, whoever claims; nobody else held up, and nothing burnt."""
+    """Never more starts than a rate allows, with any number of claimers; no delay for others, and no start wasted."""
 
     async def test_starts_are_an_interval_apart(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *paced(6, SLOW))
@@ -56,7 +56,7 @@ class RatesConformance(Conformance):
         started = await run(storage, clock, 10)
 
         assert [name for _, name in started] == [f"job-{number}" for number in range(6)]
-        # It may be one interval ahead, and not a microsecond more.
+        # A rate may be one interval ahead, and not a microsecond more.
         assert [at - begun for at, _ in started] == [0, 1, *(n * SECOND + 1 for n in (1, 2, 3, 4))]
 
     async def test_after_a_rest_so_many_start_at_once_as_its_burst_and_no_more(
@@ -161,7 +161,7 @@ class RatesConformance(Conformance):
         started = [(at - begun, name) for at, name in await run(storage, clock, 12)]
 
         assert [at for at, name in started if name.startswith("both")] == [0, 1, 4 * SECOND + 1]
-        # Nobody who waits for the slower rate takes time of the other one meanwhile.
+        # A job that waits for the slower rate uses no time of the other rate meanwhile.
         assert [at for at, name in started if name.startswith("one")] == [n * SECOND + 1 for n in (1, 2, 3, 5)]
 
     async def test_rates_are_a_queues_own(self, storage: Storage) -> None:
@@ -189,7 +189,7 @@ class RatesConformance(Conformance):
         refs = await enqueue(storage, *paced(3, SLOWER))
         await claim(storage)
         clock.advance(4)
-        # There is no room, but time: the next stands in line again.
+        # The caller has no free room, but enough time has passed: the next job is ready.
         answer = await order(storage, ALICE, room=0)
 
         assert (answer.leases, answer.left) == ((), True)
@@ -326,7 +326,7 @@ class RatesConformance(Conformance):
             if look == "sweeps":
                 await sweep_all(storage)
 
-        # One was let in while the queue was open.
+        # One job was released while the queue was open.
         assert (await glance(storage)).parked == 2
 
         clock.advance(40)
@@ -389,7 +389,7 @@ class RatesConformance(Conformance):
         clock.advance(1)
         answers = [await order(storage, ALICE, room=10) for _ in range(2)]
 
-        # Both have taken what they take, and the next may start when a tenth of a second of that is left.
+        # Both rates are used up now. The next job may start when a tenth of a second of their time is left.
         assert [(answer.leases, answer.next_due) for answer in answers] == [((), 3 * SECOND + 1)] * 2
 
     async def test_a_task_that_is_told_a_rate_goes_by_no_other_of_its_own(
@@ -434,7 +434,7 @@ class RatesConformance(Conformance):
 
         await storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 0)))
 
-        # An interval of nothing is no limit, not even the one that the jobs bring along.
+        # An interval of zero means no limit. It overrides the rates that the jobs bring along.
         assert len(await claim(storage)) == 3
 
     async def test_the_setting_of_a_task_holds_for_jobs_that_bring_none(self, storage: Storage) -> None:
@@ -517,7 +517,7 @@ class RatesConformance(Conformance):
 
 
 def paced(count: int, *rates: RateKey, prefix: str = "job", queue: str = QUEUE) -> list[NewJob]:
-    """Return wishes that share these rates, named in their order."""
+    """Return jobs that share these rates, named in their order."""
     digits = len(str(count - 1))
     return [new_job(f"{prefix}-{number:0{digits}}", queue=queue, rates=rates) for number in range(count)]
 
@@ -525,9 +525,9 @@ def paced(count: int, *rates: RateKey, prefix: str = "job", queue: str = QUEUE) 
 async def run(
     storage: Storage, clock: ManualClock, seconds: int, claimers: Sequence[Owner] = (ALICE,), *, poll: int | None = None
 ) -> list[tuple[int, str]]:
-    """Claim for so many seconds, in turns, and return what started when.
+    """Claim for some seconds, with the claimers in turn, and return which job started when.
 
-    Whoever comes next comes when the last one was told to, or after `poll` microseconds.
+    The next claim comes at the `next_due` of the last answer, or after `poll` microseconds.
     """
     started: list[tuple[int, str]] = []
     end = clock.now() + seconds * SECOND

@@ -1,4 +1,4 @@
-"""What `get`, `find`, `survey` and `events` promise: what is there, in order, and nothing that is not."""
+"""Conformance tests of `get`, `find`, `survey` and `events`: they return all that exists, in order."""
 
 import asyncio
 
@@ -48,11 +48,12 @@ from tenure.testing.conformance.material import (
 WEEK = 7 * 86_400
 
 NO_CURSORS = ["soon", "-1", "+1", " 1", "1_0", "\u0661", str(2**63), "9" * 40, "9" * 5_000, "~", "~-1", "~soon"]
-"""What no storage has ever given out as a cursor; some of it Python reads as a number, some no database can hold."""
+"""Strings that no storage has ever returned as a cursor. Python reads some of them as numbers; no database holds those.
+"""
 
 
 class ReadingConformance(Conformance):
-    """What is there is found, in order."""
+    """All that exists is found, in order."""
 
     # ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +138,7 @@ class ReadingConformance(Conformance):
 
         beyond = (await storage.events(str(2**63 - 1))).events
         assert [type(event) for event in beyond[:1]] == [EventsTrimmed]
-        # The reader's place is where it was.
+        # The stored position of the reader is unchanged.
         assert ids((await storage.events(reader=app)).events) == names
 
     async def test_pages_join_without_gap_or_overlap(self, storage: Storage) -> None:
@@ -149,7 +150,7 @@ class ReadingConformance(Conformance):
             page = await storage.find(Query(limit=10, after=cursor))
             seen += [job.ref for job in page.jobs]
             sizes.append(len(page.jobs))
-            # What comes meanwhile is newer, and moves no page.
+            # Jobs that are added meanwhile are newer, and shift no page.
             await enqueue(storage, new_job(f"new-{len(sizes)}"))
             cursor = page.next
             if cursor is None:
@@ -349,7 +350,7 @@ class ReadingConformance(Conformance):
 
         more = await happenings(storage, clock, 1, prefix="more")
 
-        # Without a cursor the kept one counts.
+        # Without a cursor, the stored position counts.
         assert ids((await storage.events(reader=app)).events) == more
 
     async def test_what_was_recorded_of_late_is_read_by_its_age(self, storage: Storage, clock: ManualClock) -> None:
@@ -389,7 +390,7 @@ class ReadingConformance(Conformance):
         assert ids(page.events) == names[3:4]
         assert (await storage.events(reader=EventReader("audit", "process-1"))).events == ()
 
-        # A reader that is known keeps its place.
+        # A reader that is known keeps its position.
         end = (await storage.events(EVENTS_END)).next
         rest = await storage.events(page.next, reader=EventReader("app", "process-1", end))
         assert ids(rest.events) == names[4:]
@@ -447,7 +448,7 @@ class ReadingConformance(Conformance):
 
         assert late.events == ()
 
-        # The second caller died as well; what the first had handled needs no third.
+        # The second caller died as well. The third caller does not get the events that the first had handled.
         clock.advance(EVENT_LOAN / SECOND)
 
         assert ids((await storage.events(reader=first)).events) == names[3:]
@@ -538,7 +539,7 @@ class ReadingConformance(Conformance):
 
 
 async def happenings(storage: Storage, clock: ManualClock, count: int, *, prefix: str = "job") -> list[str]:
-    """Let so many jobs complete, a second apart, so that there is something to tell; return their ids."""
+    """Let `number` jobs complete, a second apart, to have events to read. Return their ids."""
     names = [f"{prefix}-{number}" for number in range(count)]
     for name in names:
         await settle(storage, ALICE, await start(storage, new_job(name)))
@@ -547,5 +548,5 @@ async def happenings(storage: Storage, clock: ManualClock, count: int, *, prefix
 
 
 def ids(events: tuple[AnyEvent, ...] | list[AnyEvent]) -> list[str]:
-    """Return the ids of the jobs that events tell of."""
+    """Return the ids of the jobs in these events."""
     return [event.id for event in events if isinstance(event, JobEvent)]

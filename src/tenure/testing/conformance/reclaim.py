@@ -1,4 +1,4 @@
-"""What `reclaim` promises: what a dead owner held is taken at once, and nothing else."""
+"""Conformance tests of `reclaim`: all leases of a dead owner are taken at once, and no others."""
 
 import pytest
 
@@ -35,7 +35,7 @@ from tenure.testing.conformance.material import (
 
 
 class ReclaimConformance(Conformance):
-    """What a dead owner held is taken at once, without grace."""
+    """The leases of a dead owner are taken at once, without grace."""
 
     @pytest.mark.statement(92)
     async def test_what_a_dead_owner_held_is_taken_at_once(self, storage: Storage, clock: ManualClock) -> None:
@@ -142,7 +142,7 @@ class ReclaimConformance(Conformance):
 
     async def test_what_a_call_took_whose_answer_was_lost_can_be_taken_from_who_asked(self, storage: Storage) -> None:
         leases = [await start(storage, new_job(name)) for name in ("a", "b")]
-        # Nobody has heard of what these two took: each was asked in a name that is used for nothing else.
+        # The answers of these two calls were lost. Each caller used an owner id that is used for nothing else.
         await storage.reclaim(ALICE.id, REAPER)
         await storage.reclaim(REAPER.id, DEPUTY)
         empty = [await storage.reclaim(holder, BOB) for holder in (ALICE.id, REAPER.id)]
@@ -162,7 +162,7 @@ class ReclaimConformance(Conformance):
     async def test_a_caller_is_told_that_it_holds_what_no_answer_named(self, storage: Storage) -> None:
         await start(storage, new_job("a"))
         await start(storage, new_job("b"), BOB)
-        # A network has carried out this call twice, and passed the second answer on.
+        # The network has carried out this call twice and delivered the second answer.
         first = await storage.reclaim(ALICE.id, REAPER)
         second = await storage.reclaim(ALICE.id, REAPER)
         other = await storage.reclaim(BOB.id, REAPER)

@@ -1,4 +1,4 @@
-"""What `renew` promises: a beat extends what nobody has taken, and tells only of exceptions."""
+"""Conformance tests of `renew`: a renewal extends each lease that was not taken, and reports only exceptions."""
 
 from typing import Literal
 
@@ -54,7 +54,7 @@ from tenure.testing.conformance.material import (
 
 
 class RenewConformance(Conformance):
-    """A beat extends every lease it names that nobody has taken."""
+    """A renewal extends every lease it names, unless the lease was taken."""
 
     @pytest.mark.statement(17)
     async def test_a_beat_gives_a_lease_its_full_length_again(self, storage: Storage, clock: ManualClock) -> None:
@@ -230,7 +230,7 @@ class RenewConformance(Conformance):
 
         assert (await record(storage, lease.ref)).suspect_until is None
 
-        # Once its worker is silent it is recovered like any other.
+        # When its worker stops renewing, the job is recovered like any other.
         assert [taken.reason for taken in await watch(storage, clock, 30)] == ["lease_expired"]
 
     async def test_a_beat_that_is_not_exclusive_bounds_a_lease_again(
@@ -370,7 +370,7 @@ class RenewConformance(Conformance):
             await storage.renew(RenewRequest(ALICE, (LeaseRenewal(second.ref, second.fence, log=lines(1)),)))
         log = (await look(storage, first.ref)).log
 
-        # Line 4 was dropped before it was sent; another run counts from 1.
+        # Line 4 was dropped before it was sent. Another run counts from 1.
         assert [(line.run, line.message) for line in log] == [
             *((1, f"line {number}") for number in (1, 2, 3, 5)),
             (2, "line 1"),
@@ -393,7 +393,7 @@ class RenewConformance(Conformance):
             log = tuple(NewLogLine("info", f"line {number}", {}, number=number) for number in numbers)
             return RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, log=log),))
 
-        # Lines 1 to 5 of the first run and 1 of the second were never sent; lines 7 and 8 are sent twice.
+        # Lines 1 to 5 of the first run and line 1 of the second were never sent. Lines 7 and 8 are sent twice.
         await storage.renew(beat(first, 6, 7, 8))
         await storage.renew(beat(first, 7, 8, 9))
         await settle(storage, ALICE, first, Interrupted("shutdown"))
@@ -460,7 +460,7 @@ class RenewConformance(Conformance):
         await storage.renew(RenewRequest(ALICE, worker=info, first_event=2))
         await storage.renew(RenewRequest(ALICE, worker=info, events=(began, stopping), first_event=1))
         await storage.renew(RenewRequest(ALICE, events=(stopping, ended), last=True, first_event=2))
-        # Another owner counts its own.
+        # Another owner numbers its own events.
         other = WorkerStarted(owner=BOB.id, host="host-2", pid=102, queues=("default",), concurrency=10)
         await storage.renew(RenewRequest(BOB, worker=info, events=(other,), first_event=1))
         events = await told(storage)
@@ -549,7 +549,7 @@ class RenewConformance(Conformance):
         await storage.renew(RenewRequest(ALICE, events=announced[:1]))
         later = await state(after)
 
-        # What the beat itself records comes after what it tells.
+        # The events that the renewal itself causes come after the events that it carries.
         assert (sent.last_event, after.last_event, later.last_event) == (
             before.last_event,
             before.last_event + 2,
@@ -558,7 +558,7 @@ class RenewConformance(Conformance):
         assert later.last_event_at == after.last_event_at + SECOND
         assert (sent.continues, after.continues, later.continues) == (True, True, True)
         assert compare(before, later) is None
-        # A log that ends before that, and one that holds another event in its place, are not the log that was seen.
+        # A log that ends earlier, or that has another event in the same place, is not the log that was seen before.
         ahead = structs.replace(later, last_event=later.last_event + 5)
         assert not (await state(ahead)).continues
         assert compare(ahead, await state(ahead)) == StorageRewound(partition=later.partition, by=5)

@@ -1,4 +1,4 @@
-"""What retention promises: what is over is kept for as long as was said, and then it is gone with all that was its."""
+"""Conformance tests of retention: finished jobs are kept for the time that was set, and then deleted completely."""
 
 import pytest
 
@@ -74,7 +74,7 @@ LASTING = Policy(result_ttl=10 * DAY * SECOND)
 
 
 class RetentionConformance(Conformance):
-    """What is over is kept for as long as was said, and then it is gone with all that was its."""
+    """Finished jobs are kept for the time that was set, and then deleted completely."""
 
     @pytest.mark.fault("W-T15", "W-B5")
     @pytest.mark.statement(36, 67)
@@ -372,7 +372,7 @@ class RetentionConformance(Conformance):
         new = await claim_one(storage, BOB)
 
         assert (new.run, new.fence > old.fence) == (1, True)
-        # The life before settles nothing in this one; what was settled in it is known again.
+        # The old lease settles nothing of the new job. The storage still recognizes the settlement of the old run.
         assert await settle(storage, ALICE, old) == "duplicate"
         assert await settle(storage, BOB, new) == "done"
         assert await counted(storage) == {State.COMPLETED: 1}
@@ -402,7 +402,7 @@ class RetentionConformance(Conformance):
             most.append((await counted(storage))[State.COMPLETED])
         left = await states(storage)
 
-        # Without a sweep.
+        # No sweep has run yet.
         assert (keep.most, most) == (160, [40, 80, 120, 160, 149, 138, 127, 116])
         assert sorted(left) == [f"job-{number // 40}-{number % 40:02}" for number in range(320 - 116, 320)]
 
@@ -563,7 +563,7 @@ class RetentionConformance(Conformance):
         )
         await sweep_all(storage)
 
-        # One of the two others is over the limit of one; the retained one does not count.
+        # One of the two other jobs exceeds the limit of one. The retained job does not count.
         assert set(await states(storage)) == {"job-0000", "job-0002"}
         assert [finding for finding in await storage.examine() if finding.level == "error"] == []
 
@@ -593,7 +593,7 @@ class RetentionConformance(Conformance):
 
 
 async def complete(storage: Storage, clock: ManualClock, *jobs: NewJob) -> None:
-    """Enqueue jobs, and complete all that are due, many by one call."""
+    """Enqueue jobs and complete all that are due, many in one call."""
     await enqueue(storage, *jobs)
     while leases := await claim(storage):
         clock.advance(0.001)
@@ -601,7 +601,7 @@ async def complete(storage: Storage, clock: ManualClock, *jobs: NewJob) -> None:
 
 
 async def completed(storage: Storage, *jobs: NewJob) -> list[Lease]:
-    """Let jobs complete, and return the leases they had."""
+    """Let jobs complete and return their leases."""
     leases: list[Lease] = []
     for job in jobs:
         leases.append(await start(storage, job))
@@ -610,7 +610,7 @@ async def completed(storage: Storage, *jobs: NewJob) -> list[Lease]:
 
 
 async def ended(storage: Storage, clock: ManualClock, state: State, name: str = "job", *, queue: str = QUEUE) -> Ref:
-    """Bring a job to this end, now, and return its name."""
+    """Bring a job into this final state now, and return its reference."""
     job = new_job(name, queue=queue, ttl=1 if state is State.EXPIRED else None)
     match state:
         case State.EXPIRED:
@@ -629,5 +629,5 @@ async def ended(storage: Storage, clock: ManualClock, state: State, name: str = 
 
 
 def places(cursor: str) -> int:
-    """Return how many events stand before a cursor: of a storage of several parts, in the logs of all of them."""
+    """Return how many events are before a cursor, summed over the logs of all parts of the storage."""
     return sum(int(place) for place in cursor.split("."))

@@ -1,4 +1,4 @@
-"""What `revise` and `plan` promise: an operator moves what is not active, asks what is, and hears what came of it."""
+"""Conformance tests of `revise` and `plan`: an operator changes inactive jobs, and asks active jobs to stop."""
 
 import pytest
 
@@ -43,7 +43,7 @@ from tenure.testing.conformance.material import (
 
 
 class ReviseConformance(Conformance):
-    """An operator moves what is not active, and asks what is."""
+    """An operator changes jobs that are not active, and asks active jobs to stop."""
 
     async def test_a_waiting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job())
@@ -205,7 +205,7 @@ class ReviseConformance(Conformance):
         await storage.revise([RedriveJob(old.ref)])
         await claim_one(storage)
 
-        # Settled it was, under this very fence: to whoever repeats it, that is the answer.
+        # The run was settled under this very fence, so a repeated settlement gets this answer.
         assert await settle(storage, ALICE, old) == "duplicate"
         assert (await record(storage, old.ref)).state is State.ACTIVE
 

@@ -1,4 +1,4 @@
-"""What `plan` promises: each tick is dealt with once, by whoever comes first, and a schedule outlives whoever leads."""
+"""Conformance tests of `plan`: each tick is handled once, by the first caller, and a schedule outlives its leader."""
 
 import asyncio
 from typing import get_args
@@ -47,7 +47,7 @@ DAY = 86_400
 
 
 class SchedulesConformance(Conformance):
-    """Each tick is dealt with once, by whoever comes first, and a schedule outlives whoever leads."""
+    """Each tick is handled once, by the first caller, and a schedule outlives its leader."""
 
     async def test_a_schedule_is_kept_as_it_was_put(self, storage: Storage, clock: ManualClock) -> None:
         whole = structs.replace(
@@ -471,7 +471,7 @@ class SchedulesConformance(Conformance):
 def schedule(
     clock: ManualClock, name: str = "report", *, overlap: Overlap = "skip", missed: Missed = "latest"
 ) -> Schedule:
-    """Return a schedule with a tick each minute, made now."""
+    """Return a schedule that ticks every minute, made now."""
     return Schedule(
         name=name,
         job=new_job("", schedule=name),

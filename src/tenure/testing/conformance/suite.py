@@ -1,4 +1,4 @@
-"""All parts of the suite in one class."""
+"""Combines all parts of the conformance suite in one class."""
 
 from tenure.testing.conformance.breadth import BreadthConformance
 from tenure.testing.conformance.collecting import CollectConformance
@@ -61,4 +61,4 @@ class StorageConformance(
     HistoryConformance,
     CornersConformance,
 ):
-    """What every storage promises. A subclass gives the fixture `storage`: opened, and reading the `clock`."""
+    """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`."""

@@ -1,4 +1,4 @@
-"""What `sweep` and `resign` promise: the silent are found, the living are spared, and one leads at a time."""
+"""Conformance tests of `sweep` and `resign`: stalled runs are found, live runs are spared, and there is one leader."""
 
 import asyncio
 
@@ -55,11 +55,11 @@ from tenure.testing.conformance.material import (
 )
 
 BOUND = 27
-"""Lease, grace and two sweeps: the seconds after which whatever went silent is claimable again."""
+"""Lease, grace and two sweeps: the seconds after which a stalled job is claimable again."""
 
 
 class SweepConformance(Conformance):
-    """What fell silent is found within its bound, and nobody who lives is robbed."""
+    """A stalled run is found within its bound, and no live worker loses a lease."""
 
     @pytest.mark.statement(14, 99, 102)
     async def test_a_renewed_lease_is_not_reclaimed(self, storage: Storage, clock: ManualClock) -> None:
@@ -301,7 +301,8 @@ class SweepConformance(Conformance):
         self, storage: Storage, clock: ManualClock, outcome: Outcome
     ) -> None:
         lease = await start(storage)
-        # Suspected, and settled before the suspicion is resolved: the moment in which others revive the dead.
+        # The job is suspected, and settled before the suspicion ends. Some other job queues bring a finished job back
+        # here.
         await watch(storage, clock, 20)
 
         assert (await record(storage, lease.ref)).suspect_until is not None
@@ -367,7 +368,7 @@ class SweepConformance(Conformance):
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
         again = await claim_one(storage, BOB)
 
-        # The old lease would be out by now; the new one is not.
+        # The old lease would have expired by now; the new one has not.
         assert await watch(storage, clock, 18) == []
         assert await settle(storage, BOB, again) == "done"
 
@@ -521,7 +522,7 @@ class SweepConformance(Conformance):
         assert (await record(storage, lease.ref)).stalls == 1
         assert len(await told_of(storage, JobStalled)) == 1
 
-    # ── time itself in doubt ──────────────────────────────────────────────────────────────────────────────────────
+    # ── clocks that jump or stop ──────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("frozen", [7, 30, 60, 600, 86_400])
     async def test_a_frozen_storage_robs_nobody_who_lives(
@@ -531,7 +532,7 @@ class SweepConformance(Conformance):
         leases = await claim(storage)
         await watch(storage, clock, 10, beating=leases)
         clock.advance(frozen)
-        # Whoever wakes first sweeps, and every holder's beat is a full interval away.
+        # The first process that wakes up sweeps, and every holder's renewal is a full interval away.
         reclaimed = await watch(storage, clock, 4)
         clock.advance(1)
         reclaimed += await watch(storage, clock, 60, beating=leases)
@@ -597,7 +598,7 @@ class SweepConformance(Conformance):
 
         assert reclaimed == []
 
-    # ── the other chores, and the limits ──────────────────────────────────────────────────────────────────────────
+    # ── other sweep steps, and limits ─────────────────────────────────────────────────────────────────────────────
 
     async def test_a_sweep_promotes_what_fell_due(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("due", delay=5 * SECOND), new_job("early", delay=6 * SECOND))
@@ -707,9 +708,9 @@ TERM = 4 * SECOND
 
 
 class ElectionConformance(Conformance):
-    """One leads at a time; its term runs out by itself, and only its own words end it earlier.
+    """There is one leader at a time. Its term ends by itself, and only its own call ends it earlier.
 
-    A storage may be led in several parts, each with a term of its own; who bids, bids for all of them.
+    A storage may have several parts with a leader each. A candidate then stands for all of them.
     """
 
     @pytest.mark.statement(107, 108)
@@ -878,6 +879,6 @@ class ElectionConformance(Conformance):
 
 
 def _all_rose(first: tuple[Term, ...], second: tuple[Term, ...]) -> bool:
-    """Say whether each part of the storage has a later epoch than before."""
+    """Return True if each part of the storage has a later epoch than before."""
     before, after = ({term.scope: term.epoch for term in terms} for terms in (first, second))
     return before.keys() == after.keys() and all(after[scope] > epoch for scope, epoch in before.items())

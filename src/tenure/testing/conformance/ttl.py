@@ -1,4 +1,4 @@
-"""What a time to live promises: no job starts that has waited for longer, and none vanishes without a word."""
+"""Conformance tests of the time to live: no job starts that has waited too long, and each expiry is recorded."""
 
 import pytest
 
@@ -56,7 +56,7 @@ RESTS_LONG = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=90 * SECOND
 
 
 class TtlConformance(Conformance):
-    """No job starts that has waited for too long, and none vanishes without a word."""
+    """No job starts that has waited too long, and each expiry is recorded."""
 
     @pytest.mark.statement(54)
     async def test_a_time_to_live_counts_from_the_enqueue(self, storage: Storage, clock: ManualClock) -> None:
@@ -334,7 +334,8 @@ class TtlConformance(Conformance):
             answer = await order(storage, ALICE, room=1)
             passed = (await glance(storage)).discarded + (await counted(storage)).get(State.EXPIRED, 0)
 
-            # Nobody goes to sleep on an empty answer while there is more, and no call does more than its share.
+            # The answer is empty but says that there is more, so that the caller does not sleep. Each call has a
+            # bounded share.
             assert (answer.leases, answer.left) == ((), True)
             assert 0 < passed - done <= SCAN_LIMIT
             done = passed
@@ -485,10 +486,10 @@ class TtlConformance(Conformance):
 
 
 def mortal(name: str, on_expire: OnExpire = "fail", *, queue: str = QUEUE) -> NewJob:
-    """Return a wish for a job that lives a minute."""
+    """Return a job with a time to live of a minute."""
     return new_job(name, queue=queue, ttl=TTL, policy=Policy(on_expire=on_expire))
 
 
 async def expiries(storage: Storage) -> list[JobExpired]:
-    """Return what was told of jobs that waited too long."""
+    """Return the events about jobs that waited too long."""
     return await told_of(storage, JobExpired)

@@ -1,4 +1,4 @@
-"""What `tune` promises: a setting is in force for everybody at once, and an unset field stays."""
+"""Conformance tests of `tune`: a setting applies to all callers at once, and an unset field keeps its value."""
 
 import pytest
 
@@ -30,7 +30,7 @@ THIS_QUEUE = Target("queue", QUEUE)
 
 
 class TuneConformance(Conformance):
-    """A setting is in force for everybody at once."""
+    """A setting applies to all callers at once."""
 
     async def test_a_paused_queue_gives_out_nothing(self, storage: Storage) -> None:
         await enqueue(storage, new_job(), new_job("later", delay=SECOND), new_job(queue="mail"))

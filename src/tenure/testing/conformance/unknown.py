@@ -1,4 +1,4 @@
-"""What a rolling deploy needs: a job that its worker does not know waits for a worker that does, and costs nothing."""
+"""Conformance tests of unknown tasks: in a rolling deploy, a job waits, uncharged, for a worker that knows its task."""
 
 from collections.abc import Callable
 
@@ -51,10 +51,10 @@ from tenure.testing.conformance.material import (
 from tenure.testing.conformance.notices import woken_by
 
 OLD = {"add": 1}
-"""What a worker of the old code knows."""
+"""The tasks that a worker with the old code knows."""
 
 NEW = {"add": 1, "ship": 2}
-"""What a worker of the new code knows."""
+"""The tasks that a worker with the new code knows."""
 
 NEXT = Policy(retry=Backoff(max_attempts=3, kind="fixed", base=1 * SECOND, jitter=0.0), version=2)
 
@@ -63,24 +63,24 @@ WAYS_OFF: tuple[tuple[Callable[[Ref], Revision], State | None], ...] = (
     (DeleteJob, None),
     (lambda ref: RescheduleJob(ref, delay=60 * SECOND), State.DELAYED),
 )
-"""Every way in which an operator takes a job out of the line, and where it is then."""
+"""Every way in which an operator takes a job out of the queue, and the job's state after that."""
 
 
 async def offered(
     storage: Storage, tasks: dict[str, int] | None, owner: Owner = ALICE, *, room: int = 128, queue: str = QUEUE
 ) -> ExchangeResult:
-    """Claim for a worker that knows some tasks."""
+    """Claim as a worker that knows the given tasks."""
     return await storage.exchange(owner, order=ClaimRequest((queue,), room, tasks=tasks))
 
 
 async def put_back(storage: Storage, job: str = "new", **options: object) -> Lease:
-    """Have a job of a new task claimed by a worker of the old code and put back."""
+    """Enqueue a job of a new task. A worker with the old code claims it and puts it back."""
     await enqueue(storage, new_job(job, task="ship", policy=NEXT, **options))  # type: ignore[arg-type]
     return await wasted(storage, job)
 
 
 async def wasted(storage: Storage, job: str) -> Lease:
-    """Have the next job claimed by a worker of the old code and put back."""
+    """Let a worker with the old code claim the next job and put it back."""
     [lease] = (await offered(storage, OLD, room=1)).leases
     assert lease.ref.id == job
     assert await settle(storage, ALICE, lease, Unknown()) == "done"
@@ -88,7 +88,7 @@ async def wasted(storage: Storage, job: str) -> Lease:
 
 
 async def park_under_many(storage: Storage, number: int, *, queue: str = QUEUE) -> list[str]:
-    """Park a job of a queue under each of this many tasks; return the tasks, which are the ids, too."""
+    """Park one job of a queue under each of `number` tasks. Return the tasks; each is also its job's id."""
     tasks = [f"task-{number:04}" for number in range(number)]
     for begin in range(0, len(tasks), 100):
         some = tasks[begin : begin + 100]
@@ -99,19 +99,19 @@ async def park_under_many(storage: Storage, number: int, *, queue: str = QUEUE) 
 
 
 async def first_of_rate(storage: Storage, clock: ManualClock, rates: tuple[RateKey, ...]) -> None:
-    """Start a job, so that the rates let one more start now, and the one after that an hour later."""
+    """Start a job, so that the rates allow one more start now and the next one an hour later."""
     await enqueue(storage, new_job("first", rates=rates))
     assert names(await offered(storage, OLD)) == ["first"]
     clock.advance(1)
 
 
 def names(answer: ExchangeResult) -> list[str]:
-    """Return the ids of the jobs that were claimed."""
+    """Return the ids of the claimed jobs."""
     return [lease.ref.id for lease in answer.leases]
 
 
 class UnknownTasksConformance(Conformance):
-    """A job that its worker does not know is offered to workers that know its task and version, and to no others."""
+    """A job that its worker does not know is offered only to workers that know its task and version."""
 
     async def test_a_job_put_back_as_unknown_is_parked_with_its_score(
         self, storage: Storage, clock: ManualClock

@@ -1,7 +1,7 @@
-"""Models with one guard taken out each: a simulation that lets one of them pass is worth nothing.
+"""Mutants: copies of the model with one guard taken out each. The simulation must catch all of them.
 
-To add one, derive it from `Model` below `@mutant`; its docstring says what it does, in the words of the table that
-`python -m tenure.testing.mutants` prints. One that does no harm is a control: what is not needed must not be caught.
+To add one, derive it from `Model` and decorate it with `@mutant`. Its docstring is the text of the table that `python
+-m tenure.testing.mutants` prints. A harmless mutant is a control, which the simulation must not catch.
 """
 
 from tenure.testing.mutants import calls, flow, turns

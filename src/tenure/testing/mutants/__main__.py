@@ -1,4 +1,4 @@
-"""The trial of the mutants on the command line."""
+"""Runs the trial of the mutants from the command line."""
 
 import sys
 

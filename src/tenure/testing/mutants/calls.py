@@ -1,4 +1,4 @@
-"""Mutants of the intake: of unique keys, debounced, collected and throttled calls."""
+"""Mutants of enqueuing: unique, debounced, collected and throttled calls."""
 
 from collections.abc import Callable
 
@@ -214,7 +214,7 @@ class ThrottleCountsOneTooFew(Model):
         return super()._throttled(new, now)
 
 
-# ── what is no guard ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── harmless ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant("", harmless=True)
@@ -240,7 +240,7 @@ class YoungestFirst(Model):
 
 
 def _sharing(model: Model, new: NewJob, fits: Callable[[JobRecord], bool]) -> Ref | None:
-    """Return a job with a call's key that fits."""
+    """Return a job that has the call's key and fits."""
     found = (
         ref
         for ref, job in model.records.items()

@@ -1,4 +1,4 @@
-"""Mutants of the flow: of claims and settlements, beats, sweeps and reclaims, of the operator's hand."""
+"""Mutants of claims, settlements, renewals, sweeps, reclaims and operator commands."""
 
 from collections.abc import Mapping
 
@@ -229,7 +229,7 @@ class RunLeftOpen(Model):
     """A settlement does not close the row of its run."""
 
     def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
-        """Leave it open."""
+        """Leave the row open."""
 
 
 # ── enqueue and claim ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -526,7 +526,7 @@ class PutBackNeverRestored(Model):
         super()._apply(job, structs.replace(decision, put_back_used=True) if again else decision, now)
 
 
-# ── beats ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── renewals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant("calm")
@@ -534,7 +534,7 @@ class DeafToBeats(Model):
     """A beat extends nothing."""
 
     def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
-        """Leave the lease as it is."""
+        """Leave the lease unchanged."""
 
 
 @mutant("calm")
@@ -627,7 +627,7 @@ class OverOnlyAfterItsGrace(Model):
     """A grace is not over at its very end, but after it (> for >=)."""
 
     def sweep(self, bid: SweepRequest) -> SweepResult:
-        """Sweep, with a microsecond more for those whose grace ends now."""
+        """Sweep, with a microsecond more for suspects whose grace ends now."""
         now = self._clock.now()
         for ref in [ref for at, ref in self._shelf.suspects if at == now]:
             self._replace(self._jobs[ref], structs.replace(self._jobs[ref], suspect_until=now + 1))
@@ -681,13 +681,13 @@ class AnybodysDeath(Model):
     """A supervisor takes back what the living hold, too."""
 
     def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
-        """Take every active job, whoever holds it."""
+        """Take every active job of any owner."""
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE]
         return ReclaimResult(tuple(self._take(job, owner, now, "process_died") for job in held))
 
 
-# ── the operator's hand ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── operator commands ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant()
@@ -734,7 +734,7 @@ class RedriveKeepsBudgets(Model):
         return revised
 
 
-# ── what is heard ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading events ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant("hearing")
@@ -744,7 +744,7 @@ class LentToAll(Model):
     def events(
         self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
     ) -> EventPage:
-        """Take every caller for the same."""
+        """Treat all callers as the same one."""
         return super().events(cursor, limit, reader and structs.replace(reader, caller="anybody"), of)
 
 
@@ -760,7 +760,7 @@ class ReaderForgotten(Model):
         return super().events(cursor, limit, reader, of)
 
 
-# ── what is no guard ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── harmless ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant("", harmless=True)
@@ -777,12 +777,12 @@ class AnybodyResigns(Model):
     """Whoever resigns ends the term of whoever leads."""
 
     def resign(self, term: Term) -> None:
-        """End the term that reigns."""
+        """End the current term."""
         super().resign(self._term[0] if self._term is not None else term)
 
 
 def _again_under(model: Model, lease: Lease, fence: int) -> Lease:
-    """Give out a lease again, under another fence."""
+    """Return the same lease under another fence."""
     job = structs.replace(lease.job, fence=fence)
     model._replace(lease.job, job)  # pyright: ignore[reportPrivateUsage]
     runs = model._runs[job.ref]  # pyright: ignore[reportPrivateUsage]

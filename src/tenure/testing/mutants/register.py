@@ -1,4 +1,4 @@
-"""The list of the mutants, and how one is entered."""
+"""The registry of the mutants."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=type[Model])
 
 @dataclass(frozen=True)
 class Mutant:
-    """A model, and where its mutation shows: in a set piece, or (without a name) in worlds drawn from the dice."""
+    """A model, and where its mutation shows: in a predefined world, or in drawn worlds if `scenario` is empty."""
 
     name: str
     model: type[Model]
@@ -21,7 +21,7 @@ class Mutant:
 
     @property
     def guard(self) -> str:
-        """What is taken out, or done instead."""
+        """What the mutant leaves out or does instead: the first line of its docstring."""
         return (self.model.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
@@ -29,7 +29,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(scenario: str = "noise", *, harmless: bool = False) -> Callable[[M], M]:
-    """Enter a model among the mutants."""
+    """Register a model as a mutant."""
 
     def enter(model: M) -> M:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()

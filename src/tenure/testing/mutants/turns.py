@@ -1,4 +1,4 @@
-"""Mutants of turns and times: of schedules and their ticks, of rates, of tenants, of newest first."""
+"""Mutants of schedules and their ticks, of rates, of fair keys and of newest first."""
 
 from collections.abc import Iterable, Sequence
 
@@ -45,7 +45,7 @@ class TickInTwoSteps(Model):
         self._owed: list[NewJob] = []
 
     def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
-        """Enqueue what is owed, then move on."""
+        """Enqueue the jobs of the last call's ticks, then move on."""
         owed, self._owed = self._owed, []
         self.enqueue(owed)
         return super().plan(changes)
