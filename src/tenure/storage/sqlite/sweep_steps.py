@@ -200,7 +200,7 @@ def trim(step: Transaction) -> int:
             emptied[queue] = None
     # The counters show whether a queue has other jobs, so they must be up to date.
     step.write_down()
-    step.many(_FORGET_QUEUE, [(queue,) for queue in emptied])
+    step.many(_FORGET_QUEUE, [{"queue": queue} for queue in emptied])
     return trimmed
 
 

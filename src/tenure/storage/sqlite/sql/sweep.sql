@@ -306,8 +306,8 @@ UPDATE tally
 -- Deletes the counters of a queue that has no jobs.
 -- Parameters: queue.
 DELETE FROM tally
- WHERE queue = ?1
-   AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = ?1 AND other.jobs <> 0);
+ WHERE queue = :queue
+   AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
 
 -- name: forget_jobs
 -- Parameters: seqs (a list).
