@@ -1,1 +1,1 @@
-"""The storage in Redis or Valkey: one guarantee for many machines."""
+"""The storage in Redis or Valkey, which many machines can share."""

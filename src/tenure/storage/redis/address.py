@@ -1,9 +1,9 @@
-"""The address of a Redis or Valkey, read: which servers, how to get in, and where the jobs lie there.
+"""Parses the storage URL of a Redis or Valkey: the servers, the login, and where the jobs are stored.
 
-redis://[user:password@]host[:6379][/db]                    one server; rediss:// speaks TLS; valkey[s]:// is the same
-unix:///path/to/socket[?db=0]                               one server of this machine
+redis://[user:password@]host[:6379][/db]                    one server; rediss:// uses TLS; valkey[s]:// is the same
+unix:///path/to/socket[?db=0]                               one server on this machine
 redis+sentinel://[user:password@]host[:26379],.../name[/db] the master that Sentinels name
-redis+cluster://[user:password@]host[:6379],...             a Cluster, entered by any of these
+redis+cluster://[user:password@]host[:6379],...             a Cluster, reached through any of these nodes
 """
 
 import re
@@ -22,7 +22,7 @@ SCHEMES = frozenset(
 )
 
 CELLS = 16
-"""Over how many hash slots the queues of a Cluster spread, unless the address says otherwise."""
+"""Number of hash slots over which the queues of a Cluster are spread, unless the address says otherwise."""
 
 MOST_CELLS = 1024
 
@@ -31,7 +31,7 @@ _PORTS: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where one server listens: a host and port, or the path of a socket."""
+    """Where one server listens: a host and port, or the path of a socket (then the port is 0)."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class Login:
-    """How to get in; never shown."""
+    """User name and password; the repr never shows them."""
 
     username: str | None = None
     password: str | None = None
@@ -55,7 +55,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Tls:
-    """How a server's certificate is checked, and which one is shown to it."""
+    """How to check a server's certificate, and the client certificate to present."""
 
     ca_certs: str | None = None
     certfile: str | None = None
@@ -66,7 +66,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """Where the jobs are. `url` is the address as it was given; `shown` is it without what must not be seen."""
+    """A parsed storage URL. `url`: as it was given. `shown`: without passwords, for messages."""
 
     url: str
     shown: str
@@ -87,17 +87,17 @@ class RedisAddress:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """What the keys of each cell begin with: the hash tag that keeps a cell together on one node."""
+        """The prefix of each partition's keys: the hash tag that keeps a partition on one node."""
         if self.kind != "cluster":
             return ("{" + self.namespace + "}",)
         return tuple("{" + f"{self.namespace}:{cell}" + "}" for cell in range(self.cells))
 
 
 def read(url: str) -> RedisAddress:
-    """Return what an address of one of the SCHEMES says.
+    """Parse a URL of one of the SCHEMES.
 
     Raises:
-        UsageError: it names nothing that can be reached, or an option that does not exist.
+        UsageError: the URL is malformed, or has an unknown option or a bad value.
     """
     parts = urlsplit(url)
     secret = _authority(parts.netloc)
@@ -165,7 +165,7 @@ _SECRET = re.compile(r"((?:^|[?&])(?:sentinel_)?password=)[^&]*")
 
 
 def shown_of(url: str) -> str:
-    """Return an address as it may be seen: without passwords, though it may be none, or be torn at one of these."""
+    """Return a URL without its passwords. It need not be valid, and a password may contain unescaped delimiters."""
     scheme, way, rest = _SECRET.sub(r"\1***", url).rpartition("://")
     user, at, hosts = rest.rpartition("@")
     name, colon, _ = user.partition(":")
@@ -173,7 +173,7 @@ def shown_of(url: str) -> str:
 
 
 def instead(address: RedisAddress, kind: Kind, place: ServerAddress) -> str:
-    """Return an address as it may be seen for a place that turned out to be of another kind than the address says."""
+    """Return the correct URL, without passwords, for a server of another kind than the address says."""
     parts = urlsplit(address.shown)
     scheme = parts.scheme.partition("+")[0]
     user, at, _ = parts.netloc.rpartition("@")
@@ -184,14 +184,14 @@ def instead(address: RedisAddress, kind: Kind, place: ServerAddress) -> str:
 
 
 def _is_torn(parts: SplitResult, kind: Kind) -> bool:
-    """Say whether an address goes on behind its hosts as only a password would that was not escaped."""
+    """Return True if there is an "@" after the hosts, which means an unescaped delimiter in a password."""
     known = _known(kind, tls=True)
     others = [pair for pair in parts.query.split("&") if pair.partition("=")[0] not in known]
     return parts.scheme != "unix" and any("@" in one for one in (parts.path, *others))
 
 
 def _known(kind: Kind, *, tls: bool) -> list[str]:
-    """Return the options that an address can have."""
+    """Return the options that an address of this kind can have."""
     return [
         *("namespace", "durability", "allow_unchecked", "db", "username", "password"),
         *(("sentinel_username", "sentinel_password") if kind == "sentinel" else ()),

@@ -1,4 +1,4 @@
-"""Which calls of an owner's lanes one partition has answered: each partition keeps a sequence of its own.
+"""Numbers the claims that each lane of an owner sends to a partition, and tracks which of them were answered.
 
 The owner numbers its calls, and one call may take several scripts. So a script has the number of its call times
 `SCRIPTS`, plus its place among the scripts of the call. The owner knows which calls it has answers to; only this module
@@ -11,11 +11,11 @@ from tenure.core.job import Owner
 from tenure.core.lane import Lane
 
 SCRIPTS = 4096
-"""How many scripts a call may take at most; what is left then is left to the next call."""
+"""Maximum number of scripts in one call; the next call does what is left."""
 
 
 class EncodedLane(Struct, frozen=True, omit_defaults=True):
-    """A lane as a script reads it: see lua/parts/claims.lua."""
+    """A lane as a script reads it; see lua/parts/claims.lua."""
 
     id: int
     since: int
@@ -35,7 +35,7 @@ class _ClaimLane(Struct, frozen=True):
     reached: int = 0
 
     def answered_by(self, lane: Lane) -> int:
-        """Return the last script whose answer the owner has, by what it acknowledges."""
+        """Return the last script whose answer the owner has, judged by the calls that it acknowledges."""
         return self.reached if self.call and self.call <= lane.answered else self.answered
 
 
@@ -46,17 +46,17 @@ class PartitionLanes:
         self._lanes: dict[tuple[str, int], _ClaimLane] = {}
 
     def begin(self, owner: Owner, lane: Lane) -> None:
-        """Note that a call begins, here or in another partition: what the last one brought is acknowledged, or is not.
+        """Note that a call begins, here or in another partition. It says whether the last call is acknowledged.
 
         Idempotent.
         """
         known = self._known(owner, lane)
-        # The same call once more acknowledges nothing of itself.
+        # A repeated call does not acknowledge its own first attempt.
         if known.call < lane.number:
             self._lanes[owner.id, lane.id] = _ClaimLane(known.sent, known.answered_by(lane))
 
     def send(self, owner: Owner, lane: Lane, script: int) -> EncodedLane:
-        """Return what goes with a script of a call that has begun, and note that it is sent."""
+        """Return the lane data for a script of a call that has begun, and note that the script is sent."""
         known = self._known(owner, lane)
         number = lane.number * SCRIPTS + script
         self._lanes[owner.id, lane.id] = structs.replace(known, sent=max(known.sent, number))
@@ -69,7 +69,7 @@ class PartitionLanes:
         self._lanes[owner.id, lane.id] = structs.replace(known, call=lane.number, reached=reached)
 
     def lost(self, owner: Owner, lane: Lane) -> EncodedLane | None:
-        """Return what a beat is to say of a lane in which an answer may have been lost; None where all have arrived."""
+        """Return the lane data for a beat if an answer may have been lost in a lane; None if all have arrived."""
         known = self._lanes.get((owner.id, lane.id))
         if known is None:
             return None
@@ -83,5 +83,5 @@ class PartitionLanes:
 
     def _known(self, owner: Owner, lane: Lane) -> _ClaimLane:
         known = self._lanes.get((owner.id, lane.id))
-        # Of calls before those that were made here nothing is known but what the owner says.
+        # Nothing was sent here yet; about earlier calls only the owner's own acknowledgement is known.
         return known or _ClaimLane(0, (lane.answered + 1) * SCRIPTS - 1)

@@ -1,8 +1,8 @@
-"""One connection to one server: commands out, replies in, and gone for good if a reply stays unread.
+"""One connection to one server: sends commands, reads replies, and is dropped if a reply stays unread.
 
-It is made by redis-py, which knows TLS, sockets and logins; none of its clients and pools is used: those repeat by
-themselves what may have been done already, and know nothing of several event loops. What a server answers to a command,
-be it an error, is a value here; what is raised is trouble with the connection itself.
+redis-py opens the connection, because it supports TLS, sockets and logins. Its clients and pools are not used: they
+repeat commands that may have been carried out already, and do not support several event loops. Every answer of the
+server is a return value here, errors too; only trouble with the connection itself is raised.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ from tenure.storage.redis.address import Login, RedisAddress, ServerAddress
 from tenure.storage.redis.resp import INCOMPLETE, Command, ReadError, Reply, ReplyParser, packed, reader
 
 CONNECTING = 2.0
-"""Seconds until a server that does not answer a connection is taken to be out of reach."""
+"""Seconds after which a server that does not accept a connection counts as unreachable."""
 
 ANSWERING = 3.0
-"""Seconds without a byte of a command or its answer until a server is taken to be out of reach."""
+"""Seconds without a byte sent or received, after which a server that owes an answer counts as unreachable."""
 
 LONGEST = 30.0
-"""Seconds that a command and its answer may take however steadily their bytes flow."""
+"""Maximum seconds for a command and its answer, even if their bytes keep moving."""
 
-# The kernel asks a silent peer after ten seconds and gives it up after nineteen: a half-open connection is found out
-# without a single command.
+# The kernel probes a silent peer after ten seconds and gives it up after nineteen. So a half-open connection is
+# detected even if no command is sent on it.
 _KEEPALIVE = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 }
 
-# Who we are is said along with the first call, or each connection would cost two more trips. redis-py 8 says it another
-# way than its elders.
+# redis-py must not announce the client: that would cost each connection two more round trips. We send the name along
+# with the first call. redis-py 8 has another parameter for this than earlier versions.
 _ANONYMOUS: dict[str, None] = (
     {"driver_info": None}
     if "driver_info" in signature(AbstractConnection).parameters
@@ -54,14 +54,14 @@ _ANONYMOUS: dict[str, None] = (
 )
 
 _GREETING: tuple[Command, ...] = (("CLIENT", "SETNAME", "tenure"),)
-"""What a connection is called in CLIENT LIST; a server that does not care says so, and is not heard."""
+"""Sets the connection's name in CLIENT LIST. The reply is ignored, so a server may refuse it."""
 
-# Replies, though redis-py takes them for trouble with the connection.
+# These are replies of the server, although redis-py derives some of them from its connection error.
 _SAID = (ResponseError, AuthenticationError, AuthorizationError, BusyLoadingError)
 
 
 class _DriverConnection(Protocol):
-    """What is used of redis-py's connection, which is typed but in part: how it begins and ends."""
+    """The methods that we use of redis-py's connection, which is only partly typed: connecting and disconnecting."""
 
     async def connect(self) -> None: ...
 
@@ -69,15 +69,15 @@ class _DriverConnection(Protocol):
 
 
 class _ReplyReader(asyncio.Protocol):
-    """The end of a connection that bytes come to: counts them, and makes replies of them."""
+    """The receiving side of a connection: counts bytes and parses them into replies."""
 
     def __init__(self, reader: ReplyParser, before: asyncio.BaseProtocol) -> None:
         self.heard = 0
-        """How many bytes have come."""
+        """The number of bytes received."""
         self.lost: Exception | None = None
-        """Why nothing will come any more."""
+        """The error that ended the connection; None while it is open."""
         self.replies: list[Reply] = []
-        """What has come and nobody has taken."""
+        """Replies that were received and not taken yet."""
         self._reader = reader
         self._before = before
         self._wanted = 0
@@ -86,7 +86,10 @@ class _ReplyReader(asyncio.Protocol):
         self._hear: Callable[[Reply], None] | None = None
 
     def take(self, count: int, *, after: int = 0) -> "asyncio.Future[list[Reply]]":
-        """Return what will be the next replies, so many after others; a RedisError if the connection is lost before."""
+        """Return a future of the next `count` replies, skipping `after` replies before them.
+
+        The future fails with a RedisError if the connection is lost before they arrive.
+        """
         self._wanted = count + after
         self._passed_over = after
         self._waiter = waiter = asyncio.get_running_loop().create_future()
@@ -106,7 +109,7 @@ class _ReplyReader(asyncio.Protocol):
         waiter.set_result(taken[self._passed_over :] if self._passed_over else taken)
 
     async def listen(self, hear: Callable[[Reply], None]) -> None:
-        """Have every reply heard as it comes, until the connection is lost or hearing fails: that is raised."""
+        """Call `hear` with each reply as it arrives. Ends only by an error: a lost connection, or one from `hear`."""
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         self._hear = hear
         try:
@@ -126,12 +129,12 @@ class _ReplyReader(asyncio.Protocol):
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """Have whoever waits for replies get an error instead."""
+        """Raise an error in the caller that waits for replies."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Parse received bytes and pass on complete replies."""
         self.heard += len(data)
         try:
             self._reader.feed(data)
@@ -147,7 +150,7 @@ class _ReplyReader(asyncio.Protocol):
             self._hand_over(self._waiter)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection has ended, and tell redis-py, which waits for that when it closes."""
+        """Note that the connection has ended, and pass that on to redis-py, which waits for it when it closes."""
         self.lost = RedisConnectionError(str(exc) if exc is not None else CUT)
         self.lost.__cause__ = exc
         self.give_up(self.lost)
@@ -155,21 +158,21 @@ class _ReplyReader(asyncio.Protocol):
 
 
 class ServerConnection:
-    """A connection that is open."""
+    """An open connection."""
 
     def __init__(self, place: ServerAddress, wire: _DriverConnection) -> None:
         self.place = place
         self.retired = False
-        """Not to be used again."""
+        """True if the connection must not be used again."""
         self._wire = wire
         self._greeted = False
-        # redis-py has let us in. From here on its reader would cost three turns of the event loop for each answer where
-        # one does, and keep to itself how much of it has come.
-        self._transport = cast("asyncio.StreamWriter", getattr(wire, "_writer")).transport  # noqa: B009 - see _Wire
+        # redis-py has logged in. From here on we read ourselves: its reader needs three iterations of the event loop
+        # for each answer instead of one, and does not show how many bytes have arrived.
+        self._transport = cast("asyncio.StreamWriter", getattr(wire, "_writer")).transport  # noqa: B009 - not typed
         self._line = _ReplyReader(reader(_parse(wire)), self._transport.get_protocol())
         self._transport.set_protocol(self._line)
         self.asked = 0
-        """How often something was asked by it."""
+        """The number of requests sent on it."""
         self._heard_before = 0
         self._kernel = select.poll()
         self._kernel.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -181,24 +184,25 @@ class ServerConnection:
         """Connect to a place and log in.
 
         Raises:
-            RedisError: the place cannot be reached, or does not let us in.
-            TimeoutError: it does not answer.
+            RedisError: the server is unreachable, or refuses the login.
+            TimeoutError: the server does not answer.
         """
         wire = _wire(place, address, address.login if login is None else login, db)
         try:
-            # The host has two seconds to take the connection, and the rest of three to let us in.
+            # The host has two seconds to accept the connection, and three in all until the login succeeds.
             async with asyncio.timeout(ANSWERING):
                 await wire.connect()
         except BaseException:
-            # Cancelled in the midst of its greeting it would be open, and of no use.
+            # A cancelled login would leave the connection open, but unusable.
             await wire.disconnect(nowait=True)
             raise
         return cls(place, wire)
 
     async def ask(self, commands: Sequence[Command], replies: int) -> list[Reply]:
-        """Send commands at once and return what the server says to each.
+        """Send commands together and return the server's reply to each.
 
-        Whatever is raised, a cancellation too, the connection is no longer: its next reply would belong to another.
+        After any exception, cancellation included, the connection is dropped: its next reply would belong to an
+        earlier command.
         """
         try:
             return await self.put(commands, replies)
@@ -207,9 +211,9 @@ class ServerConnection:
             raise
 
     def put(self, commands: Sequence[Command], replies: int) -> "asyncio.Future[list[Reply]]":
-        """Send commands at once and return what the server will say to each.
+        """Send commands together and return a future of the server's replies.
 
-        Whoever gets an error from this, or does not wait for all of it, has to drop the connection: see `ask`.
+        A caller that gets an error, or does not wait for all replies, must drop the connection: see `ask`.
         """
         self.asked += 1
         self._heard_before = self._line.heard
@@ -221,58 +225,58 @@ class ServerConnection:
         return self._line.take(replies, after=len(_GREETING))
 
     async def send(self, commands: Sequence[Command]) -> None:
-        """Send commands and leave what the server says to whoever reads."""
+        """Send commands; `listen` receives the replies."""
         self._send(commands)
 
     async def listen(self, hear: Callable[[Reply], None]) -> None:
-        """Have everything that the server says heard in the turn of the loop in which it comes.
+        """Call `hear` with each reply, in the iteration of the event loop in which it arrives.
 
         Raises:
-            RedisError: the connection is lost. Or what hearing raises.
+            RedisError: the connection is lost. An exception from `hear` ends this, too.
         """
         await self._line.listen(hear)
 
     def give_up(self) -> None:
-        """Have whoever waits for an answer wait no longer: a TimeoutError ends that, and with it the connection."""
+        """Raise TimeoutError in the caller that waits for an answer; that caller then drops the connection."""
         self._line.give_up(TimeoutError())
 
     @property
     def unfit(self) -> bool:
-        """Whether it is not to be used: retired, hung up by the server, or with words in it that nobody asked for."""
+        """True if it must not be used: it is retired, closed by the server, or holds unexpected bytes."""
         if self.retired or self._line.lost is not None or self._line.replies or self._transport.is_closing():
             return True
-        # Asked of the kernel, which knows it before the event loop has come to look. Nothing is to be read of an idle
-        # connection but its end.
+        # Ask the kernel, which knows before the event loop does. On an idle connection, the only thing to read is its
+        # end.
         return bool(self._kernel.poll(0))
 
     @property
     def silent(self) -> bool:
-        """Whether nothing of a command is still to be sent, and nothing of an answer has come."""
+        """True if all bytes of the command are sent, and no byte of the answer has arrived."""
         return not self._unsent and self._line.heard == self._heard_before
 
     @property
     def heard(self) -> int:
-        """How many bytes have come."""
+        """The number of bytes received."""
         return self._line.heard
 
     @property
     def flow(self) -> tuple[int, int]:
-        """How many bytes have come, and how many are still to be sent: what changes while a call gets on."""
+        """The numbers of bytes received and still unsent; they change while a call makes progress."""
         return self._line.heard, self._unsent
 
     async def drop(self) -> None:
-        """Cut the connection, now."""
+        """Close the connection at once."""
         await self._wire.disconnect(nowait=True)
 
     async def close(self) -> None:
-        """Take leave of the server."""
+        """Close the connection gracefully."""
         await self._wire.disconnect()
 
     def abandon(self) -> None:
-        """Let go of this process's copy of a connection that belongs to another one, its parent.
+        """Drop this process's copy of a connection that belongs to the parent process.
 
-        Nothing of it may be closed the usual way: its event loop watches it by a list in the kernel that both processes
-        share. So its descriptor is turned to nothing; what is in memory has to stay there.
+        It must not be closed in the usual way: the parent's event loop watches the descriptor through a kernel object
+        that both processes share. So the descriptor is redirected to /dev/null, and the Python objects stay in memory.
         """
         line = self._transport.get_extra_info("socket").fileno()
         if line >= 0:
@@ -282,7 +286,7 @@ class ServerConnection:
 
     @property
     def _unsent(self) -> int:
-        """How many bytes the kernel has not taken yet."""
+        """The number of bytes that the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size()
 
     def _send(self, commands: Sequence[Command]) -> None:
@@ -297,7 +301,7 @@ def text(reply: Reply) -> str:
 
 
 def said(reply: Reply) -> RedisError | None:
-    """Return a reply if it is an error."""
+    """Return the reply if it is an error, otherwise None."""
     return reply if isinstance(reply, RedisError) else None
 
 
@@ -308,14 +312,14 @@ CUT = "Connection closed by server."
 
 
 def why(error: BaseException) -> str:
-    """Return what an error says, without the address that whoever tells it names already."""
+    """Return an error's reason without the address, which the caller's message names already."""
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return LATE
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, socket.gaierror):
             return NO_HOST
-        # A host of several addresses that all refuse has several errors in one, which has their texts only.
+        # If a host has several addresses and all refuse, one error holds only the texts of the others.
         if isinstance(cause, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(cause):
             return REFUSED
         cause = cause.__cause__ or cause.__context__
@@ -323,13 +327,13 @@ def why(error: BaseException) -> str:
 
 
 def unreached(error: BaseException) -> bool:
-    """Say whether no connection came about, or it was cut; what a server says is something else."""
+    """Return True if a connection failed to open or was cut; False for an error that a server replied."""
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) and not isinstance(error, _SAID)
 
 
 def _parse(wire: _DriverConnection) -> ReadError:
-    """Return what makes of a server's words one of redis-py's errors."""
-    return cast("ReadError", getattr(wire, "_parser").parse_error)  # noqa: B009 - see _Wire
+    """Return redis-py's function that turns the text of an error reply into an exception."""
+    return cast("ReadError", getattr(wire, "_parser").parse_error)  # noqa: B009 - not typed
 
 
 def _wire(place: ServerAddress, address: RedisAddress, login: Login, db: int) -> _DriverConnection:
@@ -337,7 +341,7 @@ def _wire(place: ServerAddress, address: RedisAddress, login: Login, db: int) ->
         "db": db,
         "username": login.username,
         "password": login.password,
-        # The limit of a whole call is set outside; redis-py's own would cost a task for every send.
+        # Our own time limit covers the whole call; redis-py's would cost a task for every send.
         "socket_timeout": None,
         "socket_connect_timeout": CONNECTING,
         "protocol": 2,

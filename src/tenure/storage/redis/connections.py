@@ -1,12 +1,12 @@
-"""The way to the servers: a few connections for each event loop, and the call of a script that is sure of its end.
+"""Connection pools for each event loop, and script calls that are retried only where that is safe.
 
-call ──► where is the cell? ──► a connection of that server ──► EVALSHA ──► reply
-              ▲                                                   │
-              └──── a short rest ◄──── refused before anything was done (it fails over, moves, starts)
-                    NOSCRIPT: the script goes along with the next try
+call ──► where is the partition? ──► a connection to that server ──► EVALSHA ──► reply
+              ▲                                                        │
+              └──── a short rest ◄──── refused before it did anything (it fails over, moves slots, starts)
+                    NOSCRIPT: the next try sends the script along
 
-Every call may be repeated by whoever made it. Here it is only where a server has said that it did nothing of it; a
-connection that is cut, or an answer that is late, leaves that open and is the caller's to know.
+Callers may repeat any call. This module repeats a call only if the server said that it did nothing. After a cut
+connection or a late answer, it is unknown whether the server ran the script: the caller gets an error and decides.
 """
 
 import asyncio
@@ -32,37 +32,37 @@ from tenure.storage.redis.routes import Routes, routes
 from tenure.storage.redis.script_library import Script
 
 LIMIT = 64
-"""How many connections one event loop opens to one server; who finds none free waits for one."""
+"""Maximum number of connections from one event loop to one server. If all are in use, a call waits for one."""
 
 KEPT = 16
-"""How many of them stay open when idle."""
+"""Maximum number of idle connections that stay open."""
 
 TRIES = 7
 PATIENCE = ExponentialDelay(0.05, 0.4)
-"""How often, and after which rests, a call is made that its server refuses for now: about a second in all."""
+"""How often a temporarily refused call is tried, and the rests between the tries: about a second in all."""
 
 SILENT = 2.0
-"""Seconds after which a call without an answer is compared with another connection: half-open ones are found out so."""
+"""Seconds after which an unanswered call is checked by a PING on a second connection: this detects half-open ones."""
 
 GIVEN_UP = 0.5
-"""Seconds after which a call that its caller cancels counts as one that the server has not answered."""
+"""A call that the caller cancels after at least this many seconds counts as unanswered by the server."""
 
 CONFIRMING = 1.0
-"""Seconds that a replica gets to confirm a write where that is to be had in memory only (WAIT)."""
+"""Seconds that a replica has to confirm a write if it can only confirm it in memory (WAIT)."""
 
 WRITING = 3.0
-"""Seconds that a server and a replica get to have a write on their disks (WAITAOF). With `appendfsync everysec` it is
-there after up to one, after two if the disk is busy, and a replica says so once a second."""
+"""Seconds that a server and a replica have to get a write onto their disks (WAITAOF). With `appendfsync everysec` that
+takes up to one second, or two if the disk is busy, and a replica reports it once a second."""
 
 SOON = 0.05
-"""The part of it after which they are asked once more: it does where both write before they answer (`always`)."""
+"""Seconds of the first, short WAITAOF. It suffices if both servers write before they answer (`appendfsync always`)."""
 
 AGAIN = 60.0
-"""Seconds after which a server without WAITAOF, or without an append-only file, is asked whether it has one by now."""
+"""Seconds until WAITAOF is tried again on a server that did not know it, or that had no append-only file."""
 
 
 class ScriptCall(Struct, frozen=True, gc=False):
-    """A script to be called on a cell, or with none a plain command, of which the arguments are all words."""
+    """A call of a script on a partition. Without a script, `args` are the words of a plain command."""
 
     script: Script | None
     base: str
@@ -70,14 +70,14 @@ class ScriptCall(Struct, frozen=True, gc=False):
 
     @property
     def command(self) -> Command:
-        """What a server is told that knows the script."""
+        """The command to send; it assumes that the server has the script."""
         if self.script is None:
             return self.args
         return packed_after((b"EVALSHA", self.script.sha, b"1", self.base), self.args)
 
     @property
     def name(self) -> str:
-        """The script's name, if it is one."""
+        """The script's name, or "" for a plain command."""
         return self.script.name if self.script is not None else ""
 
 
@@ -88,23 +88,23 @@ class Connections:
         self.address = address
         chance = rng or entropy()
         self.on_trouble: Callable[[ServerAddress], None] = lambda place: None
-        """Told when a server has not answered a call, on the event loop of that call."""
+        """Called when a server has not answered a call, on the event loop of that call."""
         self._homes = PerLoop(
             lambda: _LoopConnections(address, chance, lambda place: self.on_trouble(place)),
             abandon=_LoopConnections.abandon,
         )
 
     async def call(self, script: Script, base: str, *args: Word, durable: bool = False) -> Reply:
-        """Call a script on a cell and return what it says.
+        """Call a script on a partition and return its reply.
 
-        `durable`: wait until a replica has what was written, too.
+        `durable`: wait until a replica has the writes, too.
 
         Raises:
-            StorageUnavailableError: the server is out of reach or takes no calls; it may have done its work all the
-                same, unless the message says otherwise.
-            StorageFullError: it has no room.
-            NotDurableError: it is written, but no replica has confirmed that in time.
-            StorageError: it refuses us, or the script has failed.
+            StorageUnavailableError: the server is unreachable or takes no calls. It may have run the script anyway,
+                unless the message says otherwise.
+            StorageFullError: the server has no room.
+            NotDurableError: the write was made, but no replica has confirmed it in time.
+            StorageError: the server refuses us, or the script has failed.
         """
         home = self._homes.there() or await self._home()
         calls = (ScriptCall(script, base, args),)
@@ -112,7 +112,7 @@ class Connections:
         if place is None or durable:
             [reply] = await home.make(calls, durable=durable)
         else:
-            # As a rule nobody has to be asked where it is, and it is made at once.
+            # The usual case, made fast: the partition's server is known, so the call goes there directly.
             replies: list[Reply]
             try:
                 replies = await home.ask(place, (calls[0].command,))
@@ -127,10 +127,10 @@ class Connections:
         return reply
 
     async def call_all(self, calls: Sequence[ScriptCall], *, durable: bool = False) -> list[Reply]:
-        """Make several calls at once, in one trip to each server, and return what each says.
+        """Make several calls at once, in one round trip to each server, and return their replies.
 
         Raises:
-            StorageError: as `call`; of several the first. The others have been made all the same.
+            StorageError: as `call`; the first one, if several calls fail. The other calls were made anyway.
         """
         outcomes = await self.outcomes(calls, durable=durable)
         for outcome in outcomes:
@@ -139,7 +139,7 @@ class Connections:
         return outcomes
 
     async def outcomes(self, calls: Sequence[ScriptCall], *, durable: bool = False) -> list[Reply]:
-        """Make several calls at once; what one of them would raise stands in its place."""
+        """Make several calls at once; return each call's reply, or the error that `call` would raise."""
         home = await self._home()
         replies = await home.make(calls, durable=durable)
         return [
@@ -148,7 +148,7 @@ class Connections:
         ]
 
     async def tell(self, base: str, *command: Word, durable: bool = False) -> Reply:
-        """Send the server of a cell a plain command on one of its keys and return what it says.
+        """Send a plain command on a partition's key to its server, and return the reply.
 
         Raises:
             StorageError: as `call`.
@@ -157,7 +157,7 @@ class Connections:
         return reply
 
     async def ask(self, place: ServerAddress, *command: Word) -> Reply:
-        """Send one server a plain command and return what it says.
+        """Send one server a plain command and return the reply.
 
         Raises:
             StorageError: as `call`.
@@ -168,10 +168,10 @@ class Connections:
         return reply
 
     async def ask_all(self, place: ServerAddress, commands: Sequence[Command]) -> list[Reply]:
-        """Send one server plain commands in one trip; an error that it answers stands in its place.
+        """Send one server plain commands in one round trip; return its replies, errors included.
 
         Raises:
-            StorageUnavailableError: it is out of reach.
+            StorageUnavailableError: the server is unreachable.
         """
         home = await self._home()
         try:
@@ -180,10 +180,10 @@ class Connections:
             raise ours(error, self.address.shown) from error
 
     async def places(self) -> list[ServerAddress]:
-        """Return every server that holds cells of ours, asking anew where that can change.
+        """Return every server that holds one of our partitions. Asks the Sentinels or the Cluster again.
 
         Raises:
-            StorageUnavailableError: nobody can tell at the moment.
+            StorageUnavailableError: no Sentinel or node answers at the moment.
         """
         home = await self._home()
         try:
@@ -193,10 +193,10 @@ class Connections:
             raise ours(error, self.address.shown) from error
 
     async def place(self, base: str) -> ServerAddress:
-        """Return the server that holds a cell.
+        """Return the server that holds a partition.
 
         Raises:
-            StorageUnavailableError: nobody can tell at the moment.
+            StorageUnavailableError: no Sentinel or node answers at the moment.
         """
         home = await self._home()
         try:
@@ -205,14 +205,14 @@ class Connections:
             raise ours(error, self.address.shown) from error
 
     async def moved(self) -> None:
-        """Ask anew where the cells are, before the next call from this event loop."""
+        """Look up the partitions' servers again before the next call from this event loop."""
         (await self._home()).routes.doubt()
 
     async def open(self, place: ServerAddress) -> ServerConnection:
-        """Open a connection of the caller's own, who also closes it.
+        """Open a connection outside the pools; the caller owns and closes it.
 
         Raises:
-            StorageUnavailableError: the server is out of reach.
+            StorageUnavailableError: the server is unreachable.
         """
         try:
             return await ServerConnection.open(place, self.address, db=self.address.db)
@@ -220,7 +220,7 @@ class Connections:
             raise ours(error, self.address.shown) from error
 
     async def close(self) -> None:
-        """Close every connection, also those of the event loops of other threads. A later call opens new ones."""
+        """Close every connection, those of other threads' event loops too. A later call opens new ones."""
         await self._homes.close(_LoopConnections.close)
 
     async def _home(self) -> "_LoopConnections":
@@ -238,17 +238,17 @@ class _Pool:
         self.lent = 0
         """How many are in use."""
         self.line: deque[asyncio.Future[None]] = deque()
-        """Who waits for one of them to come back."""
+        """Calls that wait for a connection, in order of arrival."""
 
     def lend(self) -> ServerConnection | None:
-        """Return a connection that is idle and fit to be used, if nobody has to wait for one; it is in use then."""
+        """Take an idle, usable connection; return None if there are no such connections or if others wait."""
         if not self.idle or self.lent >= LIMIT or self.line or self.idle[-1].unfit:
             return None
         self.lent += 1
         return self.idle.pop()
 
     async def enter(self) -> None:
-        """Have one connection more in use, as soon as there are not too many."""
+        """Count one more connection as in use; wait while LIMIT are in use."""
         if self.lent < LIMIT:
             self.lent += 1
             return
@@ -261,11 +261,11 @@ class _Pool:
                 self.leave()
             raise
         finally:
-            # Until it goes on, one of the idle connections is meant for it.
+            # It stays in the queue until it runs again: until then, one of the idle connections is reserved for it.
             self.line.remove(turn)
 
     def leave(self) -> None:
-        """Have one less in use, or the next in line in its place."""
+        """Pass the place to the first waiting call, or count one connection less as in use."""
         for turn in self.line:
             if not turn.done():
                 turn.set_result(None)
@@ -274,7 +274,7 @@ class _Pool:
 
 
 class _LoopConnections:
-    """The connections of one event loop; used on it and nowhere else."""
+    """The connections of one event loop; use it on that loop only."""
 
     def __init__(self, address: RedisAddress, rng: Random, trouble: Callable[[ServerAddress], None]) -> None:
         self._trouble = trouble
@@ -284,25 +284,25 @@ class _LoopConnections:
         self._pools: dict[ServerAddress, _Pool] = {}
         self._links: set[ServerConnection] = set()
         self._in_memory: dict[ServerAddress, float] = {}
-        """Until when the servers that cannot confirm what is on disk are not asked for it."""
+        """The servers that cannot confirm writes on disk, and until when WAITAOF is not tried there again."""
         self._watch = _CallMonitor(self._compare_soon)
         self._comparing: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None] | None = None
         self._closed = False
 
     async def settle_in(self) -> None:
-        """Have the connections closed when the event loop ends."""
+        """Arrange that the connections are closed when the event loop ends."""
         self._end = _until_the_loop_ends(self)
         await anext(self._end)
 
     async def make(self, calls: Sequence[ScriptCall], *, durable: bool) -> list[Reply]:
-        """Make calls, again where that is safe; an error stands in the place of the reply."""
+        """Make calls, and retry them where that is safe; return each call's reply or error."""
         replies: list[Reply] = [None] * len(calls)
         await self._try(calls, range(len(calls)), replies, (), durable)
         return await self.make_again(calls, replies, durable=durable)
 
     async def make_again(self, calls: Sequence[ScriptCall], replies: list[Reply], *, durable: bool) -> list[Reply]:
-        """Make those of the calls again that were not made; return the replies to all."""
+        """Retry the calls that were not carried out; return the replies to all calls."""
         for tried in range(1, TRIES):
             left = [
                 at for at, one in enumerate(replies) if _may_go_again(one, elsewhere=self._address.kind != "server")
@@ -319,7 +319,10 @@ class _LoopConnections:
     async def ask(
         self, place: ServerAddress, commands: Sequence[Command], *, load: Sequence[Script] = (), durable: bool = False
     ) -> list[Reply]:
-        """Send commands in one trip, scripts before them; `durable`: one more reply, that of a replica."""
+        """Send commands in one round trip and return the replies.
+
+        `load`: scripts to load first. `durable`: adds one more reply, the one to WAITAOF or WAIT.
+        """
         sent = [*(("SCRIPT", "LOAD", script.text) for script in load), *commands] if load else commands
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -352,29 +355,29 @@ class _LoopConnections:
             self._suspect(place)
             raise
         except asyncio.CancelledError:
-            # A caller with a limit of its own gives up sooner than we do, and still learns of a failover.
+            # A caller with a shorter time limit cancels before our own limit; a failover must still be noticed.
             if loop.time() - now >= GIVEN_UP:
                 self._suspect(place)
             raise
 
     def _suspect(self, place: ServerAddress) -> None:
-        """Take a server for one that may be gone."""
-        # What has cut one connection, or made it silent, has not spared those that are idle; each of them would be
-        # found out by a call that waits for its answer in vain.
+        """Treat a server as possibly gone."""
+        # What broke one connection has probably broken the idle ones, too. Without this, each of them would cost one
+        # call that waits in vain for its answer.
         self._retire(place)
         self.routes.doubt(place)
         self._trouble(place)
 
     async def _on_disk(self, place: ServerAddress, link: ServerConnection) -> Reply:
-        """Ask whether what a connection has written is on the disks of the server and of a replica."""
-        # In a trip of its own, and again soon: a replica tells when it is asked what it has on disk, and else once a
-        # second. Asked along with a write, it tells what it had there before it.
+        """Ask whether a connection's writes are on the disks of the server and of a replica."""
+        # A replica reports its disk state when it is asked, and otherwise once a second. If WAITAOF came in one trip
+        # with the write, the replica would report its state before the write. So ask in a trip of its own, twice.
         reply: Reply = None
         for within in (SOON, WRITING - SOON):
             [reply] = await link.ask([("WAITAOF", 1, 1, round(within * 1000))], 1)
             if _knows_no_waitaof(reply):
                 self._in_memory[place] = asyncio.get_running_loop().time() + AGAIN
-                # On the same connection: it asks for what this one has written.
+                # Use the same connection: WAIT asks about the writes of its own connection.
                 [reply] = await link.ask([_wait()], 1)
                 break
             if 0 not in _counts(reply):
@@ -389,7 +392,7 @@ class _LoopConnections:
         comparing.add_done_callback(self._comparing.discard)
 
     async def _compare(self, place: ServerAddress, link: ServerConnection) -> None:
-        """Give up a connection that says nothing, if the server answers on another one."""
+        """Give up a silent connection if the server answers on another one."""
         asked = link.asked
         try:
             async with asyncio.timeout(ANSWERING):
@@ -400,12 +403,12 @@ class _LoopConnections:
                     await other.drop()
         except (RedisError, OSError):
             return
-        # The call may have come to its end in between, and another have begun.
+        # Meanwhile the call may have ended and another one begun on this connection.
         if said(reply) is None and link.silent and link.asked == asked:
             link.give_up()
 
     async def close(self) -> None:
-        """Close what is idle now, and what is not when it is."""
+        """Close the idle connections now, and each of the others when its call ends."""
         if self._end is not None:
             await self._end.aclose()
 
@@ -422,7 +425,7 @@ class _LoopConnections:
                 await link.close()
 
     def abandon(self) -> None:
-        """Let go of connections that are another process's."""
+        """Drop connections that belong to the parent process."""
         for link in self._links:
             link.abandon()
 
@@ -455,7 +458,7 @@ class _LoopConnections:
     async def _make_at(
         self, place: ServerAddress, calls: Sequence[ScriptCall], *, load: Sequence[Script], durable: bool
     ) -> list[Reply]:
-        """Make calls once, where their cells are; an error stands in the place of the reply."""
+        """Make calls once on one server; return each call's reply or error."""
         try:
             replies = await self.ask(place, [call.command for call in calls], load=load, durable=durable)
         except (RedisError, OSError) as error:
@@ -466,7 +469,7 @@ class _LoopConnections:
         return replies
 
     def heed(self, place: ServerAddress, calls: Sequence[ScriptCall], replies: Sequence[Reply]) -> None:
-        """Learn from replies, or errors in their places, where cells are, and which connections are of no use."""
+        """Update the routes from replies and errors, and retire connections to a server that is not a master."""
         for call, reply in zip(calls, replies, strict=True):
             match reply:
                 case list() | bytes() | int():
@@ -475,24 +478,28 @@ class _LoopConnections:
                     to = cast("_Redirection", reply)
                     self.routes.moved(call.base, ServerAddress(to.host or place.host, to.port))
                 case ReadOnlyError():
-                    # What it leads to was the master once.
+                    # These connections lead to a server that was the master before.
                     self.routes.doubt()
                     self._retire(place)
                 case RedisError() if undone(reply) and not isinstance(reply, AskError | NoScriptError):
                     self.routes.doubt()
                 case _:
-                    # An AskError, too. The slot is on its way from one node to another, with part of its keys here and
-                    # part there: who goes on there finds half of a cell. So the call waits until all has arrived.
+                    # This includes AskError: the slot is being migrated, so each node holds a part of its keys. The
+                    # other node would see half of a partition, so the call waits until the migration is over.
                     pass
 
     def _retire(self, place: ServerAddress) -> None:
-        """Use no connection to a server again that is idle now."""
+        """Never use the currently idle connections to a server again."""
         if (pool := self._pools.get(place)) is not None:
             for link in pool.idle:
                 link.retired = True
 
     async def _borrowed(self, place: ServerAddress, pool: _Pool, within: float) -> ServerConnection:
-        """Return a connection of one's own, who gives it back; raise a TimeoutError if there is none in time."""
+        """Return a connection for the caller, who must give it back.
+
+        Raises:
+            TimeoutError: no connection became available in time.
+        """
         async with asyncio.timeout(within):
             await pool.enter()
             try:
@@ -502,7 +509,7 @@ class _LoopConnections:
                 raise
 
     def _rests(self, pool: _Pool, link: ServerConnection) -> bool:
-        """Give a connection back, if it is one to be used again and there are not too many."""
+        """Return True and put the connection back into the pool, if it is usable and the pool has room."""
         if link.retired or self._closed or len(pool.idle) >= KEPT:
             return False
         pool.idle.append(link)
@@ -510,13 +517,13 @@ class _LoopConnections:
         return True
 
     async def _put_away(self, pool: _Pool, link: ServerConnection) -> None:
-        """Give a connection back, whatever it is."""
+        """Give a connection back: close it if it is retired, and close idle ones above the limit."""
         try:
             if link.retired:
                 await self._hang_up(link)
                 return
             pool.idle.append(link)
-            # While others wait for one, more than a few are wanted.
+            # Keep more idle connections than usual while calls wait for one.
             while pool.idle and (self._closed or (len(pool.idle) > KEPT and pool.lent < LIMIT and not pool.line)):
                 await self._hang_up(pool.idle.pop(0))
         finally:
@@ -539,12 +546,12 @@ class _LoopConnections:
             link = await ServerConnection.open(place, self._address, db=self._address.db)
         except (RedisError, OSError) as error:
             if unreached(error):
-                # Of one server the place is the address, which is named anyhow.
+                # For a single server, the message names the address already.
                 at = "" if self._address.kind == "server" else f"{place}: "
                 raise _NotConnectedError(f"{at}{why(error)}") from error
             raise
         if self._address.kind == "sentinel":
-            # Sentinels are told of a failover before the server is that they have named.
+            # Sentinels may name a server before it has become the master, so ask the server itself.
             [role] = await link.ask([("ROLE",)], 1)
             if isinstance(role, list) and role[:1] != [b"master"]:
                 await link.drop()
@@ -554,7 +561,7 @@ class _LoopConnections:
 
 
 class _CallInProgress(Struct):
-    """A call on its way: when it began, what time it has above the usual, and when its bytes were last seen to flow."""
+    """A running call: its start, the seconds it has above the usual limit, and when its bytes last moved."""
 
     began: float
     more: float
@@ -564,9 +571,9 @@ class _CallInProgress(Struct):
 
 
 class _CallMonitor:
-    """Gives calls time for as long as their bytes flow, and has a connection compared with another if none do.
+    """Ends calls whose bytes have stopped moving; calls `compare` earlier for a connection that looks silent.
 
-    One timer looks at all of them: a call as they are is over long before the first look.
+    One timer checks all calls. A normal call ends long before the first check.
     """
 
     def __init__(self, compare: Callable[[ServerAddress, ServerConnection], None]) -> None:
@@ -575,17 +582,17 @@ class _CallMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, link: ServerConnection, began: float, more: float) -> None:
-        """Look at a call from now on."""
+        """Start to monitor a call."""
         self._calls[link] = _CallInProgress(began, more, (link.heard, 0), began)
         if self._timer is None:
             self._set()
 
     def end(self, link: ServerConnection) -> None:
-        """Look at it no more."""
+        """Stop monitoring a call."""
         del self._calls[link]
 
     def close(self) -> None:
-        """Look at nothing, once the calls that are on their way are over: they have nobody else to give them up."""
+        """Stop the timer if no call is running. Otherwise keep it: running calls have no other time limit."""
         if self._timer is not None and not self._calls:
             self._timer.cancel()
             self._timer = None
@@ -609,14 +616,14 @@ class _CallMonitor:
 
 
 class _Redirection(Protocol):
-    """What redis-py reads from a redirection, and gives no type."""
+    """The attributes that redis-py sets on a redirection error without declaring their types."""
 
     host: str
     port: int
 
 
 class UnconfirmedError(NotDurableError):
-    """No replica has confirmed a write that was made. `reply`: what the server that made it said."""
+    """A write was made, but no replica has confirmed it. `reply`: the reply of the server that made it."""
 
     def __init__(self, message: str, reply: Reply = None) -> None:
         super().__init__(message)
@@ -624,11 +631,11 @@ class UnconfirmedError(NotDurableError):
 
 
 class _NotConnectedError(RedisConnectionError):
-    """No connection came about, so nothing was done."""
+    """No connection could be opened, so the server did nothing."""
 
 
 async def _until_the_loop_ends(home: _LoopConnections) -> AsyncGenerator[None]:
-    """Close the connections of an event loop before it closes: `asyncio.run` ends what generators it has left."""
+    """Close an event loop's connections before it closes: `asyncio.run` closes the remaining async generators."""
     try:
         yield
     finally:
@@ -636,18 +643,21 @@ async def _until_the_loop_ends(home: _LoopConnections) -> AsyncGenerator[None]:
 
 
 def _may_go_again(reply: Reply, *, elsewhere: bool) -> bool:
-    """Say whether a call was not made, and may be now; `elsewhere`: the cell can be found at another server."""
+    """Return True if a call was not carried out and may be retried.
+
+    `elsewhere`: the partition may move to another server, so a failed connection is worth a retry, too.
+    """
     error = said(reply)
     return error is not None and (undone(error) or (elsewhere and isinstance(error, _NotConnectedError)))
 
 
 def _at_once(reply: Reply) -> bool:
-    """Say whether a call that goes again needs no rest before: the server has said what it lacks."""
+    """Return True if a retry needs no rest before it: the server said what was missing."""
     return isinstance(reply, NoScriptError | MovedError)
 
 
 def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
-    """Return the replies without those to the loading of scripts, unless that is what has failed."""
+    """Return the replies without those to SCRIPT LOAD. If a load failed, its error replaces each NOSCRIPT error."""
     if not loaded:
         return replies
     trouble = next((error for reply in replies[:loaded] if (error := said(reply)) is not None), None)
@@ -667,14 +677,14 @@ def _knows_no_waitaof(reply: Reply) -> bool:
 
 
 def _counts(reply: Reply) -> list[int]:
-    """Return who has a write: by WAITAOF the server and its replicas, by WAIT the replicas, by an error nobody."""
+    """Return how many servers have a write: for WAITAOF [server, replicas], for WAIT [replicas], for an error [0]."""
     if said(reply) is not None:
         return [0]
     return cast("list[int]", reply) if isinstance(reply, list) else [cast("int", reply)]
 
 
 def _lacking(reply: Reply, shown: str) -> str | None:
-    """Return what to say if not one replica has what was written, from the reply to WAIT or WAITAOF."""
+    """Return the error message if the reply to WAIT or WAITAOF shows no confirmation; otherwise None."""
     if (error := said(reply)) is not None:
         return f"{shown} cannot confirm a write ({error}); it was made all the same"
     match _counts(reply):

@@ -1,4 +1,4 @@
-"""The one place where redis-py's errors become ours."""
+"""Translates redis-py's errors into Tenure's errors; no other module does."""
 
 from redis.exceptions import (
     AskError,
@@ -29,19 +29,19 @@ _REFUSED: tuple[type[RedisError], ...] = (
     TryAgainError,
 )
 RULES = "~* &* +@read +@write +@scripting +@pubsub +@connection +time +info +config|get +cluster +role"
-"""What a user must be allowed, as ACL SETUSER takes it. WAIT and COMMAND are among what is @connection."""
+"""The permissions that a user needs, as rules for ACL SETUSER. @connection includes WAIT and COMMAND."""
 
 _LONELY = "NOREPLICAS "
 _REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", _LONELY, "READONLY ", "TRYAGAIN ")
 
 
 def undone(error: RedisError) -> bool:
-    """Say whether a server refused a command before it did anything of it, and may take it in a moment."""
+    """Return True if a server refused a command before it did anything, and may accept it in a moment."""
     return isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS)
 
 
 def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
-    """Return the error that a caller gets to see; what is no trouble of the storage passes as it is."""
+    """Return the error that a caller sees; an error that does not come from the storage is returned unchanged."""
     match error:
         case TenureError():
             return error

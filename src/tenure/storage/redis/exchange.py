@@ -1,4 +1,4 @@
-"""The flow of jobs on its way to and from a cell: enqueue and exchange."""
+"""Encodes the requests of enqueue and exchange for their scripts, and decodes the scripts' answers."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -31,19 +31,19 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 Place = tuple[int, int, int]
-"""How far a claim has got: in which of its queues, how many were promoted there, how many were looked at in all."""
+"""How far a claim has got: the number of its queue, the jobs promoted there, and the jobs examined in all."""
 
 BEGIN: Place = (1, 0, 0)
 
 SETTLED_AT_ONCE = 100
-"""How many settlements a call brings along at most: about as many as it has time for, or it would read them in vain."""
+"""Maximum number of settlements in one call: about as many as a script has time for. More would be read for nothing."""
 
 REQUEST_BYTES = 1_000_000
-"""After how many bytes of results a call settles no more: whatever it leaves undone is sent once more."""
+"""A request takes no more settlements after this many bytes of results: what a script leaves undone is sent again."""
 
 
 class EncodedEvent(Struct, omit_defaults=True):
-    """An event that comes with a settlement: its body's place, its name, and whether it says who did it."""
+    """An event of a settlement: the place of its body among the arguments, its name, and whether it names an actor."""
 
     body: int
     name: str
@@ -51,7 +51,7 @@ class EncodedEvent(Struct, omit_defaults=True):
 
 
 class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
-    """A settlement as a script reads it: a state to finish in, or `after` to be put back."""
+    """A settlement as a script reads it: `state` finishes the job; without it the job is put back `after` a delay."""
 
     ref: str
     fence: int
@@ -71,7 +71,7 @@ class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
-    """Settlements in a row that complete jobs of a queue, and do nothing else, as a script reads them."""
+    """Consecutive settlements that only complete jobs of one queue, as a script reads them."""
 
     queue: str
     ids: list[str]
@@ -82,7 +82,7 @@ class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedJobs(Struct, omit_defaults=True, kw_only=True):
-    """New jobs in a row that differ in their ids and payloads only, as a script reads them."""
+    """Consecutive new jobs that differ only in their ids and payloads, as a script reads them."""
 
     queue: str
     fixed: int
@@ -110,14 +110,14 @@ class _Exchange(Struct, omit_defaults=True, kw_only=True):
 
 
 class ExchangePart(Struct, frozen=True):
-    """What one call made of an exchange, and where the next goes on; None at the end."""
+    """The result of one script call of an exchange, and the place where the next call continues; None at the end."""
 
     exchanged: ExchangeResult
     place: Place | None
 
 
 def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
-    """Return the request to remember jobs: those in a row that have all but ids and payloads in common as one group."""
+    """Return the request to enqueue jobs. Consecutive jobs that differ only in id and payload form one group."""
     parcel = RequestEncoder()
     calls: list[EncodedJob | EncodedJobs] = []
     latest: NewJob | None = None
@@ -137,7 +137,10 @@ def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
 
 
 def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
-    """Return a group that takes in jobs like this one, their payloads into the parcel one after another, if it may."""
+    """Return an empty group for jobs like this one, or None if such jobs cannot be grouped.
+
+    The caller adds the jobs' payloads to the request one after another.
+    """
     fixed = fixed_of(like)
     if fixed is None:
         return None
@@ -154,7 +157,7 @@ def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
 
 
 def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
-    """Return what became of each."""
+    """Return the result of each job."""
     if isinstance(reply, int):
         return [EnqueueResult("created", Ref(job.queue, job.id)) for job in jobs]
     return [
@@ -175,7 +178,7 @@ def ask_exchange(
     place: Place = BEGIN,
     lane: EncodedLane | None = None,
 ) -> list[bytes]:
-    """Return the request to settle, and to claim from a place on, under a number if the order has a lane."""
+    """Return the request to settle and to claim from a place on. `lane`: the numbers of a claim that has a lane."""
     parcel = RequestEncoder()
     return parcel.sealed(
         _Exchange(
@@ -195,7 +198,7 @@ _latest_tasks: tuple[dict[str, int], bytes] = {}, _encode({})
 
 
 def _tasks(tasks: dict[str, int]) -> bytes:
-    """Return the tasks that a caller knows as a script reads them; the same dict is encoded once."""
+    """Return the tasks that a caller knows, as a script reads them. The latest dict's encoding is kept."""
     global _latest_tasks
     latest, encoded = _latest_tasks
     if latest is not tasks:
@@ -205,7 +208,7 @@ def _tasks(tasks: dict[str, int]) -> bytes:
 
 
 def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
-    """Return the first of these settlements, as many as one call has time for, and a slow line."""
+    """Return the first of these settlements: as many as one call and a slow network have time for."""
     size = 0
     for number, asked in enumerate(settlements):
         if size > REQUEST_BYTES or number == SETTLED_AT_ONCE:
@@ -216,7 +219,7 @@ def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
 
 
 def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
-    """Return what became of each settlement that there was time for, and what was claimed."""
+    """Return the verdict of each settlement that the script had time for, and the leases of the claimed jobs."""
     verdicts, leases, left, next_due, place, seen = reply
     words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
     won = iter(leases)
@@ -231,7 +234,7 @@ def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePa
 
 
 def _asked(settlements: Sequence[Settlement], parcel: RequestEncoder) -> list[EncodedSettlement | EncodedCompletions]:
-    """Return settlements as a script reads them: in a row as one group what completes a job, and does nothing else."""
+    """Return settlements as a script reads them. Consecutive ones that only complete jobs of a queue form one group."""
     asked: list[EncodedSettlement | EncodedCompletions] = []
     for (queue, keep, ended), some in groupby(settlements, _completes):
         if ended is None:
@@ -257,7 +260,7 @@ _OTHERWISE = "", None, None
 
 
 def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
-    # Asked of every job that is over; a pattern of so many parts would cost ten times as much.
+    # Every settlement comes here. A match pattern with this many parts would cost ten times as much.
     end, events = asked.decision, asked.events
     if (
         isinstance(end, Finish)

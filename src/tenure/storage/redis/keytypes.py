@@ -1,4 +1,4 @@
-"""Which keys of a namespace hold the wrong type of value: named in errors, and by `tenure doctor`."""
+"""Finds keys of a namespace that hold a value of the wrong type, for error messages and `tenure doctor`."""
 
 import asyncio
 import re
@@ -20,17 +20,17 @@ _KINDS = {
     "set": "",
 }
 TYPES = {kind: of for of, kinds in _KINDS.items() for kind in kinds.split()}
-"""The type of each kind of key."""
+"""The value type of each kind of key."""
 
 WRONG_TYPE = "WRONGTYPE"
-"""What a server's error begins with, or has in it, if a key holds the wrong type of value."""
+"""The text in a server's error if a key holds a value of the wrong type."""
 
 _MOST = 10
 _AT_ONCE = 1000
 
 
 async def named(connections: Connections, base: str, error: StorageError) -> StorageError:
-    """Return an error that also names the keys that hold the wrong type of value, as far as two seconds suffice."""
+    """Return the error with the names of the keys that hold a wrong type, as many as are found within two seconds."""
     wrong: list[str] = []
     with suppress(StorageError, TimeoutError):
         async with asyncio.timeout(2.0):
@@ -39,7 +39,7 @@ async def named(connections: Connections, base: str, error: StorageError) -> Sto
 
 
 async def examine_types(connections: Connections, base: str) -> Finding:
-    """Say which keys of a cell hold the wrong type of value."""
+    """Return a finding about the keys of a partition that hold values of the wrong type."""
     wrong: list[str] = []
     await find_wrong(connections, base, wrong)
     if not wrong:
@@ -53,7 +53,7 @@ async def examine_types(connections: Connections, base: str) -> Finding:
 
 
 async def find_wrong(connections: Connections, base: str, wrong: list[str]) -> None:
-    """Add the keys of a cell that hold the wrong type of value, the first ten.
+    """Append descriptions of a partition's keys with values of the wrong type to `wrong`, ten at most.
 
     Raises:
         StorageError: the server cannot be asked.

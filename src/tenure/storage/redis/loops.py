@@ -1,4 +1,4 @@
-"""What each event loop of this process has for itself, and what becomes of that when the process forks."""
+"""Objects that exist once for each event loop of this process, and their disposal after a fork."""
 
 import asyncio
 import os
@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CLOSING = 3.0
-"""Seconds that the event loop of another thread gets to close what it has."""
+"""Seconds that another thread's event loop has to close its object."""
 
 
 class PerLoop(Generic[T]):
-    """One thing for each event loop, made at its first use there and used nowhere else."""
+    """One object for each event loop, made at its first use on that loop and used only there."""
 
     def __init__(self, make: Callable[[], T], *, abandon: Callable[[T], object]) -> None:
         self._make = make
@@ -24,27 +24,27 @@ class PerLoop(Generic[T]):
         _all.add(self)
 
     def here(self) -> tuple[T, bool]:
-        """Return what the running loop has, and whether that is new."""
+        """Return the running loop's object, and True if it was made just now."""
         loop = asyncio.get_running_loop()
         thing = self._things.get(loop)
         if thing is not None:
             return thing, False
         with self._lock:
-            # Their sockets are closed as they are collected; nothing else can be done for a loop that is over.
+            # Garbage collection closes their sockets; a closed loop can do nothing more.
             for gone in [other for other in self._things if other.is_closed()]:
                 del self._things[gone]
             thing = self._things[loop] = self._make()
             return thing, True
 
     def there(self) -> T | None:
-        """Return what the running loop has so far."""
+        """Return the running loop's object, or None."""
         return self._things.get(asyncio.get_running_loop())
 
     async def close(self, close: Callable[[T], Coroutine[Any, Any, None]], *, keep: bool = False) -> None:
-        """Close the thing of each loop, there; `keep`: it is used again if the loop comes back."""
+        """Close the object of each loop, on that loop. `keep`: the object stays registered and may be used again."""
         here = asyncio.get_running_loop()
         with self._lock:
-            # A loop that stands still can close nothing; it does when it ends.
+            # A loop that is not running cannot close its object now; that happens when the loop ends.
             things = {loop: thing for loop, thing in self._things.items() if loop is here or loop.is_running()}
             if not keep:
                 self._things = {loop: thing for loop, thing in self._things.items() if loop not in things}
@@ -55,24 +55,24 @@ class PerLoop(Generic[T]):
                 await _elsewhere(close(thing), loop)
 
     def everywhere(self, tell: Callable[[T], object]) -> None:
-        """Have each loop do something with its thing, soon."""
+        """Soon call `tell` with each loop's object, on that loop."""
         with self._lock:
             things = list(self._things.items())
         for loop, thing in things:
             try:
                 loop.call_soon_threadsafe(tell, thing)
             except RuntimeError:
-                # Closed in between.
+                # The loop was closed meanwhile.
                 continue
 
     def begin_anew(self) -> None:
-        """After a fork, in the child: have nothing of the parent's."""
+        """Abandon the parent's objects. Called in the child after a fork."""
         things = list(self._things.items())
         self._lock = threading.Lock()
         self._things = {}
         for _, thing in things:
             self._abandon(thing)
-        # Never collected: the end of a connection or a task is told to an event loop that the parent runs.
+        # Keep them forever: collecting a connection or a task would use the event loop, which the parent runs.
         _abandoned.extend(things)
 
 
@@ -80,10 +80,10 @@ async def _elsewhere(closing: Coroutine[Any, Any, None], loop: asyncio.AbstractE
     try:
         ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(closing, loop))
     except RuntimeError:
-        # That loop has ended in between, and closed what it had.
+        # That loop has ended meanwhile and closed its object.
         closing.close()
         return
-    # It may be blocked; then this goes on without it, and it closes what it has when it can.
+    # If that loop is blocked, do not wait longer; it closes its object when it can.
     done, _ = await asyncio.wait([ended], timeout=CLOSING)
     for one in done:
         if not one.cancelled():

@@ -1,8 +1,8 @@
-"""What several cells have answered, put together as if one had: pure functions over their answers.
+"""Merges the answers of several partitions into one: pure functions.
 
-Each cell numbers its jobs and its events for itself, so a cursor names a place in each of them: one number for each
-cell, joined by dots. Whoever reads on from it misses nothing in any cell, whatever the clocks of their servers say. A
-single number is that place in every cell.
+Each partition numbers its own jobs and events. So a cursor holds a place for each partition: numbers joined by dots.
+Reading on from a cursor misses nothing in any partition, even if the servers' clocks differ. A cursor that is a single
+number means that place in every partition.
 """
 
 from collections import defaultdict
@@ -20,15 +20,18 @@ from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Page, Su
 T = TypeVar("T")
 
 UNREAD = "-"
-"""Stands in a cursor for a cell that was out of reach when it was to be read from the kept cursor, or from the oldest
-event; `EVENTS_END` stands for one that was to be read from its end. The next call with that cursor reads from there."""
+"""In a cursor: this partition was unreachable when it was to be read from its kept cursor or its oldest event.
+
+`EVENTS_END` in a cursor: it was unreachable when it was to be read from its end. The next call with the cursor starts
+there.
+"""
 
 
 def places_of(cursor: str, cells: int) -> list[int]:
-    """Return the place in each cell that a cursor names.
+    """Return a cursor's place in each partition.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it is not a cursor of this storage.
     """
     words = cursor.split(".")
     if len(words) not in (1, cells):
@@ -38,15 +41,15 @@ def places_of(cursor: str, cells: int) -> list[int]:
 
 
 def cursor_of(places: Iterable[int | str]) -> str:
-    """Return the cursor that names a place in each cell."""
+    """Return the cursor of these places, one for each partition."""
     return ".".join(map(str, places))
 
 
 def words_of(cursor: str | None, cells: int) -> list[str]:
-    """Return the place in each cell from which events are read: a number, or a word if that cell was out of reach.
+    """Return where to read events in each partition: a number, or UNREAD or EVENTS_END if it was unreachable before.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it is not a cursor of this storage.
     """
     if not cursor or cursor == EVENTS_END or age_of(cursor) is not None:
         return [cursor or UNREAD] * cells
@@ -56,17 +59,17 @@ def words_of(cursor: str | None, cells: int) -> list[str]:
 
 
 def begins_of(reader: EventReader | None, cells: int) -> list[str | None]:
-    """Return the place in each cell where a named reader begins that is new there; None: at its end."""
+    """Return where a named reader that a partition does not know begins, for each partition; None: at its end."""
     if reader is None or reader.begin is None:
         return [None] * cells
     return [None if word in (UNREAD, EVENTS_END) else word for word in words_of(reader.begin, cells)]
 
 
 def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
-    """Return what happened in all cells, by the instants of their clocks, and the cursor that follows it.
+    """Merge pages of events by the times of the servers' clocks; return one page with the cursor that follows it.
 
-    `pages`: one of each cell, up to that limit; of a cell that was not asked an empty one with its place. The events
-    of one cell stay in the order that it has them in.
+    `pages`: one for each partition, up to the limit; for a partition that was not asked, an empty one with its place.
+    The events of one partition keep their order.
     """
     places = [_beginning(page) for page in pages]
     rows = [[event for event in page.events if not isinstance(event, EventsTrimmed)] for page in pages]
@@ -76,7 +79,7 @@ def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
     left = [len(row) for row in rows]
     for cell, event in _merged([[(at_micros(event), event) for event in row] for row in rows], limit):
         left[cell] -= 1
-        # Behind the last of them lies what was looked at and not asked for.
+        # After a partition's last event, `page.next` is used instead: it skips events that do not match.
         places[cell] = event.cursor
         told.append(structs.replace(event, cursor=cursor_of(places)))
     return EventPage(
@@ -87,10 +90,10 @@ def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
 
 
 def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[int], limit: int) -> Page:
-    """Return one page of the jobs of all cells, newest first.
+    """Return one page of the jobs of all partitions, newest first.
 
-    `found`: of each cell the newest, up to one more than the limit, under the numbers they were made under there.
-    `before`: the numbers before which they were asked for.
+    `found`: each partition's newest jobs with their numbers, up to one more than the limit.
+    `before`: for each partition, the number below which its jobs were asked for.
     """
     bounds = list(before)
     jobs: list[JobRecord] = []
@@ -102,9 +105,9 @@ def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[in
 
 
 def surveyed(parts: Sequence[Survey]) -> Survey:
-    """Return one survey of all cells. The chores were last done when the cell was swept that has waited for longest.
+    """Merge the surveys of all partitions. `swept_ago` is that of the partition whose last sweep is the oldest.
 
-    Cells without jobs and schedules wait for nobody; one that has just got its first will be swept as the others are.
+    Partitions without jobs and schedules do not count for that, unless all are empty.
     """
     used = [part for part in parts if part.schedules or any(queue.counts for queue in part.queues)]
     swept = [part.swept_ago for part in used or parts if part.swept_ago is not None]
@@ -127,7 +130,7 @@ def surveyed(parts: Sequence[Survey]) -> Survey:
 
 
 def swept_all(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepResult:
-    """Return what sweeps of several cells did, and why there is no more of them. Each cell has a leader of its own."""
+    """Merge the sweeps of several partitions, each with its own leader. `troubles`: the errors of those that failed."""
     led = [one for one in swept if one.retry_in is None]
     did: defaultdict[str, int] = defaultdict(int)
     for one in led:
@@ -142,30 +145,30 @@ def swept_all(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepRes
         troubles=(*(trouble for one in led for trouble in one.troubles), *troubles),
         due=tuple(schedule for one in led for schedule in one.due),
         next_tick=least(one.next_tick for one in led),
-        # The servers' clocks differ a little; by the slowest no tick has come that has not.
+        # The servers' clocks differ a little. The slowest one never makes a tick due too early.
         now=min((one.now for one in led), default=0),
     )
 
 
 def least(numbers: Iterable[int | None]) -> int | None:
-    """Return the least of the numbers that there are."""
+    """Return the smallest number, ignoring None; None if there are no numbers."""
     return min((number for number in numbers if number is not None), default=None)
 
 
 def _beginning(page: EventPage) -> str:
-    """Return the place in its cell before which a page begins."""
+    """Return the place in its partition just before a page's first event."""
     match page.events:
         case (EventsTrimmed(oldest=oldest), *_):
             return oldest
         case (event, *_):
-            # A cell's events are numbered without a gap.
+            # A partition numbers its events without gaps.
             return str(place_of(event.cursor) - 1)
         case _:
             return page.next
 
 
 def _merged(rows: Sequence[Sequence[tuple[int, T]]], limit: int) -> Iterator[tuple[int, T]]:
-    """Yield what stands in rows, the lowest number of those that stand first in theirs, with the row it is from."""
+    """Merge rows: repeatedly yield the row whose first remaining entry has the lowest number, and that entry."""
     ahead = [(row[0][0], number, 0) for number, row in enumerate(rows) if row]
     heapify(ahead)
     for _ in range(limit):

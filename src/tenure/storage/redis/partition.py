@@ -1,4 +1,4 @@
-"""One cell: everything that lies under one hash tag, and each verb on it as one call of a script."""
+"""One partition: all keys with the same hash tag. Each verb on it is one or more calls of the verb's Lua script."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -82,33 +82,35 @@ from tenure.storage.redis.sweep import (
 
 REVISED_AT_ONCE = 50
 CHANGED_AT_ONCE = 25
-"""How many revisions, or changes of schedules, one call of a script makes: each is a step of its own."""
+"""Maximum number of revisions, or of schedule changes, in one script call. Each of them is atomic by itself."""
 
 
 ANSWER_BYTES = 8_000_000
-"""After how many bytes of payloads a verb hands out no more jobs: the first leases run while the last jobs come."""
+"""A verb returns no more jobs after this many bytes of payloads: the first leases run while the last jobs arrive."""
 
 TAKEN_BYTES = 2_000_000
-"""The same of jobs that are taken from the dead or silent: those leases last five seconds."""
+"""The same limit for jobs taken from dead or silent workers. It is lower because those leases last five seconds."""
 
 
 Explain = Callable[[str, StorageError], Awaitable[StorageError]]
 
 
 class ScriptRunner(Protocol):
-    """Who runs scripts."""
+    """Runs scripts on a server; `Connections` does."""
 
     async def call(self, script: Script, base: str, *args: bytes | str | int, durable: bool = False) -> Any:
-        """Run a script on the cell of a base key. `durable`: return when a replica has it, too."""
+        """Run a script on the partition of a base key. `durable`: wait until a replica has the writes, too."""
         ...
 
 
 class Partition:
-    """A storage under one hash tag. `scope`: what its leader leads, "*" where it is the only one.
+    """The verbs on the keys of one hash tag.
 
+    `scope`: what the partition's leader leads; "*" if it is the only partition.
     `layout`: as in schema.py.
-    `clock`: what tests hand in; None leaves time to the server. `durable`: what was promised to remember or to be over
-    is acknowledged only when a replica has it, too. `explain`: adds the names of keys to an error about their types.
+    `clock`: for tests; None uses the server's time.
+    `durable`: an enqueue, an exchange or a schedule change is acknowledged only when a replica has it, too.
+    `explain`: adds the names of keys to an error about the types of their values.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Partition:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """See `Storage.exchange`: as many calls as it takes, one as a rule."""
+        """See `Storage.exchange`: usually one script call, more if one has no time for everything."""
         verdicts: list[SettlementResult] = []
         leases: list[Lease] = []
         place, settled, confirmed, script, seen = FIRST, 0, True, 0, False
@@ -152,7 +154,7 @@ class Partition:
             if order is not None and not seen and len(some) == len(rest):
                 more = ClaimRequest(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
             numbers = None if more is None or lane is None else self.lanes.send(owner, lane, script)
-            # To claim nothing is to ask whether anybody is there: that needs nobody's confirmation.
+            # A claim with no room only asks whether the server answers. It writes nothing that a replica must confirm.
             durable = self._durable and bool(some or (more is not None and more.room))
             try:
                 reply = await self._call("exchange", ask_exchange(owner, some, more, place, numbers), durable=durable)
@@ -163,16 +165,16 @@ class Partition:
                     raise
                 if part.exchanged.leases:
                     return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
-                # What it settled is not acknowledged, and will be sent again.
+                # The settlements of this call are not acknowledged, so the caller sends them again.
                 confirmed = False
             except StorageError:
                 if not leases:
                     raise
-                # What was claimed so far must be run: nobody else will before its lease is out.
+                # Return the jobs claimed so far: until their leases expire, no other worker can run them.
                 return ExchangeResult(tuple(verdicts), tuple(leases), left=True)
             if part.exchanged.seen:
-                # What this script claimed when it first arrived is not ours before we know of it: the next call of the
-                # lane hands it back. Until then nothing more is claimed that would acknowledge it.
+                # This script ran before, but its answer was lost, so we do not know which jobs it claimed. The lane's
+                # next call hands them back. Until then claim nothing more, because a claim would acknowledge them.
                 seen = True
             elif lane is not None and numbers is not None:
                 self.lanes.receive(owner, lane, script)
@@ -193,7 +195,7 @@ class Partition:
             place = part.place or place
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        """See `Storage.renew`: as many calls as it takes, one as a rule; the last remembers the worker."""
+        """See `Storage.renew`: usually one script call. If it takes several, the last one records the worker."""
         lost: list[tuple[Ref, int]] = []
         cancelling: list[CancelRequest] = []
         begun = False
@@ -221,7 +223,10 @@ class Partition:
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
 
     async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
-        """Hand back what lanes have lost, as far as one script had no time for it; the next call does the rest."""
+        """Hand back the rest of the jobs that lanes have lost, if one script had no time for all of them.
+
+        If a call fails here, the next renewal or claim hands back what is left.
+        """
         more, nothing = True, RenewRequest(owner)
         with suppress(StorageUnavailableError):
             while more:
@@ -229,7 +234,7 @@ class Partition:
                 _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
 
     async def sweep(self, bid: SweepRequest, *, within: float | None = None) -> SweepResult:
-        """See `Storage.sweep`: as many calls as its limits take, each answered `within` so many seconds."""
+        """See `Storage.sweep`: as many script calls as its limits need; each must answer `within` that many seconds."""
         place: tuple[int, int] | None = BEGIN
         parts: list[SweepResult] = []
         long = False
@@ -240,10 +245,10 @@ class Partition:
             except StorageError:
                 if not any(done.stalled for done in parts):
                     raise
-                # What was taken so far is to be settled: nobody else will before its lease is out.
+                # Return the leases taken so far: until they expire, no other process can settle these runs.
                 return joined(parts, more=True)
             if part.swept.retry_in is not None:
-                # Another leads by now, and goes on with it.
+                # Another process became leader meanwhile and continues the sweep.
                 return joined(parts, more=long) if parts else part.swept
             parts.append(await self._named(part.swept))
             place = part.next
@@ -252,24 +257,24 @@ class Partition:
                 and place[0] == BEGIN[0]
                 and weight(taken.lease for one in parts for taken in one.stalled) > TAKEN_BYTES
             ):
-                # The other chores are done all the same.
+                # Take no more stalled runs, but still do the other chores.
                 long, place = True, (BEGIN[0] + 1, 0)
         return joined(parts, more=long)
 
     async def _named(self, swept: SweepResult) -> SweepResult:
-        """Return what was swept, with the names of the keys where it failed for the types of their values."""
+        """Return the result; if chores failed because of values of a wrong type, add a trouble that names the keys."""
         if self._explain is None or not any(WRONG_TYPE in trouble for trouble in swept.troubles):
             return swept
         error = await self._explain(self.base, StorageError(f"{WRONG_TYPE} values in keys"))
         return structs.replace(swept, troubles=(*swept.troubles, str(error)))
 
     async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:
-        """Return what there is in cells, this one among them: see look.lua. Those of other servers it cannot see."""
+        """Return the state of each of these partitions: see look.lua. It cannot see partitions of other servers."""
         sights: list[int] = await self._call_within(within, "look", ask_look(bases))
         return sights
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
-        """See `Storage.reclaim`: as many calls as its limit takes."""
+        """See `Storage.reclaim`: as many script calls as its limit needs."""
         stalled: list[StalledLease] = []
         doubtful = False
         while True:
@@ -324,13 +329,13 @@ class Partition:
         return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
 
     async def listed(self, query: Query, limit: int, before: int | None) -> list[tuple[int, JobRecord]]:
-        """Return the newest jobs that are asked for, of those made before a number, each under its own."""
+        """Return the newest jobs that match and have a number below `before`, each with its number."""
         newest: list[tuple[int, JobRecord]] = []
         after: int | None = None
         names = list(dict.fromkeys(query.queues))
         while True:
             some, names = names[: (span := queues_at_once(query))], names[span:]
-            # What is older than all of a full page is not on it.
+            # Jobs older than the last one of a full page cannot be on that page.
             above = newest[-1][0] if len(newest) == limit else 0
             found, after = await self._listed(query, limit, (above, before), some or None, after)
             newest = list(islice(merge(newest, found, key=itemgetter(0), reverse=True), limit))
@@ -361,7 +366,7 @@ class Partition:
         return await self.surveyed(queues or None)
 
     async def surveyed(self, queues: Sequence[str] | None) -> Survey:
-        """Return a survey of these queues, of none of them even; None: of all."""
+        """Return a survey of these queues, which may be none; None means all queues."""
         names = list(dict.fromkeys(queues or ()))
         after: int | None = None
         rows: list[list[Any]] = []
@@ -388,7 +393,7 @@ class Partition:
         told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
         events = [*told.trimmed, *told.events]
         left = limit - len(told.events)
-        # A named reader's batch that is on loan to another caller is empty, whatever there is.
+        # If another caller has the named reader's batch on loan, this batch is empty even if there are events.
         while left > 0 and told.next < told.last and (events or reader is None):
             told = await self._events(told.next, left, ref=None if reader else ref)
             events += [*told.trimmed, *told.events]
@@ -407,7 +412,7 @@ class Partition:
         return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref, age=age)))
 
     async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
-        """Call a script that has to answer within so many seconds; a server that does not is out of reach."""
+        """Call a script that must answer within that many seconds; a slower server counts as unreachable."""
         try:
             async with asyncio.timeout(within):
                 return await self._call(name, arguments)
@@ -425,5 +430,5 @@ class Partition:
 
 
 def weight(leases: Iterable[Lease]) -> int:
-    """Return how many bytes of payload come with leases."""
+    """Return the number of payload bytes in these leases."""
     return sum(len(lease.job.payload) for lease in leases)

@@ -1,7 +1,8 @@
-"""Many cells as one storage: a queue lies in the cell that its name falls to, so that queues spread over a Cluster.
+"""Many partitions as one storage: the hash of a queue's name chooses its partition, so a Cluster's nodes share queues.
 
-Within a cell everything is as on one server. What concerns no queue is asked of all cells, or of the one that a
-worker's name falls to. A schedule lies with the queue of its job, so that a tick and its job are one step.
+Within a partition, everything works as on a single server. Requests that concern no queue go to all partitions, or to
+the one that the worker's id hashes to. A schedule is stored with its job's queue, so a tick and its job are one atomic
+step.
 """
 
 import asyncio
@@ -64,21 +65,21 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 REST = 4.0
-"""For how many seconds a cell that could not be reached is not asked again, unless a sweep finds it before that."""
+"""Seconds during which an unreachable partition is not asked again, unless a sweep reaches it earlier."""
 
 
 class Partitions:
-    """The verbs over many cells: each goes where it belongs, and what comes back is put together."""
+    """The verbs over many partitions: sends each request to the right ones and merges their answers."""
 
     def __init__(self, cells: Sequence[Partition], start_round: Callable[[Sequence[Partition]], SweepSchedule]) -> None:
         self._cells = tuple(cells)
         self._start_round = start_round
         self._rounds: dict[str, SweepSchedule] = {}
         self._silent: dict[Partition, tuple[float, float]] = {}
-        """When each cell that could not be reached was last asked in vain, and until when it is not asked again."""
+        """For each unreachable partition: when the last request to it failed, and until when it is not asked again."""
 
     def of(self, name: str) -> Partition:
-        """Return the cell that a queue lies in, or that a worker is known in."""
+        """Return the partition that holds a queue, or that knows a worker."""
         return self._cells[crc32(name.encode()) % len(self._cells)]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -88,10 +89,10 @@ class Partitions:
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        """See `Storage.exchange`: one step for each cell, in the order that their queues are named.
+        """See `Storage.exchange`: one step for each partition, in the order in which the claim names their queues.
 
-        A cell that is out of reach keeps the others from nothing, and above all no lease that they gave from its
-        holder. It is asked again after a rest.
+        An unreachable partition does not hold up the others, and leases that they granted still reach the worker. It
+        is asked again after a rest.
         """
         asked: defaultdict[Partition, list[Settlement]] = defaultdict(list)
         for settlement in settlements:
@@ -100,7 +101,7 @@ class Partitions:
         lane = None if order is None else order.lane
         elsewhere: list[tuple[Partition, tuple[str, ...] | None]] = []
         for cell in self._cells:
-            # A cell in which a claim was lost is asked for nothing, but hands that back.
+            # Call a partition in which a claim was lost even if nothing is wanted there: the call hands the jobs back.
             lost = lane is not None and self._begin(cell, owner, lane)
             if cell not in orders and (lost or cell in asked):
                 elsewhere.append((cell, () if lost else None))
@@ -110,8 +111,8 @@ class Partitions:
         carried = 0
         waiting = list(orders.items())
         while waiting:
-            # In turn, for what one gives is room that the next has not; but where one is out of reach others may be,
-            # and to wait for each of them would keep all from their jobs.
+            # One after another, because jobs from one partition reduce the room for the next. After one is found
+            # unreachable, ask the rest at once: others may be unreachable too, and the waits would add up.
             some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
             waiting = waiting[len(some) :]
             found = await self._try_all(owner, some, asked, room, lane, tasks)
@@ -133,12 +134,12 @@ class Partitions:
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
-        """See `Storage.renew`: a cell that does not answer in time is reported, and delays no other for longer.
+        """See `Storage.renew`: a partition that does not answer in time is reported and delays the others no further.
 
-        It is asked again after a rest as long as its limit, since a lease can be shorter than the usual rest.
+        It is asked again after a rest as long as its time limit, because a lease can be shorter than the usual rest.
         """
         within = None if beat.answer_within is None else beat.answer_within / SECOND
-        # The worker itself is known in one cell, which hears from it with every beat.
+        # One partition keeps the worker's own record, so every beat goes there.
         home = self.of(beat.owner.id)
         if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
             ended.close()
@@ -149,7 +150,7 @@ class Partitions:
             if any(cell.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
                 parts.setdefault(cell, [])
         if beat.seen is not None and beat.worker is not None:
-            # A worker must notice that the jobs of its queues are lost, also while it holds none of them.
+            # A worker must notice that a partition lost its data, even if it holds none of the jobs there.
             for queue in beat.worker.queues:
                 parts.setdefault(self.of(queue), [])
         outcomes = await _outcomes(
@@ -198,11 +199,11 @@ class Partitions:
         )
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
-        """See `Storage.sweep`: every cell has a leader of its own; one that is out of reach is a trouble."""
+        """See `Storage.sweep`: each partition has its own leader; unreachable partitions are listed as troubles."""
         if bid.rest:
             told, reached = await self._round_of(bid.owner).turn(bid)
             for cell in reached:
-                # It is back, if it was away.
+                # It answered, so ask it again at once if it was unreachable before.
                 self._silent.pop(cell, None)
             return told
         outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
@@ -212,7 +213,7 @@ class Partitions:
         return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
-        """See `Storage.reclaim`: what some cells gave is handed out, though others are out of reach."""
+        """See `Storage.reclaim`: return the runs that some partitions gave even if others are unreachable."""
         outcomes = await _outcomes([cell.reclaim(dead, owner) for cell in self._cells])
         taken = _some(outcomes)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -229,14 +230,15 @@ class Partitions:
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.
 
-        Only a schedule that is put tells where it lies, so other changes are asked of all cells, and one knows it. One
-        that is put elsewhere than before leaves its old cell, and goes on from now.
+        Only a put schedule names its queue, and so its partition. Other changes go to all partitions, and one of them
+        knows the schedule. If a schedule's queue moves it to another partition, it leaves the old one and continues
+        from now.
         """
         planned: list[ScheduleResult] = []
         for change in changes:
             if isinstance(change, PutSchedule):
                 home = self.of(change.schedule.job.queue)
-                # Put first: whoever dies in between leaves it twice until it is put again, not lost.
+                # Put before removing: a crash in between leaves it twice until it is put again, but does not lose it.
                 planned += await home.plan([change])
                 await _all(
                     [
@@ -251,7 +253,7 @@ class Partitions:
         return planned
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
-        """See `Storage.tune`: what a task is told, every cell must know."""
+        """See `Storage.tune`: every partition stores the settings of a task."""
         if target.kind != "task":
             return await self.of(target.name).tune(target, settings, by=by)
         in_force = await _all([cell.tune(target, settings, by=by) for cell in self._cells])
@@ -280,7 +282,7 @@ class Partitions:
         return listed([answers.get(cell, ()) for cell in self._cells], before, query.limit)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """See `Storage.survey`: where queues are named, a cell that has none of them may be out of reach."""
+        """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""
         named = self._queues(queues)
         outcomes = await _outcomes(
             [self._ask(cell, cell.surveyed, named.get(cell, ()) if queues else None) for cell in self._cells]
@@ -294,9 +296,9 @@ class Partitions:
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
     ) -> EventPage:
-        """See `Storage.events`: of several cells by the instants of their clocks, of each without a gap.
+        """See `Storage.events`: merged by the times of the servers' clocks, and without a gap for each partition.
 
-        What a cell has that is out of reach comes later. Of one job's events its own cell is asked alone.
+        The events of an unreachable partition follow later. For one job's events, only its own partition is asked.
         """
         words = words_of(cursor, len(self._cells))
         at_home = self.of(ref.queue) if ref is not None and reader is None and cursor != EVENTS_END else None
@@ -317,7 +319,7 @@ class Partitions:
             except StorageUnavailableError:
                 if at_home is not None:
                     raise
-                # When it is back, an age would name another instant.
+                # Do not keep an age in the cursor: by the time the partition is back, it would mean another instant.
                 return EventPage((), EVENTS_END if age_of(place) is not None else word, unanswered=True)
 
         pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
@@ -334,7 +336,7 @@ class Partitions:
         lane: Lane | None,
         tasks: dict[str, int] | None,
     ) -> list[ExchangeResult | BaseException]:
-        """Exchange with several cells at once, the room shared out among those that have queues to claim from."""
+        """Exchange with several partitions at once, and divide the room evenly among them."""
         each, rest = divmod(room, max(1, len(cells)))
 
         async def one(place: int, cell: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
@@ -352,10 +354,11 @@ class Partitions:
         within: float | None = None,
         rest: float = REST,
     ) -> T:
-        """Ask a cell, unless it was out of reach a moment ago: each try may take seconds; `within` at most so many.
+        """Send a request to a partition, unless it was unreachable a moment ago: each attempt may take seconds.
 
-        `rest`: for how many seconds it is then not asked again. A short limit says little, so its rest is short, too,
-        and a cell that is only slower than that is not kept from others who have the time.
+        `within`: the time limit in seconds.
+        `rest`: seconds for which the partition is skipped after a failure. A missed short limit proves little, so its
+        rest is short, too: callers with more time must still reach a partition that is only slow.
         """
         clock = asyncio.get_running_loop().time
         since, until = self._silent.get(cell, (-math.inf, -math.inf))
@@ -374,7 +377,7 @@ class Partitions:
 
     @staticmethod
     def _begin(cell: Partition, owner: Owner, lane: Lane) -> bool:
-        """Tell a cell that a call begins; return True if an answer of an earlier one may have been lost there."""
+        """Note that a call begins in a partition; return True if an earlier call's answer may have been lost there."""
         cell.lanes.begin(owner, lane)
         return cell.lanes.lost(owner, lane) is not None
 
@@ -385,11 +388,11 @@ class Partitions:
         return round_
 
     def _orders(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
-        """Return which queues are to be claimed from in which cell, in the order of the first that each holds."""
+        """Return the queues to claim from by partition, ordered by the first queue that each partition holds."""
         return self._queues(() if order is None else order.queues)
 
     def _queues(self, names: Iterable[str]) -> dict[Partition, tuple[str, ...]]:
-        """Return which of these queues lie in which cell, in the order of the first that each holds."""
+        """Return these queues by partition, ordered by the first queue that each partition holds."""
         queues: defaultdict[Partition, list[str]] = defaultdict(list)
         for queue in names:
             queues[self.of(queue)].append(queue)
@@ -401,7 +404,7 @@ class Partitions:
         queue: Callable[[A], str],
         ask: Callable[[Partition, Sequence[A]], Awaitable[Sequence[T]]],
     ) -> list[T]:
-        """Ask each cell for what concerns its queues, at once; return the answers in the order of what was asked."""
+        """Send each item to the partition of its queue, all at once; return the answers in the order of the items."""
         places: defaultdict[Partition, list[int]] = defaultdict(list)
         for place, one in enumerate(asked):
             places[self.of(queue(one))].append(place)
@@ -415,11 +418,11 @@ class Partitions:
 
 
 class _PartitionSkippedError(StorageUnavailableError):
-    """A cell was not asked, for it was out of reach a moment ago."""
+    """A partition was not asked, because it was unreachable a moment ago."""
 
 
 async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all answers, or raise the first error once every cell has had its say."""
+    """Wait for every partition; return all answers, or raise the first error."""
     answers: list[T] = []
     for outcome in await _outcomes(asked):
         if isinstance(outcome, BaseException):
@@ -429,12 +432,16 @@ async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """Return what each cell answers, and the error of each that does not."""
+    """Return each partition's answer or error."""
     return list(await asyncio.gather(*asked, return_exceptions=True))
 
 
 def _some(outcomes: Sequence[T | BaseException]) -> list[T]:
-    """Return the answers that there are; the errors of cells out of reach are raised only if there is none."""
+    """Return the answers without the errors.
+
+    Raises:
+        BaseException: the first error that is not a StorageError; or the first error, if there is not one answer.
+    """
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, StorageError):
             raise outcome

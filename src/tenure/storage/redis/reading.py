@@ -1,7 +1,7 @@
-"""What can be asked for without changing anything, on its way to and from a cell: get, find, survey, events.
+"""Encodes the requests of the read verbs (get, find, survey, events) for their scripts, and decodes the answers.
 
-A step on a server is short, so an answer may come in several: an `ask_*` says from where, an
-`answer_*` how far it went.
+Each script call is short, so one answer may take several calls: an `ask_*` function says where a call starts, an
+`answer_*` function how far it got.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,16 +30,16 @@ from tenure.storage.redis.records import RequestEncoder, detailed, record, ref_o
 from tenure.storage.redis.revise import schedule_of, settings_of
 
 _INDEXES_AT_ONCE = 224
-"""How many indexes one step of a listing looks at."""
+"""Number of indexes that one call of a listing reads."""
 
 _LOOKED_UP_AT_ONCE = 128
-"""In how many queues one step looks for a job of an id."""
+"""Number of queues in which one call looks for a job id."""
 
 GOT_AT_ONCE = 100
-"""How many jobs one step is asked for."""
+"""Maximum number of jobs that one call asks for."""
 
 SURVEYED_AT_ONCE = 50
-"""How many queues one step of a survey looks at."""
+"""Number of queues that one call of a survey counts."""
 
 _STATES = (
     State.DELAYED,
@@ -51,7 +51,7 @@ _STATES = (
     State.CANCELLED,
     State.EXPIRED,
 )
-"""Which state each index of a queue is one of, in the order in which a survey counts them."""
+"""The state of the jobs in each index of a queue, in the order in which a survey counts the indexes."""
 
 _NONE = Settings()
 
@@ -97,7 +97,7 @@ class _Events(Struct, omit_defaults=True, kw_only=True):
 
 
 class _Worker(Struct, kw_only=True):
-    """A worker as a script keeps it. `number`: later ones have higher ones."""
+    """A worker as a script keeps it. `number`: workers that started later have higher numbers."""
 
     number: int
     name: str = ""
@@ -120,7 +120,7 @@ class _Worker(Struct, kw_only=True):
 
 
 class _EncodedLogLine(Struct, kw_only=True):
-    """A log line as a script keeps it; `fields` as text."""
+    """A log line as a script keeps it; `fields` is JSON text."""
 
     at: int
     run: int
@@ -131,10 +131,9 @@ class _EncodedLogLine(Struct, kw_only=True):
 
 
 class FoundPart(Struct):
-    """What one step of a listing found: jobs under the numbers they were made under, the newest first.
+    """What one call of a listing found: jobs with their sequence numbers, newest first.
 
-    `looked_to`: there may be more among those made before that one. `after`: the number after
-    which there are more queues.
+    `looked_to`: there may be more jobs with numbers below this. `after`: the number after which there are more queues.
     """
 
     found: list[tuple[int, JobRecord]]
@@ -143,9 +142,10 @@ class FoundPart(Struct):
 
 
 class EventsPart(Struct):
-    """What one step read of the log: events, and the number of the last one it looked at, of so many.
+    """What one call read of the event log.
 
-    `trimmed`: what to tell first of events that are gone, if any.
+    `trimmed`: an `EventsTrimmed` to report first, if events were trimmed. `next`: the number of the last event that
+    was examined. `last`: the number of the newest event.
     """
 
     trimmed: list[AnyEvent]
@@ -155,7 +155,7 @@ class EventsPart(Struct):
 
 
 class SurveyPart(Struct):
-    """What one step of a survey counted. `whole`: all that is not of a queue, as it lies in the cell."""
+    """What one call of a survey counted. `whole`: the raw data that belongs to no queue."""
 
     rows: list[list[Any]]
     after: int | None
@@ -181,7 +181,7 @@ def ask_get(refs: Sequence[Ref]) -> list[bytes]:
 
 
 def answer_get(reply: Any) -> list[JobDetail | None]:
-    """Return the jobs; perhaps fewer than were asked for, and then they are the first."""
+    """Return the jobs; if there are fewer than were asked for, they are the first of those."""
     return [_detail(*found) if found else None for found in reply]
 
 
@@ -229,9 +229,9 @@ def ask_find(
     before: int | None = None,
     above: int = 0,
 ) -> list[bytes]:
-    """Return the request for a page: of some queues, or of those of the cell that come after a number.
+    """Return the request for a page of jobs with sequence numbers between `above` and `before`.
 
-    Only for jobs made under numbers between `above` and `before`.
+    `queues`: the queues to look in; None: those of the partition after the number `after`.
     """
     return RequestEncoder().sealed(
         _Find(
@@ -254,7 +254,7 @@ def ask_find(
 
 
 def queues_at_once(query: Query) -> int:
-    """Return in how many queues one step looks for what is asked for."""
+    """Return the number of queues in which one call looks for a query's jobs."""
     if query.id is not None:
         return _LOOKED_UP_AT_ONCE
     states = len(set(query.states)) + (State.WAITING in query.states)
@@ -262,7 +262,7 @@ def queues_at_once(query: Query) -> int:
 
 
 def answer_find(reply: Any) -> FoundPart:
-    """Return what was found."""
+    """Return the jobs that were found."""
     found, looked_to, after = reply
     return FoundPart(
         [(made, record(ref_of(ref), body, payload, result)) for made, ref, body, payload, result in found],
@@ -275,12 +275,12 @@ def answer_find(reply: Any) -> FoundPart:
 
 
 def ask_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
-    """Return the request for a glance at some queues; `whole`: at all else, too."""
+    """Return the request to count some queues; `whole`: also return the data that belongs to no queue."""
     return RequestEncoder().sealed(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
 
 
 def answer_survey(reply: Any) -> SurveyPart:
-    """Return what was counted."""
+    """Return the counts."""
     rows, after, now, *whole = reply
     return SurveyPart(rows, after, now, whole)
 
@@ -288,7 +288,7 @@ def answer_survey(reply: Any) -> SurveyPart:
 def survey_of(
     asked: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
 ) -> Survey:
-    """Return a survey of the queues asked for, or of all. `scope`: what the cell's leader leads."""
+    """Return a survey of the queues asked for, or of all. `scope`: the scope of the partition's leader."""
     settings, discarded, workers, seen, schedules, leader = whole
     told = {_names(target): settings_of(body) for target, body in _pairs(settings)}
     lost = {queue.decode(): int(count) for queue, count in _pairs(discarded)}
@@ -369,7 +369,7 @@ def _leader(leader: Mapping[str, bytes], now: int, scope: str) -> tuple[tuple[Te
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Return the pairs of a map, as a script lays it out."""
+    """Return the pairs of a map, which a script returns as a flat list."""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
@@ -389,9 +389,9 @@ def ask_events(
     ref: Ref | None = None,
     age: int | None = None,
 ) -> list[bytes]:
-    """Return the request for what happened after a number; None: behind the newest, or at a reader's place.
+    """Return the request for the events after a number; None: after the newest, or at a reader's place.
 
-    `age`: instead of a number, for what was recorded in the last so many microseconds.
+    `age`: use the events recorded in the last `age` microseconds instead.
     """
     kept = None
     if reader is not None:
@@ -402,7 +402,7 @@ def ask_events(
 
 
 def answer_events(reply: Any) -> EventsPart:
-    """Return what was read."""
+    """Return the events that were read."""
     entries, last_looked_at, oldest, last = reply
     return EventsPart(
         [] if oldest is None else [EventsTrimmed(oldest=str(oldest))],
@@ -420,7 +420,7 @@ def _entry(number: bytes, fields: Mapping[bytes, bytes]) -> AnyEvent:
 
 
 def _decoded(body: bytes) -> AnyEvent:
-    """Decode an event of the log; what cannot be decoded must not stop the reader of what follows it."""
+    """Decode an event of the log. An undecodable event must not stop the reader of those after it."""
     try:
         return _event.decode(body)
     except (msgspec.MsgspecError, ValueError):
@@ -428,7 +428,7 @@ def _decoded(body: bytes) -> AnyEvent:
 
 
 def _decoded_otherwise(body: bytes) -> AnyEvent:
-    """Decode an event that a script made, whose instants are microseconds; or else show what the log holds."""
+    """Decode an event that a script made, with instants in microseconds; otherwise return the raw content."""
     try:
         fields = _any(body)
         shown = _json(fields).decode()

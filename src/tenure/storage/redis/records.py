@@ -1,6 +1,7 @@
-"""Records on their way to and from a cell: numbers at fixed places, the rest msgpack; lua/parts/form.lua has the form.
+"""Encodes new jobs for scripts, and decodes the records that a partition keeps; lua/parts/form.lua defines their form.
 
-What no script looks at travels as text. What is long of payload and result travels beside the record.
+A record has numbers at fixed places and msgpack for the rest. Fields that no script reads are sent as text. Long
+payloads and results are kept outside the record.
 """
 
 import struct
@@ -45,15 +46,15 @@ _read_policy = msgspec.json.Decoder(Policy).decode
 
 
 class RequestEncoder(Struct):
-    """A request on its way: what a script reads by name, and bytes that stand beside it for they are no text.
+    """Collects the arguments of a script call: one request that the script reads by name, and raw bytes after it.
 
-    The servers' msgpack knows texts only, so a request names bytes by their place among the script's arguments.
+    The servers' msgpack has no type for bytes, so a request refers to bytes by their place among the arguments.
     """
 
     blobs: list[bytes] = []
 
     def put(self, *blobs: bytes) -> int:
-        """Put bytes beside the request; return the place of the first."""
+        """Add bytes as further arguments; return the place of the first."""
         first = _FIRST + len(self.blobs)
         self.blobs.extend(blobs)
         return first
@@ -64,11 +65,11 @@ class RequestEncoder(Struct):
 
 
 _FIRST = 3
-"""The place of what is put first."""
+"""The place of the first bytes that are put."""
 
 
 class EncodedJob(Struct, omit_defaults=True, kw_only=True):
-    """A new job as a script reads it; see `NewJob`. `payload`: its place in the parcel."""
+    """A new job as a script reads it; see `NewJob`. `payload`: its place among the script's arguments."""
 
     queue: str
     id: str
@@ -104,7 +105,7 @@ class EncodedJob(Struct, omit_defaults=True, kw_only=True):
 
 
 class FixedFields(Struct, omit_defaults=True, kw_only=True):
-    """What is fixed of a record, as a rule: the same bytes for all jobs of one call, encoded and decoded once."""
+    """The fields of a record that seldom change: the same bytes for all jobs of a call, encoded and decoded once."""
 
     task: str
     headers: str | None = None
@@ -132,7 +133,7 @@ class FixedFields(Struct, omit_defaults=True, kw_only=True):
 
 
 class RareFields(Struct, omit_defaults=True, kw_only=True):
-    """What few records have."""
+    """The fields that only a few records have."""
 
     expires_at: int | None = None
     gathered: int = 0
@@ -153,11 +154,11 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     progress: float | None = None
     progress_note: str | None = None
     logged: bool = False
-    """It has a log; of interest to scripts only."""
+    """The job has a log; only scripts use this field."""
 
 
 class _RunEnd(Struct):
-    """How a run ended, in whatever words: a newer version may know one more."""
+    """How a run ended. The words are not checked, because a newer version may have written a new one."""
 
     ended: str | None = None
     reason: str | None = None
@@ -171,12 +172,12 @@ PLACED = (
     *("starts", "failures", "stalls", "releases", "fence", "settled_fence"),
     *("heard_at", "lease_until", "run_until", "started", "finished", "kept_until"),
 )
-"""What lies at fixed places of a record."""
+"""The fields at fixed places of a record."""
 
 HEAD = struct.Struct("<BBBIIIdddddd")
 RUN = struct.Struct("<IIIIIIdddddddddd")
 PAST_RUN = struct.Struct("<IdddI")
-"""A record's head, its run, and a run in the list of those before the last; after these, what has no fixed length."""
+"""A record's head, its run, and an entry of the list of earlier runs; fields of variable length follow."""
 
 FORM = 2
 RAN, RESULT, APART, RESULT_APART = 2, 32, 64, 128
@@ -187,10 +188,10 @@ _STATES: tuple[State, ...] = (
 )
 
 _TOO_LARGE = 1 << 62
-"""What instants, durations, counts and scores are below."""
+"""All instants, durations, counts and scores of a valid record are below this."""
 
 _UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError)
-"""What it may raise to read a record that is not sound."""
+"""The exceptions that decoding a corrupt record may raise."""
 
 _NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)
 _NOTHING_RARE = RareFields()
@@ -203,7 +204,7 @@ _read_holder = msgspec.msgpack.Decoder(tuple[str, str, str, int]).decode
 
 
 class RecordLayout(Struct, frozen=True, gc=False):
-    """Where the parts of a record lie in it; `run`: its numbers of a run, perhaps those of none."""
+    """The parts of a record. `run`: the numbers of its run, or `_NO_RUN` if the job has not run."""
 
     head: tuple[Any, ...]
     run: tuple[Any, ...]
@@ -237,12 +238,12 @@ def placed(body: bytes) -> RecordLayout:
 
 
 def ref_text(ref: Ref) -> str:
-    """Return a job's name as scripts have it: names hold no NUL."""
+    """Return a job's reference as scripts use it. The names of queues and jobs contain no NUL."""
     return f"{ref.queue}\0{ref.id}"
 
 
 def ref_of(joined: bytes) -> Ref:
-    """Return the job of a name as scripts have it."""
+    """Return the job that a script's reference names."""
     queue, _, job = joined.decode().partition("\0")
     return Ref(queue, job)
 
@@ -286,18 +287,18 @@ def wish(job: NewJob, parcel: RequestEncoder) -> EncodedJob:
 
 
 def bare(job: NewJob) -> NewJob:
-    """Return a new job without what each has of its own: its id and its payload."""
+    """Return a new job without its id and payload, which differ from job to job."""
     return structs.replace(job, id="", payload=b"")
 
 
 def fixed_of(like: NewJob) -> bytes | None:
-    """Return what is fixed of all jobs that are like this one, as a script reads it.
+    """Return the encoded fixed fields of all jobs that are like this one.
 
-    There is nothing fixed of one that is out of the ordinary, as parts/form.lua has it, or not to be run at once.
+    Returns None if the job is not plain (see parts/form.lua), or is not to run at once.
     """
-    # The next call is mostly one of the same task, from the same template.
+    # The next call is usually for the same task, made from the same template.
     if like.headers:
-        # They are the caller's, who may have changed them since.
+        # Do not cache: the caller owns the dict and may have changed it since.
         return _fixed_anew(like)
     known = _latest.get(like.task)
     if known is None or known[0] != like:
@@ -310,7 +311,7 @@ def fixed_of(like: NewJob) -> bytes | None:
 _TASKS = 1024
 
 _latest: dict[str, tuple[NewJob, bytes | None]] = {}
-"""The latest job of each task, bare, and what was fixed of it."""
+"""For each task: its latest job without id and payload, and that job's encoded fixed fields."""
 
 
 def _fixed_anew(job: NewJob) -> bytes | None:
@@ -350,14 +351,14 @@ def _fixed_anew(job: NewJob) -> bytes | None:
 
 
 def made_of(body: bytes) -> int:
-    """Return the number that a kept record was made under."""
+    """Return the sequence number under which a record was made."""
     return int(HEAD.unpack_from(body)[6])
 
 
 def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
-    """Return the record that a cell keeps of a job. `payload`, `result`: what it does not hold itself of these.
+    """Decode a partition's record of a job. `payload`, `result`: used if the record does not hold them itself.
 
-    What cannot be read of it has a neutral value, and its error says so.
+    Fields that cannot be decoded get neutral values, and the job's error says so.
     """
     try:
         return _record(ref, placed(body), payload, result)
@@ -368,7 +369,7 @@ def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -
 def detailed(
     ref: Ref, body: bytes, payload: bytes, result: bytes | None, before: Sequence[bytes], trace: str | None
 ) -> tuple[JobRecord, tuple[RunRecord, ...]]:
-    """Return a job's record and its runs: those before the last, and the last, which the record has."""
+    """Return a job's record and its runs. `before`: the earlier runs; the record itself holds the last one."""
     job = record(ref, body, payload, result)
     if job.starts == 0:
         return job, ()
@@ -378,7 +379,7 @@ def detailed(
         last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
         return job, (*map(_past_run, before), last)
     except _UNREADABLE:
-        # The job is there all the same.
+        # The runs cannot be decoded, but the job can be shown.
         return job, ()
 
 
@@ -427,7 +428,7 @@ def _record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None)
         like,
         id=ref.id,
         payload=payload if parts.payload is None else parts.payload,
-        # Whoever is handed the job may write in them.
+        # Copy them: the record in the cache is shared, and the caller may change the dict.
         headers=like.headers.copy(),
         score=int(score),
         run_at=int(run_at),
@@ -462,7 +463,7 @@ def _like(
     fixed: bytes,
     holder: bytes,
 ) -> JobRecord:
-    """Return what many records have in common: those of one call, when they have been claimed by one worker."""
+    """Return a record with the fields that many records share, such as all jobs of a call that one worker claimed."""
     told, state = _read_fixed(fixed), _STATES[number]
     return JobRecord(
         queue=queue,
@@ -502,7 +503,7 @@ def _like(
 
 
 def _with(job: JobRecord, rare: RareFields) -> JobRecord:
-    """Return a record with what few have."""
+    """Return a record with its rare fields set."""
     return structs.replace(
         job,
         expires_at=rare.expires_at,
@@ -527,7 +528,7 @@ def _with(job: JobRecord, rare: RareFields) -> JobRecord:
 
 
 def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecord:
-    """Return what can be read of a record that is not sound: enough to settle its run."""
+    """Return the readable fields of a corrupt record: enough to settle its run."""
     head: tuple[Any, ...] = (0,) * HEAD.size
     run, rare, task = _NO_RUN, _NOTHING_RARE, ""
     state: State = State.FAILED
@@ -579,7 +580,7 @@ _holder = lru_cache(256)(_read_holder)
 
 
 def error_text(error: RecordedError | None) -> str | None:
-    """Return an error as it is kept."""
+    """Return an error in its stored form."""
     return None if error is None else _json(error).decode()
 
 
@@ -588,8 +589,8 @@ def _policy(body: str) -> Policy:
     try:
         return _read_policy(body)
     except msgspec.ValidationError:
-        # A newer version may have written a word that this one does not know. The job must not hold up those behind it,
-        # nor its reaper, so it is judged by the strictest policy there is: whatever goes wrong, it is not run again.
+        # A newer version may have written a value that this one does not know. The job must block neither the jobs
+        # behind it nor the reaper. So the strictest policy applies: after any failure, the job does not run again.
         return _STRICTEST
 
 

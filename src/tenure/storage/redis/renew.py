@@ -1,4 +1,4 @@
-"""The keeper's beat on its way to and from a cell."""
+"""Encodes the keeper's beat for the renew script, and decodes the script's answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +19,14 @@ _json = msgspec.json.Encoder().encode
 
 
 RENEWED_AT_ONCE = 250
-"""How many renewals a call brings along at most: a server takes some microseconds for each to read it."""
+"""Maximum number of renewals in one call: a server needs some microseconds to read each."""
 
 REQUEST_CHARS = 500_000
-"""After how many characters of traces a call renews no more: a server takes such a request in at once."""
+"""A request takes no more renewals after this many characters of traces: a server reads a whole request at once."""
 
 
 class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
-    """A line of a log as a script reads it; `fields` as text."""
+    """A log line as a script reads it; `fields` is JSON text."""
 
     level: str
     message: str
@@ -36,7 +36,7 @@ class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
-    """A renewal as a script reads it. `trace`: its place in the parcel."""
+    """A renewal as a script reads it. `trace`: its place among the script's arguments."""
 
     ref: str
     fence: int
@@ -52,7 +52,7 @@ class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
 
 
 class BeatEvent(Struct, omit_defaults=True):
-    """An event of a beat: its body's place, and the job that it is of."""
+    """An event of a beat: the place of its body among the arguments, and its job."""
 
     body: int
     ref: str | None = None
@@ -81,9 +81,10 @@ class _Renew(Struct, omit_defaults=True, kw_only=True):
 
 
 def ask_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[EncodedLane] = ()) -> list[bytes]:
-    """Return the request to extend leases, to remember their owner, and to hand back what lanes have lost.
+    """Return the request to extend leases, to record their owner, and to hand back jobs of lost claims.
 
-    `scope`, `layout`: the name of the partition, and what is written down where it is created.
+    `scope`: the partition's name. `layout`: the text to write if the partition has to be created.
+    `lanes`: the lanes in which a claim's answer may have been lost.
     """
     asks = beat.seen is not None
     parcel = RequestEncoder()
@@ -104,7 +105,7 @@ def ask_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[Encod
 
 
 def at_once(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
-    """Return the first of these renewals, as many as make no request too long for a server that others wait for."""
+    """Return the first of these renewals: as many as fit into a request that does not block the server for long."""
     size = 0
     for number, asked in enumerate(renewals):
         if size > REQUEST_CHARS or number == RENEWED_AT_ONCE:
@@ -114,7 +115,7 @@ def at_once(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
 
 
 def answer_renew(reply: Any, beat: RenewRequest, scope: str) -> tuple[RenewResult, int, bool]:
-    """Return the exceptions, of how many renewals there was time for, and whether runs are left to be handed back."""
+    """Return the result, how many renewals the script had time for, and whether runs are left to be handed back."""
     answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int, Any] = reply
     lost, cancelling, orders, renewed, left, state = answer
     asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
@@ -128,7 +129,7 @@ def answer_renew(reply: Any, beat: RenewRequest, scope: str) -> tuple[RenewResul
 
 
 def new_identity() -> str:
-    """Return a random text for a partition that may have to be created."""
+    """Return a random identity for a partition that may have to be created."""
     return f"{entropy().getrandbits(64):016x}"
 
 

@@ -1,4 +1,4 @@
-"""RESP, the servers' language: commands to bytes, and bytes to replies, in C where hiredis is installed."""
+"""RESP, the servers' protocol: encodes commands and decodes replies, in C if hiredis is installed."""
 
 import importlib.util
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -11,47 +11,47 @@ Word = bytes | str | int
 """A word of a command."""
 
 Command = Sequence[Word]
-"""The words of a command; or bytes, what a server reads of it: then it is packed already."""
+"""The words of a command; or bytes, if the command is encoded already."""
 
 Reply = object
-"""What a server answered: bytes, int, None, a list of such, or an error of `redis.exceptions`."""
+"""A server's reply: bytes, int, None, a list of these, or an error of `redis.exceptions`."""
 
 ReadError = Callable[[str], RedisError]
-"""Makes of a server's words the error that they tell of."""
+"""Turns the text of an error reply into an exception."""
 
 INCOMPLETE = object()
-"""What a reader gives that has no whole reply."""
+"""The value that a reader returns while no complete reply has arrived."""
 
 _TRIMMED = 1 << 16
-"""After how many bytes that were read a buffer is cut."""
+"""A buffer drops its consumed bytes when there are more than this."""
 
 
 IN_C = importlib.import_module("hiredis") if importlib.util.find_spec("hiredis") else None
 
 
 class ReplyParser(Protocol):
-    """Makes replies of bytes as they come."""
+    """Decodes replies from bytes as they arrive."""
 
     def feed(self, data: bytes, /) -> object:
-        """Take in what has come."""
+        """Add received bytes."""
         ...
 
     def gets(self) -> Reply:
         """Return the next reply, or INCOMPLETE.
 
         Raises:
-            InvalidResponse: what has come is not this language.
+            InvalidResponse: the bytes are not RESP.
         """
         ...
 
 
 def reader(error: ReadError) -> ReplyParser:
-    """Return the fastest reader that there is."""
+    """Return the fastest available reader."""
     return PythonReplyParser(error) if IN_C is None else IN_C.Reader(InvalidResponse, error, notEnoughData=INCOMPLETE)
 
 
 class PythonReplyParser:
-    """The reader for where hiredis is not installed."""
+    """The reader that is used if hiredis is not installed."""
 
     def __init__(self, error: ReadError) -> None:
         self._error = error
@@ -60,11 +60,11 @@ class PythonReplyParser:
         self._replies = self._read()
 
     def feed(self, data: bytes, /) -> None:
-        """See `Reader.feed`."""
+        """See `ReplyParser.feed`."""
         self._buffer += data
 
     def gets(self) -> Reply:
-        """See `Reader.gets`."""
+        """See `ReplyParser.gets`."""
         return next(self._replies)
 
     def _read(self) -> Generator[Reply]:
@@ -72,7 +72,7 @@ class PythonReplyParser:
             yield (yield from self._reply())
 
     def _reply(self) -> Generator[Reply, None, Reply]:
-        # It stands still in the midst of a reply, however deep, until more has come: nothing is read twice.
+        # The generator pauses inside a reply, at any depth, until more bytes arrive. So nothing is parsed twice.
         while (end := self._buffer.find(b"\r\n", self._at)) < 0:
             yield INCOMPLETE
         kind, rest = self._buffer[self._at : self._at + 1], bytes(self._buffer[self._at + 1 : end])
@@ -115,7 +115,7 @@ def _number(text: bytes) -> int:
 
 
 def packed(commands: Sequence[Command]) -> bytes:
-    """Return commands as a server reads them."""
+    """Return the encoding of commands."""
     if len(commands) == 1:
         return _packed(commands[0])
     return b"".join(map(_packed, commands))
@@ -126,7 +126,7 @@ def _packed(command: Command) -> bytes:
 
 
 def plainly_packed(command: Command) -> bytes:
-    """Return a command as a server reads it, for where hiredis is not installed."""
+    """Return the encoding of a command; used if hiredis is not installed."""
     return packed_after((), command)
 
 
@@ -134,7 +134,7 @@ _pack: Callable[[tuple[Word, ...]], bytes] = getattr(IN_C, "pack_command", plain
 
 
 def packed_after(beginning: tuple[Word, ...], words: Sequence[Word]) -> bytes:
-    """Return a command as a server reads it, whose first words are those of many others: they are packed only once."""
+    """Return the encoding of a command. `beginning`: first words that many commands share; their encoding is cached."""
     parts = [b"*%d" % (len(beginning) + len(words))]
     if beginning:
         parts.append(_beginning(beginning))
@@ -145,16 +145,16 @@ def packed_after(beginning: tuple[Word, ...], words: Sequence[Word]) -> bytes:
 
 @lru_cache(256)
 def _beginning(words: tuple[Word, ...]) -> bytes:
-    """Return the first words of a command, but for the end of the last."""
+    """Return the encoding of a command's first words, without the line end after the last."""
     parts: list[bytes] = []
     _add(parts, words)
     return _END.join(parts)
 
 
 def _add(parts: list[bytes], words: Iterable[Word]) -> None:
-    """Add words, each behind its length."""
+    """Append words, each after its length."""
     for word in words:
-        # What is none of the three is refused, and not told by what it looks like.
+        # Any other type raises TypeError; we do not guess by attributes.
         raw = word if isinstance(word, bytes) else word.encode() if isinstance(word, str) else b"%d" % word
         length = len(raw)
         parts.append(_LENGTHS[length] if length < _SHORT else b"$%d" % length)
@@ -164,4 +164,4 @@ def _add(parts: list[bytes], words: Iterable[Word]) -> None:
 _END = b"\r\n"
 _SHORT = 512
 _LENGTHS = tuple(b"$%d" % length for length in range(_SHORT))
-"""The lengths of short words: to make one takes as long as all else that is done for a word."""
+"""The encoded lengths of short words. Formatting one would take as long as the rest of the work for a word."""

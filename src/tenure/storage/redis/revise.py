@@ -1,4 +1,4 @@
-"""The operator's hand on its way to and from a cell: revise, tune and plan."""
+"""Encodes the requests of revise, tune and plan for their scripts, and decodes the answers."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, assert_never
@@ -55,7 +55,7 @@ class _Tune(Struct, omit_defaults=True):
 
 
 class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
-    """A schedule as a script keeps it; see `Schedule`. `rest`: the whole of it as it was put."""
+    """A schedule as a script keeps it; see `Schedule`. `rest`: the whole schedule as it was put, as JSON text."""
 
     cron: str | None = None
     tz: str
@@ -71,7 +71,7 @@ class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedScheduleChange(Struct, omit_defaults=True, kw_only=True):
-    """A change to a schedule as a script reads it. `place`: the tick's in its call, from 0."""
+    """A change to a schedule as a script reads it. `place`: the position of a tick in its call, from 0."""
 
     kind: Literal["put", "pause", "remove", "tick"]
     name: str
@@ -94,12 +94,12 @@ def ask_revise(revisions: Sequence[Revision]) -> list[bytes]:
 
 
 def answer_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
-    """Return what became of each revision."""
+    """Return the result of each revision."""
     return [_revised(asked.ref, *answer) for answer, asked in zip(reply, revisions, strict=True)]
 
 
 def ask_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
-    """Return the request to lay settings over those in force."""
+    """Return the request to merge settings into those in force."""
     return RequestEncoder().sealed(_Tune(target.kind, target.name, settings, by))
 
 
@@ -109,27 +109,27 @@ def answer_tune(reply: Any) -> Settings:
 
 
 def ask_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
-    """Return the request to change schedules. `first`: the place of the first of them in the whole call."""
+    """Return the request to change schedules. `first`: the position of the first of them in the whole call."""
     parcel = RequestEncoder()
     return parcel.sealed([_changing(asked, parcel, place) for place, asked in enumerate(changes, first)])
 
 
 def answer_plan(reply: Any, changes: Sequence[Change]) -> list[ScheduleResult]:
-    """Return what became of each change."""
+    """Return the result of each change."""
     return [_planned(asked, *answer) for answer, asked in zip(reply, changes, strict=True)]
 
 
 def settings_of(body: bytes) -> Settings:
-    """Return settings as a cell keeps them."""
+    """Decode settings as a partition keeps them."""
     told = {} if body == _NOTHING else _read(body)
-    # To a script a map without fields is a list without entries.
+    # A script encodes a map without fields as an empty list.
     return msgspec.convert(
         {name: value or {} if name in ("stall", "retention") else value for name, value in told.items()}, Settings
     )
 
 
 def schedule_of(body: bytes) -> Schedule:
-    """Return a schedule as a cell keeps it."""
+    """Decode a schedule as a partition keeps it."""
     kept = _timed(body)
     return structs.replace(
         _read_whole(kept.rest),

@@ -1,4 +1,4 @@
-"""Which server holds a cell: the only one, the master that Sentinels name, or the one that owns its hash slot."""
+"""Finds the server of a partition: the single one, the master that Sentinels name, or the owner of its hash slot."""
 
 import asyncio
 import binascii
@@ -15,42 +15,42 @@ from tenure.storage.redis.resp import Reply
 SLOTS = 1 << 14
 
 ASKING_AROUND = 2.0
-"""Seconds that one Sentinel or node gets to say who is who, before the next one is asked."""
+"""Seconds that one Sentinel or node has to answer a look-up before the next one is asked."""
 
 
 _SENTINEL_LOGIN = " (put sentinel_password=... into the URL, and sentinel_username=... if it knows users)"
 
 
 class Routes(Protocol):
-    """The way to the servers. What is known is kept until it is doubted."""
+    """Maps partitions to servers. Answers are cached until `doubt` is called."""
 
     def known(self, base: str) -> ServerAddress | None:
-        """Return where a cell is, if nobody has to be asked."""
+        """Return the server of a partition if it is cached, otherwise None."""
         ...
 
     async def place(self, base: str) -> ServerAddress:
-        """Return where a cell is.
+        """Return the server of a partition.
 
         Raises:
-            RedisError: nobody can tell at the moment.
+            RedisError: no Sentinel or node answers at the moment.
         """
         ...
 
     async def places(self) -> list[ServerAddress]:
-        """Return every server that holds cells of ours."""
+        """Return every server that holds one of our partitions."""
         ...
 
     def moved(self, base: str, to: ServerAddress) -> None:
-        """Take a server's word for where a cell is."""
+        """Record the server to which a MOVED reply has redirected a partition."""
         ...
 
     def doubt(self, mute: ServerAddress | None = None) -> None:
-        """Ask anew before the next call; `mute`: who has not answered one."""
+        """Look the servers up again before the next call. The argument is a server that has not answered a call."""
         ...
 
 
 def routes(address: RedisAddress) -> Routes:
-    """Return the way to the servers of an address."""
+    """Return the routes for an address."""
     match address.kind:
         case "server":
             return _Server(address)
@@ -61,7 +61,7 @@ def routes(address: RedisAddress) -> Routes:
 
 
 def slot(base: str) -> int:
-    """Return the hash slot of a cell: that of what stands between its braces."""
+    """Return the hash slot of a partition: the slot of the text between the braces."""
     return binascii.crc_hqx(base[1:-1].encode(), 0) % SLOTS
 
 
@@ -100,7 +100,7 @@ class _Sentinels:
             try:
                 self._master = await self._ask_around()
             except ClusterDownError:
-                # Who was the master is asked for his role by whoever connects, and needs no Sentinel to go on.
+                # Every new connection checks ROLE, so the last known master stays usable without Sentinels.
                 if self._master is None:
                     raise
             self._doubted = False
@@ -130,7 +130,7 @@ class _Sentinels:
                 continue
             if isinstance(reply, list):
                 host, port = (text(part) for part in cast("list[object]", reply))
-                # Who could tell now is asked first the next time.
+                # Ask the Sentinel that knew the master first the next time.
                 self._sentinels.remove(sentinel)
                 self._sentinels.insert(0, sentinel)
                 return ServerAddress(host, int(port))
@@ -149,9 +149,9 @@ class _Cluster:
         self._address = address
         self._owners: dict[int, ServerAddress] = {}
         self._told: ServerAddress | None = None
-        """Who has told last who owns what."""
+        """The node whose CLUSTER SLOTS answer was used last."""
         self._mute: set[ServerAddress] = set()
-        """Who said nothing when last asked for anything."""
+        """Nodes that did not answer the last request to them."""
         self._doubted = True
         self._asking = asyncio.Lock()
 
@@ -188,14 +188,14 @@ class _Cluster:
 
     async def _ask_around(self) -> dict[int, ServerAddress]:
         troubles: list[str] = []
-        # Who is known to be in it before those who were once, when the address was written. What was told last is in
-        # doubt, and who told it may be cut off from the others; to wait for one that says nothing holds up all calls.
+        # Ask known owners before the nodes of the address, which may be outdated. Ask the node that answered last late,
+        # because it may be cut off from the others. Ask unresponsive nodes last: waiting for one delays all calls.
         nodes = dict.fromkeys((*self._owners.values(), *self._address.places))
         for node in sorted(nodes, key=lambda node: (node in self._mute, node == self._told)):
             try:
                 reply = await _once(node, self._address, ("CLUSTER", "SLOTS"))
             except AuthenticationError:
-                # It is there, and so is the mistake, which is the address's.
+                # The node answers; the login in the address is wrong.
                 raise
             except (RedisError, OSError) as error:
                 self._mute.add(node)
@@ -222,7 +222,7 @@ def _owners(ranges: list[list[object]], asked: ServerAddress, ours: set[int]) ->
     owners: dict[int, ServerAddress] = {}
     for first, last, master, *_ in ranges:
         host, port = cast("Sequence[object]", master)[:2]
-        # A node that was not told its own name leaves it out: it is who was asked.
+        # A node that does not know its own host name leaves it out: then it is the node that was asked.
         at = ServerAddress(text(host) if host not in (None, b"", b"?") else asked.host, int(cast("int", port)))
         owners.update((one, at) for one in ours if cast("int", first) <= one <= cast("int", last))
     return owners

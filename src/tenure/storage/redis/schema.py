@@ -1,4 +1,7 @@
-"""Which layout lies in a namespace: ours, of our version, in so many cells, or it is left untouched."""
+"""Records and checks a namespace's layout: the schema version and the number of partitions.
+
+A namespace with another layout is left untouched.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -15,19 +18,19 @@ from tenure.storage.redis.script_library import verb
 _encode = msgspec.msgpack.Encoder().encode
 
 VERSION = 2
-"""1: a record was one msgpack map of its fields."""
+"""The schema version. In version 1, a record was one msgpack map of its fields."""
 
 
 async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
-    """Note our layout in each cell of a namespace that is empty; a cell that is out of reach does so at another start.
+    """Write our layout into each empty partition of a namespace. An unreachable one gets it at a later start.
 
     Raises:
-        SchemaMismatchError: another version's jobs lie there, or they lie in another number of cells.
+        SchemaMismatchError: the namespace holds jobs of another version, or in another number of partitions.
         StorageError: no server answers, or one refuses us.
     """
     ours = layout_of(len(bases))
-    # Looked at first: a server that is full takes no SET, not even one that would change nothing, and those who come
-    # back to it must be able to let jobs end.
+    # Read first: a full server accepts no SET, not even one that changes nothing, and workers that reconnect to it
+    # must be able to settle jobs.
     looks = [ScriptCall(None, base, ("GET", f"{base}:schema")) for base in bases]
     found = await connections.outcomes(looks)
     _check(found, ours, connections.address.shown)
@@ -39,7 +42,12 @@ async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
 
 
 def _check(found: Sequence[Reply], ours: str, shown: str) -> None:
-    """Raise what keeps us from working with these layouts, one of each cell."""
+    """Check the layouts found, one for each partition.
+
+    Raises:
+        SchemaMismatchError: a layout is not ours.
+        StorageError: a server refused us, or none answered.
+    """
     away = [layout for layout in found if isinstance(layout, StorageUnavailableError)]
     if len(away) == len(found):
         raise away[0]
@@ -55,7 +63,7 @@ def _check(found: Sequence[Reply], ours: str, shown: str) -> None:
 
 
 async def examine_layout(connections: Connections, base: str, *, cells: int) -> list[Finding]:
-    """Say which layout lies in a namespace; nothing where that cannot be told, for that is a finding by itself."""
+    """Return a finding about a namespace's layout; none if the server cannot be asked, which is a finding elsewhere."""
     try:
         found = await connections.tell(base, "GET", f"{base}:schema")
     except StorageError:
@@ -70,5 +78,5 @@ async def examine_layout(connections: Connections, base: str, *, cells: int) -> 
 
 
 def layout_of(cells: int) -> str:
-    """Return what is written down in each of so many cells."""
+    """Return the layout text that is stored in each partition."""
     return f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"

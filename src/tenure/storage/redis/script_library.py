@@ -1,12 +1,12 @@
-"""The scripts of the verbs, each joined at load from the parts that it names.
+"""Builds the script of each verb from its Lua file and the parts that the file requires.
 
-A part is a file of `lua/parts` that fills one table, `local Shelf = {}`, and keeps what else it has to itself. In a
-script its text becomes a function, run when something first asks that table for a member: a call makes the parts that
-it needs, and no others (docs/why/short-scripts.md). So a part may do nothing while it is made but define what it is
-made of. The one that is no table, `cell`, is made for every call: it has the words that all others are written in.
+A part is a file of `lua/parts` that fills one table, for example `local Rates = {}`; its other names are local to it.
+In a script, the part's text becomes a function that runs when the table is first asked for a member. So a call defines
+only the parts that it needs (docs/why/short-scripts.md), and a part may only define things while it loads. The part
+`cell` has no table: it is defined in every call, because all other parts use its functions.
 
-A part stands where a script first requires it. So a script that is done early, as most are, returns before the parts
-that only the others need: of those not even the tables are made.
+A part's text is placed where a script first requires it. Most calls return early, before the parts that only the rest
+of the script needs; those calls do not even make the tables of those parts.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _TABLE = re.compile(r"^local ([A-Z][a-z]+) = \{\}$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Script:
-    """A script as a server knows it: by the digest of its text."""
+    """A script; servers know it by the SHA-1 digest of its text."""
 
     name: str
     text: str
@@ -32,18 +32,18 @@ class Script:
 
 @cache
 def verb(name: str) -> Script:
-    """Return the script of a verb, with all that it rests on where it requires that."""
+    """Return the script of a verb, with the parts that it requires in their places."""
     text = _with_parts(text_of(_PACKAGE, "lua", f"{name}.lua"), set())
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def _with_parts(text: str, placed: set[str]) -> str:
-    """Return a text with the parts that each of its lines requires put there."""
+    """Replace each `-- requires:` line by the parts that it names."""
     return _REQUIRES.sub(lambda line: _parts(line[1], placed), text)
 
 
 def _parts(names: str, placed: set[str]) -> str:
-    """Return parts that are not placed yet, each after those that it rests on."""
+    """Return the named parts that are not placed yet, each after the parts that it requires."""
     texts: list[str] = []
     for name in re.split(r",\s*", names.strip()):
         if name not in placed:
@@ -55,9 +55,9 @@ def _parts(names: str, placed: set[str]) -> str:
 
 
 def _lazily(part: str) -> str:
-    """Return a part as it is made when somebody first asks for one of its members; each line stays where it was.
+    """Return a part that is defined when one of its members is first used; the line numbers stay the same.
 
-    Its table has room for all of them from the first: to grow member by member would take longer than to make them.
+    The table is made with room for all members: growing it member by member would take longer than defining them.
     """
     table = _TABLE.search(part)
     if table is None:

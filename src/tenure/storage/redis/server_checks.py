@@ -1,9 +1,9 @@
-"""What a server must be before jobs are trusted to it: asked at the start and now and then, and told to doctor.
+"""Checks that servers are fit to hold jobs: at the start, about once a minute later, and for `tenure doctor`.
 
-refused   one that may throw jobs away (an eviction policy), that takes no writes (a replica), that is too old, that is
-          something else than the address says, or that does not let itself be looked at (unless `allow_unchecked=1`)
-warned    one that keeps nothing on disk, that has no replica to confirm what shall be replicated, or that lets nobody
-          hint at what has happened
+refused   a server that may drop jobs (an eviction policy), that accepts no writes (a replica), that is too old, that is
+          not what the address says, or that cannot be inspected (unless `allow_unchecked=1`)
+warned    a server that keeps nothing on disk, that has no replica to confirm writes (durability=replicated), or that
+          does not let the user publish notifications
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from tenure.storage.redis.script_library import verb
 from tenure.storage.redis.subscriptions import channel
 
 OLDEST: dict[str, tuple[int, int]] = {"Redis": (7, 0), "Valkey": (7, 2)}
-"""Older ones have no sharded pub/sub, and scripts without the flags that ours need."""
+"""The oldest supported versions. Earlier ones lack sharded pub/sub, or the script flags that ours need."""
 
 LOOK_AGAIN = 60.0
-"""Seconds between two looks while jobs are being done."""
+"""Seconds between two checks while workers run."""
 
 FULL = 0.9
-"""The share of maxmemory from which on there is little room left."""
+"""The used share of maxmemory from which `tenure doctor` warns."""
 
 VERBS = (
     "create",
@@ -50,7 +50,7 @@ VERBS = (
     "sweep",
     "tune",
 )
-"""The scripts, each named like its verb; and the look at many cells that comes before a sweep."""
+"""The names of all scripts: one for each verb, `create`, and `look`, which precedes sweeps of many partitions."""
 
 NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),
@@ -69,7 +69,7 @@ NEEDED = (
         "ZSCORE",
     ),
 )
-"""What every server must be able to do: the commands of the scripts and of whoever calls them."""
+"""The commands that every server must support: those of the scripts and those of the Python code."""
 
 _SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
@@ -80,18 +80,18 @@ logger = logging.getLogger("tenure")
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server tells of itself; a setting that it hides is None, and so is all that it tells by INFO."""
+    """A server's report about itself. `info`: None if the user may not call INFO; hidden settings are missing."""
 
     place: ServerAddress
     info: Mapping[str, str] | None
     settings: Mapping[str, str]
     refusal: str = ""
     gone: StorageError | None = None
-    """It cannot be asked at all. What has its jobs there waits; the others go on."""
+    """The error, if the server cannot be asked at all. Then its partitions wait, and the others go on."""
 
     @property
     def brand(self) -> str:
-        """What it calls itself."""
+        """The product name: Redis or Valkey."""
         told = self.info or {}
         if "valkey_version" in told or told.get("server_name") == "valkey":
             return "Valkey"
@@ -99,39 +99,39 @@ class ServerFacts:
 
     @property
     def version(self) -> str:
-        """Its version, as it says it."""
+        """The version that it reports, or "unknown"."""
         told = self.info or {}
         return told.get("valkey_version") or told.get("redis_version") or "unknown"
 
     @property
     def mode(self) -> str:
-        """What part it plays: `standalone`, `cluster` or `sentinel`."""
+        """Its mode: `standalone`, `cluster` or `sentinel`."""
         told = self.info or {}
         return told.get("redis_mode") or told.get("server_mode") or "standalone"  # Valkey has renamed it
 
     @property
     def policy(self) -> str | None:
-        """What it does when its memory is full."""
+        """Its maxmemory-policy; None if it is hidden."""
         return self.settings.get("maxmemory-policy") or (self.info or {}).get("maxmemory_policy")
 
     @property
     def replica(self) -> bool:
-        """Whether it only follows another server."""
+        """True if it is a replica."""
         return (self.info or {}).get("role") == "slave"
 
     @property
     def appends(self) -> bool:
-        """Whether it keeps an append-only file."""
+        """True if it keeps an append-only file."""
         return (self.settings.get("appendonly") or {"1": "yes"}.get(self._told("aof_enabled"), "no")) == "yes"
 
     @property
     def snapshots(self) -> bool | None:
-        """Whether it writes snapshots now and then; None: it does not say."""
+        """True if it is configured to write snapshots; None if the setting is hidden."""
         save = self.settings.get("save")
         return None if save is None else bool(save)
 
     def number(self, name: str) -> int:
-        """Return a number that it tells, or 0."""
+        """Return a number from its INFO, or 0."""
         told = self._told(name)
         return int(told) if told.isdecimal() else 0
 
@@ -140,7 +140,7 @@ class ServerFacts:
 
 
 class ServerChecks:
-    """Looks at every server of a storage."""
+    """Checks every server of a storage."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -153,10 +153,10 @@ class ServerChecks:
         self._mute: set[ServerAddress] = set()
 
     async def admit(self) -> None:
-        """Look at the servers before the first job.
+        """Check the servers before the first job.
 
         Raises:
-            StorageError: one of them must not be trusted with jobs, or is out of reach.
+            StorageError: a server is unfit to hold jobs, or all are unreachable.
         """
         servers = await inspect(self._connections)
         self._next_look = asyncio.get_running_loop().time() + LOOK_AGAIN
@@ -188,14 +188,14 @@ class ServerChecks:
 
     @property
     def _channels(self) -> str:
-        """What lets a user publish and hear notices."""
+        """The remedy for a user that may not publish and receive notifications."""
         namespace = self._address.namespace
         pattern = f"&{{{namespace}:*" if self._address.kind == "cluster" else f"&{{{namespace}}}*"
         return f"allow it the channels of the namespace (ACL SETUSER its-name '{pattern}', and in the ACL file)"
 
     async def _without_notices(self) -> list[ServerAddress]:
-        """Return the servers that refuse the user our channels: an ACL user has none unless he is given them."""
-        # In a Cluster each server has users of its own, and publishes on the channels of its own slots only.
+        """Return the servers that refuse the user our channels: an ACL user has none unless they are granted."""
+        # In a Cluster, each server has its own users, and publishes only on channels of its own slots.
         mute: list[ServerAddress] = []
         try:
             for place, base in (await self._bases()).items():
@@ -203,23 +203,23 @@ class ServerChecks:
                 if isinstance(reply, NoPermissionError):
                     mute.append(place)
         except StorageError:
-            # Whoever calls a verb is told.
+            # The next verb raises this error.
             return mute
         return mute
 
     async def _bases(self) -> dict[ServerAddress, str]:
-        """Return one of the cells of each server."""
+        """Return one partition of each server."""
         bases: dict[ServerAddress, str] = {}
         for base in self._address.bases:
             bases.setdefault(await self._connections.place(base), base)
         return bases
 
     async def _try_abilities(self, places: Sequence[ServerAddress]) -> None:
-        """See that nothing is missing: a service may have renamed or left out what a rare turn of a script needs."""
+        """Check for missing commands: a service may have renamed or removed one that scripts use only rarely."""
         for place in places:
             [told] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
             if not isinstance(told, list):
-                # Whoever hides that may still be able to do all of it.
+                # A server that hides COMMAND may still support everything.
                 continue
             missing = [name for name, known in zip(NEEDED, cast("list[object]", told), strict=True) if not known]
             if missing:
@@ -229,7 +229,7 @@ class ServerChecks:
                 )
 
     async def look_again(self) -> list[str]:
-        """Return what is wrong by now, one line each, looking at most once a minute; it is logged once, too."""
+        """Return the servers' current troubles, one line each. Checks at most once a minute; logs each trouble once."""
         now = asyncio.get_running_loop().time()
         if now < self._next_look:
             return []
@@ -237,7 +237,7 @@ class ServerChecks:
         try:
             servers = await inspect(self._connections, briefly=self._briefly)
         except StorageError:
-            # Whoever calls a verb is told as well.
+            # The next verb raises this error, too.
             return []
         refusals = [_refusal(server, self._address) for server in servers]
         troubles = [str(refusal) for refusal in refusals if refusal is not None]
@@ -248,7 +248,7 @@ class ServerChecks:
         return troubles
 
     async def examine(self) -> list[Finding]:
-        """Return whatever endangers the promise, each with its remedy."""
+        """Return the findings for `tenure doctor`, each problem with its remedy."""
         servers = await inspect(self._connections)
         findings = [finding for server in servers for finding in _findings(server, self._address)]
         there = [server.place for server in servers if server.gone is None]
@@ -271,7 +271,7 @@ class ServerChecks:
         )
 
     async def _confirmations(self, replicated: set[ServerAddress]) -> list[Finding]:
-        """Have replicas confirm a write: a server asks for what was written by the same connection."""
+        """Test that replicas confirm a write of ours: a server waits only for writes of the same connection."""
         findings: list[Finding] = []
         try:
             for place, base in (await self._bases()).items():
@@ -285,7 +285,7 @@ class ServerChecks:
                     trouble = message.partition(", but ")[2] or message
                     findings.append(Finding("error", "replication", f"{place}: {trouble}", remedy))
         except StorageError:
-            # Other findings tell of it.
+            # Other findings report this error.
             return findings
         return findings
 
@@ -322,10 +322,10 @@ class ServerChecks:
 
 
 async def inspect(connections: Connections, *, briefly: bool = False) -> list[ServerFacts]:
-    """Ask every server what it is; `briefly`: without the settings that it does not tell by itself.
+    """Ask every server about itself; `briefly`: with INFO only, without CONFIG GET.
 
     Raises:
-        StorageError: all are out of reach, or let nobody in.
+        StorageError: all servers are unreachable or refuse the login.
     """
     places = await connections.places()
     asked = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
@@ -344,11 +344,11 @@ async def inspect(connections: Connections, *, briefly: bool = False) -> list[Se
 
 
 def check(servers: Sequence[ServerFacts], address: RedisAddress) -> None:
-    """Refuse what would lose jobs.
+    """Refuse servers that would lose jobs.
 
     Raises:
-        StorageUnavailableError: a server only follows another one.
-        StorageError: a server is of the wrong kind, too old, evicts, or hides what it does.
+        StorageUnavailableError: a server is a replica.
+        StorageError: a server is of the wrong kind, is too old, evicts keys, or hides its settings.
     """
     for server in servers:
         error = _refusal(server, address)
@@ -412,7 +412,7 @@ def _refusal(server: ServerFacts, address: RedisAddress) -> StorageError | None:
 
 
 def _new(servers: Sequence[ServerFacts], known: set[ServerAddress]) -> str:
-    """Return those of the servers that are not known yet, in one line, and know them from here on."""
+    """Add the servers to `known`; return those that were not in it before, as one line of text."""
     new = [server.place for server in servers if server.place not in known]
     known.update(new)
     return ", ".join(map(str, new))

@@ -1,4 +1,4 @@
-"""The verbs on Redis. What each does stands in the scripts; here it is sent to the cell, or to all of them."""
+"""The Redis storage: it opens the servers, checks them, and forwards each verb to one partition or to many."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -45,7 +45,7 @@ from tenure.storage.redis.sweep_schedule import STIRRED, SweepSchedule
 
 
 class RedisStorage:
-    """Keeps jobs in a Redis or Valkey, for all processes of all machines. Opens itself at the first verb."""
+    """Keeps jobs in Redis or Valkey, shared by processes on any number of machines. The first verb opens it."""
 
     shared = True
     apart = True
@@ -85,8 +85,8 @@ class RedisStorage:
     async def close(self) -> None:
         """See `Storage.close`.
 
-        The verbs of an owner open a closed storage again, until it takes its leave (`Beat.last`). So whoever closes an
-        app under a running worker costs it a moment and no job.
+        An owner's verbs open a closed storage again, until the owner's last renewal (`RenewRequest.last`). So closing
+        an app while one of its workers runs delays that worker briefly and loses no job.
         """
         self._closed, self._open = True, False
         await self._ear.close()
@@ -95,7 +95,7 @@ class RedisStorage:
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
         findings = await self._guard.examine()
-        # A server that is out of reach is not waited for once more.
+        # If the server was unreachable just now, do not wait for it a second time.
         if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
             findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
             if deep:
@@ -122,9 +122,9 @@ class RedisStorage:
         return pulse
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
-        """See `Storage.sweep`. Who leads also sees to it that the servers are still what they must be."""
+        """See `Storage.sweep`. The leader also checks that the servers still meet the requirements."""
         verbs = await self._ready()
-        # One cell alone is swept each time: there are no others that this would be too much for.
+        # A single partition is swept at every turn: rests only pay where there are many partitions.
         swept = await verbs.sweep(bid if isinstance(verbs, Partitions) else replace(bid, rest=0))
         if swept.retry_in is None and (troubles := await self._guard.look_again()):
             return replace(swept, troubles=(*swept.troubles, *troubles))
@@ -178,7 +178,10 @@ class RedisStorage:
         return self._ear.listen(topics)
 
     def bases_of(self, topic: str) -> Sequence[str]:
-        """Return the cells that may hint at a topic: what is of a queue happens in one, all else in any of them."""
+        """Return the base keys of the partitions that may publish hints for a topic.
+
+        Hints for a queue or a job come from one partition; other hints may come from any of them.
+        """
         if isinstance(self._verbs, Partitions):
             kind, _, name = topic.partition(":")
             if kind in ("queue", "job"):

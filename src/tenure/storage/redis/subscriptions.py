@@ -1,11 +1,11 @@
-"""Notices: one subscription connection for each event loop and server, whatever the number of listeners.
+"""Subscriptions to notifications: one connection for each event loop and server, for any number of listeners.
 
-listen(topics) ──► Hub ──► who is wanted where ──► a line to each server ──► SSUBSCRIBE {cell}:n:<topic>
+listen(topics) ──► hub ──► channels by server ──► a connection to each ──► SSUBSCRIBE {partition}:n:<topic>
                     ▲                                      │
-                    └── knock ◄── a message, or a subscription that has begun: what came before it nobody heard
+                    └── notify ◄── a message, or a subscription that has begun: earlier messages were missed
 
-A line that breaks is laid anew, with patience and for ever; its subscriptions begin again, so each of its listeners is
-knocked once. An idle line costs a PING each ten seconds. Nothing of this is raised into anybody.
+A broken connection is opened again, with growing rests and without end. Its subscriptions begin again, so each of its
+listeners is notified once. An idle connection costs a PING every ten seconds. No listener ever gets an error from here.
 """
 
 import asyncio
@@ -31,33 +31,34 @@ from tenure.storage.redis.resp import Command, Reply
 from tenure.waiting import first
 
 PATIENCE = ExponentialDelay(0.1, 5.0)
-"""Between two tries to hear a server."""
+"""The rests between two attempts to subscribe at a server."""
 
 PING_EVERY = 10.0
-"""Seconds without a word after which a line is tried.
+"""Seconds without any message after which a connection is tested.
 
-The kernel finds out that a server's host is gone. This is for what answers in the server's place, and drops all else.
+TCP keepalive detects that a server's host is gone. The PING detects proxies and the like that keep the connection open
+in the server's place but pass nothing on.
 """
 
 ANSWER = 3.0
-"""Seconds after which a line is given up on which the server has not answered."""
+"""Seconds after which a connection is given up if the server has not answered on it."""
 
 LINGERING = 10.0
-"""Seconds that the lines stay when nobody listens any more: the next one who waits for a result comes soon."""
+"""Seconds that connections stay open without listeners, because the next wait for a result often begins soon."""
 
 BATCH = 500
-"""How many channels one command names at most."""
+"""Maximum number of channels in one command."""
 
 logger = logging.getLogger("tenure")
 
 
 def channel(base: str, topic: str) -> str:
-    """Return where a cell's scripts publish the hints at a topic."""
+    """Return the channel on which a partition's scripts publish hints for a topic."""
     return f"{base}:n:{topic}"
 
 
 class Subscriptions:
-    """Hears what scripts publish, for every event loop of this process."""
+    """Receives what scripts publish, for every event loop of this process."""
 
     def __init__(
         self, connections: Connections, bases_of: Callable[[str], Sequence[str]], *, rng: Random | None = None
@@ -69,18 +70,18 @@ class Subscriptions:
         connections.on_trouble = self._doubt
 
     def listen(self, topics: Iterable[str]) -> Listener:
-        """Start to listen on the running loop; a hint from now on is not missed, though it may come late."""
+        """Start to listen on the running loop. No hint from now on is missed, but one may arrive late."""
         post, _ = self._posts.here()
         listener = post.hub.listen(topics)
         post.start()
         return listener
 
     async def close(self) -> None:
-        """Hear nothing more. Who listens still does so, and is told again after `resume`."""
+        """Close the subscriptions. Listeners stay registered and are notified after `resume`."""
         await self._posts.close(_LoopSubscriptions.stop, keep=True)
 
     def resume(self) -> None:
-        """Go on for whoever has been listening since before the end."""
+        """Subscribe again for the listeners that were registered before `close`."""
         self._posts.everywhere(_LoopSubscriptions.resume)
 
     def _doubt(self, place: ServerAddress) -> None:
@@ -89,7 +90,7 @@ class Subscriptions:
 
 
 class _SubscribingHub(NotificationHub):
-    """A hub that tells whose listeners have come or gone."""
+    """A hub that reports the topics whose listeners have come or gone."""
 
     def __init__(self, changed: Callable[[Iterable[str]], None]) -> None:
         super().__init__()
@@ -105,12 +106,12 @@ class _SubscribingHub(NotificationHub):
         self._tell(listener.topics)
 
     def hears(self, topic: str) -> bool:
-        """Say whether anybody listens for this."""
+        """Return True if a topic has listeners."""
         return topic in self._listeners
 
 
 class _LoopSubscriptions:
-    """The lines of one event loop, and who is wanted on which."""
+    """The subscription connections of one event loop, and the channels of each."""
 
     def __init__(self, connections: Connections, bases_of: Callable[[str], Sequence[str]], rng: Random) -> None:
         self.hub = _SubscribingHub(self._changed)
@@ -122,50 +123,50 @@ class _LoopSubscriptions:
         self._keeper: asyncio.Task[None] | None = None
         self._lines: dict[ServerAddress, _Subscription] = {}
         self._where: dict[str, ServerAddress] = {}
-        """The server of each cell that is listened to."""
-        # A deque, for who listens on a loop may close elsewhere.
+        """The server of each partition with subscriptions."""
+        # A deque, because a listener may be closed on another thread.
         self._changes: deque[str] = deque()
         self._failures: Counter[str] = Counter()
         self._resting: set[str] = set()
         self._deaf = False
 
     def start(self) -> None:
-        """See that there are lines as long as anybody listens."""
+        """Start the task that keeps connections open while there are listeners."""
         if self._keeper is None:
-            # As what it is: not as a part of the job that happens to be the first to listen.
+            # In an empty context: the task must not inherit the context of the first job that listens.
             self._keeper = self._loop.create_task(self._keep(), name="tenure-ear", context=contextvars.Context())
 
     def resume(self) -> None:
-        """Start again where anybody listens."""
+        """Start again if there are listeners."""
         if self.hub.heard:
             self.start()
 
     async def stop(self) -> None:
-        """End the lines."""
+        """Close the connections."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Let go of lines that are another process's."""
+        """Drop connections that belong to the parent process."""
         for line in self._lines.values():
             line.abandon()
 
     def began(self, base: str) -> None:
-        """Note that a cell can be heard."""
+        """Note that a partition's notifications arrive."""
         self._failures.pop(base, None)
         if self._deaf:
             self._deaf = False
             logger.info("the notices of %s come in again", self._connections.address.shown)
 
     def doubt(self, place: ServerAddress) -> None:
-        """Try a line at once, for what has silenced a call may have silenced it, too."""
+        """Test a subscription connection at once, because what broke a call may have broken it, too."""
         if (line := self._lines.get(place)) is not None:
             line.doubt()
 
     def lost(self, line: "_Subscription", error: BaseException) -> None:
-        """Note that a line is no more; its cells are looked for anew, after a rest."""
+        """Note that a connection is lost; its partitions' servers are looked up again after a rest."""
         if self._lines.get(line.place) is not line:
             return
         del self._lines[line.place]
@@ -194,7 +195,7 @@ class _LoopSubscriptions:
         if running is self._loop:
             self._news.set()
         else:
-            # Nobody is left to listen on a loop that has closed.
+            # A closed loop has no listeners left.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
 
@@ -213,11 +214,11 @@ class _LoopSubscriptions:
         except asyncio.CancelledError:
             raise
         except Exception:
-            # A mistake of ours; whoever listens goes on by polling, and the next one to come starts this again.
+            # A bug of ours. Listeners go on by polling, and the next listener starts this task again.
             logger.exception("the notices of %s have failed", self._connections.address.shown)
         finally:
             if self._keeper is asyncio.current_task():
-                # From here on whoever begins to listen starts another one.
+                # From here on, the next listener starts another task.
                 self._keeper = None
             lines = list(self._lines.values())
             self._lines.clear()
@@ -225,7 +226,7 @@ class _LoopSubscriptions:
             await asyncio.gather(*(line.stop() for line in lines))
 
     async def _arrange(self) -> None:
-        """Tell the lines who has come and gone, and lay those that are missing."""
+        """Pass changed topics on to the connections, and open those that are missing."""
         while self._changes:
             topic = self._changes.popleft()
             for base in self._bases_of(topic):
@@ -254,11 +255,11 @@ class _LoopSubscriptions:
 
 
 _Wish = tuple[str, str]
-"""The cell and the topic of a channel."""
+"""The partition and the topic of a channel."""
 
 
 class _Subscription:
-    """A connection to one server, in which nothing but hints come."""
+    """A connection to one server that carries only subscriptions."""
 
     def __init__(self, post: _LoopSubscriptions, connections: Connections, place: ServerAddress) -> None:
         self.place = place
@@ -268,18 +269,18 @@ class _Subscription:
         self._arriving: dict[str, _Wish] = {}
         self._departing: dict[str, _Wish] = {}
         self._leaving: Counter[str] = Counter()
-        """How often leave of a channel has been asked for and not yet given."""
+        """For each channel, the number of SUNSUBSCRIBE commands that the server has not confirmed yet."""
         self._doubted = False
         self._heard_at = 0.0
-        """When the server last said anything."""
+        """When the server last sent anything."""
         self._asked_at: float | None = None
-        """When the first command was sent that it has said nothing after; None if there is none."""
+        """When the first command was sent since then; None if the server has sent something after every command."""
         self._news = asyncio.Event()
         self._link: ServerConnection | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"tenure-ear {place}")
 
     def want(self, name: str, base: str, topic: str) -> None:
-        """Listen to a channel. Idempotent."""
+        """Subscribe to a channel. Idempotent."""
         if name not in self._wanted:
             self._wanted[name] = wish = (base, topic)
             if self._departing.pop(name, None) is None:
@@ -287,7 +288,7 @@ class _Subscription:
             self._news.set()
 
     def unwant(self, name: str) -> None:
-        """Listen to a channel no more. Idempotent."""
+        """Unsubscribe from a channel. Idempotent."""
         wish = self._wanted.pop(name, None)
         if wish is not None:
             if self._arriving.pop(name, None) is None:
@@ -295,17 +296,17 @@ class _Subscription:
             self._news.set()
 
     def doubt(self) -> None:
-        """See soon whether the server still says anything."""
+        """Soon check whether the server still answers."""
         self._doubted = True
         self._news.set()
 
     async def stop(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Let go of a connection that is another process's."""
+        """Drop a connection that belongs to the parent process."""
         if self._link is not None:
             self._link.abandon()
 
@@ -353,7 +354,7 @@ class _Subscription:
             self._leaving.update(departing.keys())
             commands: list[Command] = [*_commands("SUNSUBSCRIBE", departing), *_commands("SSUBSCRIBE", arriving)]
             now = clock()
-            # Any command is answered: who subscribes now and then finds out as well as who asks.
+            # The server answers every command, so an SSUBSCRIBE tests the connection as well as a PING.
             if self._asked_at is None and (self._doubted or now >= self._heard_at + PING_EVERY):
                 commands.append(("PING",))
             if commands:
@@ -362,16 +363,16 @@ class _Subscription:
             answer = SILENT if self._doubted else ANSWER
             until = self._heard_at + PING_EVERY if self._asked_at is None else self._asked_at + answer
             with contextlib.suppress(TimeoutError):
-                # The answer wakes nobody here.
+                # An answer does not set `_news`, so it does not end this wait.
                 async with asyncio.timeout_at(min(until, now + PING_EVERY)):
                     await self._news.wait()
-            # Heard meanwhile, it is none that has not answered.
+            # An answer resets `_asked_at` to None.
             if self._asked_at is not None and clock() >= self._asked_at + answer:
                 raise StorageUnavailableError(f"{self.place} has not answered for {answer:g} s")
 
 
 def _commands(verb: str, channels: dict[str, _Wish]) -> Iterable[Command]:
-    """Name the channels of each cell in commands of their own: a Cluster takes those of one slot only at once."""
+    """Return the commands, separate ones for each partition: a Cluster command may name channels of one slot only."""
     by_base: dict[str, list[str]] = {}
     for name, (base, _) in channels.items():
         by_base.setdefault(base, []).append(name)

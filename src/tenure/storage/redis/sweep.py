@@ -1,4 +1,4 @@
-"""The leader's turn on its way to and from a cell: sweep, resign, and what is reclaimed of those who hold jobs."""
+"""Encodes the requests of sweep, look, resign and reclaim for their scripts, and decodes the answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ class _Sweep(Struct, omit_defaults=True, kw_only=True):
 
 
 class SweepPart(Struct, frozen=True):
-    """A part of a sweep, and where the next goes on: with which chore, of which so many are done; None at the end."""
+    """One call's part of a sweep. `next`: the chore to continue with, and how much of it is done; None at the end."""
 
     swept: SweepResult
     next: tuple[int, int] | None = None
 
 
 BEGIN = 1, 0
-"""Where a sweep begins."""
+"""The place where a sweep begins: the first chore."""
 
 
 class _Resign(Struct):
@@ -48,7 +48,7 @@ class _Reclaim(Struct):
 
 
 def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[bytes]:
-    """Return the request to elect the bidder if need be, and to do the chores from there on."""
+    """Return the request to elect the sweeper unless another one leads, and to do the chores from `place` on."""
     chore, done = place
     return RequestEncoder().sealed(
         _Sweep(
@@ -65,7 +65,7 @@ def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[byt
 
 
 def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
-    """Return what was done by one call."""
+    """Return what one call did."""
     if reply[0] is not None:
         return SweepPart(SweepResult(retry_in=reply[0]))
     _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, rests = reply
@@ -89,12 +89,12 @@ class _Look(Struct):
 
 
 def ask_look(bases: Sequence[str]) -> list[bytes]:
-    """Return the request for what there is in several cells of one server."""
+    """Return the request to look at several partitions of one server."""
     return RequestEncoder().sealed(_Look(bases))
 
 
 def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
-    """Return the parts of a sweep as one; `more`: they are not all."""
+    """Return the parts of a sweep as one; `more`: the sweep was not finished."""
     last = parts[-1]
     return SweepResult(
         last.terms,
@@ -111,12 +111,12 @@ def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
 
 
 def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
-    """Return the request to take what a dead owner holds, so much at most."""
+    """Return the request to take over a dead owner's jobs, at most `most` of them."""
     return RequestEncoder().sealed(_Reclaim(dead, owner.id, most))
 
 
 def answer_reclaim(reply: Any, *, known: int) -> ReclaimResult:
-    """Return what was taken by a caller that holds so many jobs by earlier answers."""
+    """Return the jobs that were taken. `known`: the number of jobs that the caller got from earlier answers."""
     stalled, more, had = reply
     return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
 

@@ -1,11 +1,11 @@
-"""The rounds of one reaper over many cells: which it sweeps now, and which it leaves alone until when.
+"""Decides which of many partitions one reaper sweeps in a turn, and which it leaves alone until when.
 
-awake ──swept, and nothing waits for a sweep──► resting ──its time is over, or something stirs──► awake
-empty ──looked at: something is there──► awake         resting ──looked at: nothing is there──► empty
+awake ──swept, and nothing waits for a sweep──► resting ──the rest is over, or something changes──► awake
+empty ──looked at: it holds something──► awake          resting ──looked at: it holds nothing──► empty
 
-Cells that rest, or are empty, are looked at together, with one call for each server. A rest is granted by the cell,
-with a term that lasts for it, and it ends there with the first thing that changes; a hint at that brings the reaper by
-his next turn. If the hint is lost, a lease that began meanwhile is found in time all the same: no rest is longer.
+Resting and empty partitions are looked at together, with one call for each server. The partition itself grants a rest,
+with a leader's term that lasts as long. Its first change ends the rest and publishes a hint, and the reaper comes with
+its next turn. If the hint is lost, a lease that began meanwhile is still found in time: no rest is longer than that.
 """
 
 import asyncio
@@ -24,24 +24,25 @@ from tenure.storage.redis.merge_answers import swept_all
 from tenure.storage.redis.partition import Partition
 
 STIRRED = "stirred"
-"""What a cell hints at when its rest is over before its time, or when it is empty no more."""
+"""The topic that a partition hints at when a change ends its rest early, or when it stops being empty."""
 
 TIDY = 120.0
-"""Seconds between two sweeps of a cell that is empty but for leftovers: workers that are gone, old events."""
+"""Seconds between two sweeps of a partition that holds only leftovers: workers that have left, old events."""
 
 PART_OF_TERM = 0.4
-"""The part of a term within which each call has to be answered: with a sweep's rhythm after it, the term goes on."""
+"""Each call must be answered within this part of a term, so that the next sweep still comes before the term ends."""
 
 EMPTY, LEFTOVERS, RESTING, AWAKE = range(4)
-"""What a look finds; see look.lua."""
+"""The results of a look; see look.lua."""
 
 Outcome = SweepResult | BaseException
 
 
 class _PartitionTurn(Struct):
-    """How a reaper stands to a cell: when it comes again, whether it looks first, and what it leads there.
+    """A reaper's plan for one partition: when to come again, whether to look first, and the terms that it holds.
 
-    `empty`: so it was found; `rested`: it has just had a rest; `away`: it could not be looked at where it was to be.
+    `empty`: the last look found it empty. `rested`: it has just had a rest. `away`: the last look did not find it on
+    its server.
     """
 
     comes_at: float = 0.0
@@ -55,7 +56,7 @@ class _PartitionTurn(Struct):
 
 
 class SweepSchedule:
-    """One reaper's way through the cells, turn after turn."""
+    """One reaper's schedule for all partitions, turn by turn."""
 
     def __init__(
         self,
@@ -68,20 +69,20 @@ class SweepSchedule:
         self._listener = listen()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._listener.close()
 
     async def turn(self, bid: SweepRequest) -> tuple[SweepResult, list[Partition]]:
-        """Sweep the cells that do not rest; return what was done, and which cells could be reached.
+        """Sweep the partitions that do not rest; return the result, and the partitions that were reached.
 
         Raises:
-            StorageError: none that was asked could be.
+            StorageError: not one of the partitions that were asked was reached.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         stirs = self._listener.take()
         due = [cell for cell, stand in self._stands.items() if stand.comes_at <= began]
-        # Whoever looks at one looks at all that rest: that is no more calls.
+        # If one is looked at, look at all that rest: that costs no further calls.
         all_resting = stirs or any(self._stands[cell].looks for cell in due)
         looks = [
             cell
@@ -99,7 +100,7 @@ class SweepSchedule:
             if not isinstance(error, StorageError):
                 raise error
         if errors and len(errors) == len(outcomes):
-            # A hint is not heard in vain.
+            # The hint is taken from the listener already, so look again at the next turn.
             self._stands_again(looks if stirs else ())
             raise errors[0]
         for cell, outcome in outcomes.items():
@@ -112,7 +113,7 @@ class SweepSchedule:
             self._stands[cell].comes_at, self._stands[cell].looks = 0.0, True
 
     async def _by_server(self, cells: Sequence[Partition]) -> list[list[Partition]]:
-        """Return the cells by the servers that hold them; one of which nobody knows goes alone, to be told of it."""
+        """Group partitions by server. A partition whose server is unknown forms its own group, and fails alone."""
         places = await asyncio.gather(*(self._place(cell.base) for cell in cells), return_exceptions=True)
         parts: defaultdict[object, list[Partition]] = defaultdict(list)
         for cell, place in zip(cells, places, strict=True):
@@ -122,28 +123,28 @@ class SweepSchedule:
     async def _visit(
         self, cells: Sequence[Partition], due: Sequence[Partition], bid: SweepRequest, now: float
     ) -> dict[Partition, Outcome]:
-        """Look at the cells of one server, and sweep those that the look does not spare."""
-        # One that is on its way from node to node can be asked nothing, and must not hide the others for that long.
+        """Look at the partitions of one server, and sweep those that need it."""
+        # Run the script on a partition that is present: one that moves between nodes accepts no calls meanwhile.
         who = next((cell for cell in cells if not self._stands[cell].away), cells[0])
         try:
             sights = dict(zip(cells, await who.look([cell.base for cell in cells], within=_within(bid)), strict=True))
         except StorageUnavailableError as error:
             self._stands[who].away = True
-            # Whoever asks each of them, too, keeps the others from what was found of theirs for as long.
+            # Do not ask each of them as well: that would delay the results of the other servers by as long.
             return dict.fromkeys(cells, error)
         except StorageError:
-            # A server that lets nobody look lets us sweep: as often as if there were no rests.
+            # The server refuses the look script. Sweep all, as if there were no rests.
             sights = dict.fromkeys(cells, AWAKE)
         for cell, sight in sights.items():
             self._stands[cell].away = sight < EMPTY
             self._stands[cell].empty = sight in (EMPTY, LEFTOVERS)
             self._stands[cell].rested &= sight == RESTING
         empty = [cell for cell in cells if self._stands[cell].empty]
-        # One that rests is swept when its time is over; one that is not here has moved on to another server.
+        # A resting one is swept when its rest is over; one that was not found here has moved to another server.
         swept = [cell for cell in cells if cell not in empty and (sights[cell] != RESTING or cell in due)]
         tidied = [cell for cell in empty if self._spare(cell, sights[cell], bid, now)]
         await asyncio.gather(*(self._leave(cell) for cell in empty))
-        # Nobody leads where there is nothing to lead.
+        # An empty partition needs no leader.
         alone = structs.replace(bid, term=None)
         found = await asyncio.gather(
             *(self._sweep(cell, bid) for cell in swept), *(self._sweep(cell, alone) for cell in tidied)
@@ -151,7 +152,7 @@ class SweepSchedule:
         return {cell: outcome for part in found for cell, outcome in part.items()}
 
     def _spare(self, cell: Partition, sight: int, bid: SweepRequest, now: float) -> bool:
-        """Note when to look at an empty cell again; return whether to clear up what is left in it."""
+        """Plan the next look at an empty partition; return True if its leftovers are to be swept now."""
         stand = self._stands[cell]
         stand.comes_at, stand.looks = now + bid.rest / 1_000_000, True
         if sight == EMPTY or stand.tidied_at is None:
@@ -162,7 +163,7 @@ class SweepSchedule:
         return True
 
     async def _leave(self, cell: Partition) -> None:
-        """Give up what is led in a cell."""
+        """Resign the terms held in a partition."""
         stand = self._stands[cell]
         terms, stand.terms, stand.leads = stand.terms, (), False
         for term in terms:
@@ -175,7 +176,7 @@ class SweepSchedule:
             return {cell: error}
 
     def _heed(self, cell: Partition, outcome: Outcome, bid: SweepRequest, began: float, now: float) -> None:
-        """Note when a cell is to be swept again."""
+        """Plan the next sweep of a partition."""
         stand = self._stands[cell]
         if isinstance(outcome, BaseException):
             stand.terms, stand.leads, stand.looks, stand.comes_at = (), False, stand.empty, began
@@ -191,7 +192,7 @@ class SweepSchedule:
         stand.terms, stand.leads = outcome.terms, True
         if outcome.again_in is not None and not outcome.more:
             stand.comes_at = began + outcome.again_in / 1_000_000
-            # Only after some work is it worth a look whether that was the last.
+            # Check for emptiness only after a first rest, or after a rest that follows a sweep that did some work.
             stand.looks = outcome.again_in == bid.rest and (not rested or any(outcome.did.values()))
             stand.rested = True
 

@@ -1,15 +1,16 @@
 #!lua
 -- requires: arrival, step
--- enqueue: remember each new job once, all of the call's jobs or none of them.
+-- enqueue: add each new job once; either all jobs of the call or none.
 --
--- Request: {calls, jobs}: a list of wishes (parts/intake.lua) and of groups of plain ones (parts/arrival.lua); how many they
--- are in all. Answer: how many, if that made each of them a job; else for each 0 if it did, or {made, id[, retry_in]}; `id`
--- is that of the job that lives.
+-- Request: {calls, jobs}. `calls`: a list of new jobs (parts/intake.lua) and of groups of plain ones
+-- (parts/arrival.lua); `jobs`: how many jobs these are in all.
+-- Answer: the number of jobs if all were created. Else a list: 0 for each created job, {made, id[, retry_in]} for each
+-- other; `id`: the job that answers this call.
 
--- How many jobs were remembered; the first call with any that was not, and how many of that one were.
+-- How many jobs were added; the number of the first call that was not added whole, and how many of its jobs were.
 local remembered, first, of_first = 0, 1, 0
 
--- Remember the groups that come first, as far as their jobs turn out to be plain; return whether those are all.
+-- The fast path: add the leading groups until a job is not plain. Return true if that was all.
 local function begin()
   for number, asked in ipairs(ASKED.calls) do
     first, of_first = number, asked.ids and Arrival.remember(asked, remembered) or 0
@@ -27,7 +28,7 @@ end
 
 -- requires: bytes, intake, work
 
--- What is asked about, read by one command.
+-- Read the records of all ids in question with one command.
 local function fetch(calls)
   local refs = {}
   for _, asked in ipairs(calls) do
@@ -48,7 +49,7 @@ return Work.carry_out(function()
     local receipt = Intake.remember(wish, #receipts)
     receipts[#receipts + 1] = receipt[1] == 'created' and 0 or receipt
   end
-  -- Records have been loaded by now, so Arrival, which writes past them, has no part in this.
+  -- Records are loaded by now. Arrival writes without looking at them, so it is not used here.
   local function remember_group(group, from)
     for number = from, #group.ids do
       local wish = cmsgpack.unpack(ARGV[group.fixed])

@@ -1,13 +1,15 @@
 #!lua flags=allow-oom
 -- requires: cell
--- events: what happened after a cursor, in order and without a gap, as far as one step goes.
+-- events: return the events after a cursor, in order and without gaps, as far as one call gets.
 --
--- Request: {after, limit, ref, reader = {name, caller, begin}, age}. `after`: a number, absent for behind the newest; for
--- a named reader how far its last batch was handled. `begin`: where a reader begins that is not known yet, absent for
--- behind the newest. `age`: instead of `after`, what was recorded in the last so many microseconds. `ref`: only what
--- happened to that job.
--- Answer: {entries, next, oldest, last}. An entry is one of the stream's; `next`: the number of the last that was
--- looked at; `oldest`: the number before the oldest that is kept, where the place asked for is not there, else false.
+-- Request: {after, limit, ref, reader = {name, caller, begin}, age}.
+--   after   a number; absent: after the newest event. For a named reader: how far its last batch was handled
+--   begin   where a new reader begins; absent: after the newest event
+--   age     instead of `after`: the events recorded in the last `age` microseconds
+--   ref     only the events of this job
+-- Answer: {entries, next, oldest, last}. `entries`: of the stream. `next`: the number of the last event examined.
+-- `oldest`: the number before the oldest kept event if the requested place is not in the log, else false. `last`: the
+-- number of the newest event.
 local EVENT_LOAN = 5000000
 local AT_ONCE, LOOKS, BYTES = 50, 400, 1048576
 
@@ -15,7 +17,7 @@ local function number_of(id)
   return tonumber(string.sub(id, 3))
 end
 
--- The number before the oldest entry that is kept, and that of the newest there ever was.
+-- Return the number before the oldest kept event, and the number of the newest event there ever was.
 local function bounds()
   if call('EXISTS', key('events')) == 0 then
     return 0, 0
@@ -44,7 +46,7 @@ end
 
 local trimmed, last = bounds()
 
--- Whether an entry is of a job, and how long it is.
+-- Return true if an entry belongs to a job; and its size in bytes.
 local function look_at(entry, ref)
   local fields, is_of, size = entry[2], false, 0
   for at = 1, #fields, 2 do
@@ -56,7 +58,7 @@ end
 
 local function read(after, limit, ref)
   local oldest = false
-  -- A place behind the end was given before the storage was put back to an earlier state.
+  -- A place after the end was given out before the storage was restored to an earlier state.
   if after < trimmed or after > last then
     after, oldest = trimmed, trimmed
   end
@@ -65,7 +67,7 @@ local function read(after, limit, ref)
     local count = ref and AT_ONCE or min(limit - #found, AT_ONCE)
     local entries = call('XRANGE', key('events'), '(0-' .. whole(after), '+', 'COUNT', count)
     if #entries == 0 then
-      -- Somebody has deleted them by hand.
+      -- The events were deleted manually.
       after = last
     end
     for _, entry in ipairs(entries) do
@@ -88,17 +90,17 @@ local function lend(reader)
   local body = call('HGET', readers, reader.name)
   local kept = body and cmsgpack.unpack(body)
   if kept then
-    -- What was handled was handled, even if the loan has passed on since.
+    -- Handled events count, even if another caller got the loan meanwhile.
     local handled = ASKED.after or 0
-    -- A cursor beyond the end is of an earlier log, and says nothing of this one.
+    -- A cursor beyond the end belongs to an earlier log, so ignore it.
     kept.cursor = max(kept.cursor, handled <= last and handled or 0)
   elseif ASKED.after then
-    -- A reader with a cursor that is unknown here was lost with an earlier log.
+    -- The reader has a cursor but is unknown here: its entry was lost with an earlier log.
     kept = { cursor = trimmed }
   else
     kept = { cursor = min(reader.begin or last, last) }
   end
-  -- A loan that ends further ahead than it is long was made before the clock was set back.
+  -- If a loan ends later than its whole length from now, the clock was set back since: it counts as over.
   local elsewhere = kept.lent_to
     and kept.lent_to ~= reader.caller
     and kept['until'] - EVENT_LOAN <= NOW
@@ -119,7 +121,7 @@ local function lend(reader)
   return page
 end
 
--- The number of the last entry that was recorded before an instant: found by halving, for the log may be long.
+-- Return the number of the last event recorded before an instant; a binary search, because the log may be long.
 local function before(instant)
   local low, high = trimmed, last
   while low < high do

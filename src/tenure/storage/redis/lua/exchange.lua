@@ -1,28 +1,33 @@
 #!lua flags=allow-oom
 -- requires: passage, purse, lookout, step, claims
--- exchange: apply each settlement whose run is the current one, then claim what is ordered.
+-- exchange: apply each settlement whose run is the current one, then claim jobs from the given queues.
 --
--- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, tasks, place, lane}. `settling`: how many
--- these are. `lane`: as parts/claims.lua has it; without it a claim has no number. `tasks`: the argument that says what the
--- owner knows, as msgpack: each task with the newest version of its payload.
--- `place`: how far the claim has got by the calls before: {queue, promoted, looked}, the queue by its number, in which so many
--- were promoted; so many were looked at in all.
--- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine, put_back_used,
--- until_known, ended, events}: a state to finish in, or `after` to be put back, perhaps into quarantine, or parked until a
--- worker knows the task; `events` a list of {body, name, by}; `by`: whether it says who did it.
--- Or a group of those that complete a job, and do nothing else: {queue, ids, fences, ended, keep, first}. Of each the event
--- and the result are arguments of the script, from `first` on.
--- Answer: {verdicts, leases, left, next_due, place, seen}. `seen`: 1 if the call's number was seen before. `verdicts`: a list, or how many there are if all are done; `leases`:
--- of each ref, record and payload (empty where the record holds it), one after the other. `place`: there was no time for the
--- rest, for settlements without a verdict or for more jobs; from there on the next call is to claim. Else false.
+-- Request: {owner = {id, name, host, pid}, settlements, settling, queues, room, tasks, place, lane}.
+--   settling  the number of jobs that the settlements settle
+--   lane      as in parts/claims.lua; without it a claim has no number
+--   tasks     the place of the argument that lists, as msgpack, each task that the owner knows with its payload's
+--             newest version
+--   place     how far the earlier calls of this claim got: {number of the queue, jobs promoted there, jobs examined}
+-- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine,
+-- put_back_used, until_known, ended, events}. `state` finishes the job. `after` puts it back, perhaps into quarantine,
+-- or parked until a worker knows the task. `events` is a list of {body, name, by}; `by`: the event names an actor.
+-- Settlements that only complete jobs can come as a group: {queue, ids, fences, ended, keep, first}. The event and the
+-- result of each are arguments of the script, from place `first` on.
+-- Answer: {verdicts, leases, left, next_due, place, seen}.
+--   verdicts  a list, or the number of settlements if all are 'done'
+--   leases    ref, record and payload (empty if the record holds it) of each job, one after the other
+--   left      1 if claimable jobs were left
+--   next_due  microseconds until time alone makes another job claimable, or false
+--   place     where the next call continues, if there was no time for all settlements or jobs; else false
+--   seen      1 if this call's number was seen before
 local owner, queues, lane = ASKED.owner, ASKED.queues or {}, ASKED.lane
 
--- How long the list of leases may become.
+-- The maximum length of the list of leases, which has three entries for each job.
 local room = ASKED.room and 3 * min(ASKED.room, CLAIM_LIMIT) or 0
 
 local leases = {}
 
--- Of each lease its fence, where that is not the one of a first run.
+-- The fences of leases, by number of the lease; those of first runs are left out.
 local fences = {}
 
 local seen = lane and Claims.look(owner, lane) or false
@@ -30,7 +35,7 @@ if seen then
   room = 0
 end
 
--- Note what was claimed, though the script fails: it is the owner's by now.
+-- Note the claimed jobs, even if the script fails: the owner holds them already.
 local function note_claims()
   if lane and not seen then
     -- The fence of a first run is the instant of its claim.
@@ -38,7 +43,7 @@ local function note_claims()
   end
 end
 
--- What is answered. `verdicts`: a list, or how many are done; `place`: where there was no time to go on.
+-- Return the answer. `verdicts`: a list, or how many are done; `place`: where the next call continues.
 local function answer(verdicts, left, next_in, place)
   return { verdicts, leases, left, next_in or false, place or false, seen and 1 or 0 }
 end
@@ -47,8 +52,8 @@ local function has_room(looked)
   return #leases < room and looked < SCAN_LIMIT
 end
 
--- Whether nobody has said anything of any queue or task, nothing is delayed, nobody is parked and none of these lines is
--- fair: mostly so, and told by one look. What a script moves otherwise than plainly may change that.
+-- Return true if there are no settings, no delayed and no parked jobs, and none of these queues has fair keys. That is
+-- the usual case, and one command tells. Moves outside the fast path may change it during the script.
 local function are_quiet()
   if #queues > 100 then
     return false
@@ -60,7 +65,7 @@ local function are_quiet()
   return call('EXISTS', unpack(names)) == 0
 end
 
--- Have read what the settlements are about, by one command.
+-- Read the records of all settled jobs with one command.
 local function fetch(settlements)
   local refs = {}
   for _, asked in ipairs(settlements) do
@@ -72,8 +77,8 @@ local function fetch(settlements)
   Bytes.fetch(refs)
 end
 
--- Complete the jobs of groups as far as they are plain; return how many those are, how many groups are through, and how many
--- jobs of the next one.
+-- Complete the jobs of groups until one is not plain. Return how many jobs were completed, how many groups are
+-- finished, and how many jobs of the next group.
 local function complete_plainly(settlements, quiet)
   local done = 0
   for number, group in ipairs(settlements) do
@@ -86,8 +91,8 @@ local function complete_plainly(settlements, quiet)
   return done, #settlements, 0
 end
 
--- Claim jobs as far as they are plain, from queues of which none holds them up; return whether there was nothing else, where
--- to go on if there was or if there was no time for the rest, and whether any jobs are left.
+-- Claim jobs until one is not plain, from queues whose rates and pauses hold up nothing. Return true if no other kind
+-- of job was met; where to continue if one was met or time ran out; and whether jobs are left.
 local function claim_plainly(quiet)
   local number, promoted, looked = unpack(ASKED.place)
   local more = false
@@ -99,7 +104,7 @@ local function claim_plainly(quiet)
       return true, { number, promoted, looked }
     end
     local most = Purse.affords(Passage.STARTING, min((room - #leases) / 3, SCAN_LIMIT - looked))
-    -- One beyond them tells whether any are left.
+    -- Read one more id: it shows whether jobs are left.
     local ids = first_of(key('ready', queues[number]), most + 1)
     more = table.remove(ids, most + 1) ~= nil
     local started = #ids > 0 and Passage.start(queues[number], ids, owner, leases, quiet) or 0
@@ -113,9 +118,10 @@ local function claim_plainly(quiet)
   return true, nil, more or number or ASKED.place[1] > 1 and Lookout.first_with('ready', queues, 1)
 end
 
--- Do all that is asked, as far as it is plain; return what is answered, or nil and what is left to do: {done, through,
--- completed, place, coming}: how many settlements are done, how many of those in the request that are, and how many jobs of
--- the group after these; from where on to claim; and, if that was asked, what comes to the queues by itself.
+-- The fast path: do as much of the request as concerns plain jobs. Return the answer, or nil and what is left to do:
+-- {done, through, completed, place, coming}: the number of jobs settled; the number of finished groups; the jobs
+-- completed of the group after these; where to continue the claim; and, if it was looked up, `Lookout.coming` of the
+-- queues.
 local function begin()
   local settlements, quiet = ASKED.settlements, are_quiet()
   fetch(settlements)
@@ -168,7 +174,7 @@ local function settle(asked)
   Purse.pay_for(asked.result and ARGV[asked.result])
 end
 
--- Settle one of a group as if it had been asked for alone.
+-- Settle one job of a group as if the settlement had come alone.
 local function settle_of(group, number)
   local body = group.first + 2 * number - 2
   settle({
@@ -182,7 +188,7 @@ local function settle_of(group, number)
   })
 end
 
--- Settle those of a group from one on: what is plain many at a time, and each of the others by itself.
+-- Settle the jobs of a group from one on: plain jobs many at a time, each of the others by itself.
 local function settle_group(group, from)
   while from <= #group.ids and not Purse.is_empty() do
     local completed = Passage.complete(group, from, owner)
@@ -195,7 +201,7 @@ local function settle_group(group, from)
   end
 end
 
--- Settle as many as there is time for, in their order.
+-- Settle in order, as many as there is time for.
 local function settle_all(settlements)
   note_done(undone.done)
   local number, from = undone.through + 1, undone.completed + 1
@@ -209,7 +215,7 @@ local function settle_all(settlements)
   end
 end
 
--- The verdicts as they are answered.
+-- The verdicts as the answer has them: their number if all are 'done'.
 local function summed_up()
   for _, verdict in ipairs(verdicts) do
     if verdict ~= 'done' then
@@ -219,8 +225,8 @@ local function summed_up()
   return #verdicts
 end
 
--- Start the first in a queue's line: `ids`, as far as they are plain, or the first of them in whatever way; return how many
--- were looked at, and whether those were plain.
+-- Start the first jobs of a queue: the leading plain ones of `ids`; or, if the first is not plain, that one alone,
+-- which may also expire or be parked. Return how many jobs were examined, and whether they were plain.
 local function start(queue, ids)
   local started = Passage.start(queue, ids, owner, leases)
   if started > 0 then
@@ -247,8 +253,7 @@ end
 
 local NEVER = math.huge
 
--- Let those of a queue come into line whose time has come, so many at most; return how many were looked at, and whether
--- there was time for no more of them.
+-- Promote at most `most` delayed jobs of a queue that are due. Return how many were examined, and true if time ran out.
 local function promote(queue, most)
   local affords = Purse.affords(PROMOTING, most)
   local due = Flow.promote_due(queue, affords)
@@ -256,12 +261,12 @@ local function promote(queue, most)
   return due, due == affords and due < most
 end
 
--- Whether a queue's own rate lets a job start; of a plain one nobody has set any.
+-- Return true if a queue's own rate lets a job start now; a plain queue has no rate.
 local function is_open(queue)
   return Plain.in_queue(queue) or Rates.queue_opens_at(queue) <= NOW
 end
 
--- The first of a queue's line, so many at most. Where jobs are parked under `known` names one at a time, the best of all.
+-- The first jobs of a queue, at most `most`. If jobs are parked under the names in `known`: the single best job of all.
 local function first_in_line(queue, known, most)
   if known then
     Purse.pay(COMING_BACK)
@@ -270,10 +275,10 @@ local function first_in_line(queue, known, most)
   return first_of(key('ready', queue), most)
 end
 
--- Claim from a queue, when so many were looked at; return how many have been by then, and whether there was no time for the
--- rest. `known`: what jobs are parked under whose task and version the owner knows, if any are.
+-- Claim from a queue. `looked`: the number of jobs examined so far; return it updated, and true if time ran out.
+-- `known`: the names under which jobs are parked whose task and version the owner knows, if there are any.
 local function claim_from(queue, looked, known)
-  -- Who stands behind one that is not plain is mostly none, either.
+  -- After a job that is not plain, the next ones usually are not plain either; so read fewer ids at a time.
   local stretch = SCAN_LIMIT
   while has_room(looked) and is_open(queue) do
     if Purse.is_empty() then
@@ -292,8 +297,8 @@ local function claim_from(queue, looked, known)
   return looked, false
 end
 
--- Claim from those of the queues that have anything, in their order. Return the numbers of those that were visited, the
--- first one that anybody may stand in line of, and where to go on if there was no time for the rest.
+-- Claim from the queues that have jobs, in their order. Return the numbers of the visited queues, the number of the
+-- first queue that may have ready jobs, and where to continue if time ran out.
 local function claim(coming, known, place)
   local visited, lined, promoted, looked, in_vain = {}, 0, place[2], place[3], false
   for number = place[1], #queues do
@@ -329,7 +334,7 @@ local function claim(coming, known, place)
   return visited, place[1] == 1 and max(1, min(visited[1] or lined, lined)) or 1, nil
 end
 
--- Whether jobs that could be claimed were left in any of the queues, as 0 or 1, and when time alone gives another.
+-- Return 1 if claimable jobs are left in any of the queues, else 0; and when time alone makes another job claimable.
 local function glance(coming, visited, first)
   local shut, next_due = {}, Lookout.next_due(queues, coming.dues)
   local known = Lookout.known(queues)
@@ -348,7 +353,7 @@ local function glance(coming, visited, first)
   end
   local now_opening = {}
   for _, number in ipairs(visited) do
-    -- Somebody may have been parked there by this very claim, or let in.
+    -- Read it again: this claim may have parked jobs there, or released some.
     now_opening[queues[number]] = head_of(key('opening', queues[number])) or NEVER
   end
   for number, opens in pairs(coming.opening) do
@@ -356,7 +361,7 @@ local function glance(coming, visited, first)
   end
   for queue, opens in pairs(now_opening) do
     if opens < NEVER and not Settings.queue_paused(queue) then
-      -- Nobody is let in line by a rate of his own before the queue's own lets him start.
+      -- A job's own rate releases it only when the queue's rate allows a start.
       comes(max(opens, Rates.queue_opens_at(queue)))
     end
   end
@@ -370,7 +375,7 @@ local function glance(coming, visited, first)
   return lined and 1 or 0, next_due
 end
 
--- Claim what is ordered; return what to answer of it.
+-- Claim jobs; return `left`, `next_due` and `place` of the answer.
 local function take()
   local coming = undone.coming or Lookout.coming(queues)
   local visited, first, in_vain = claim(coming, Lookout.known(queues), undone.place)
@@ -380,7 +385,7 @@ local function take()
   return glance(coming, visited, first)
 end
 
--- Hand back what calls of this lane have given out whose answers were lost.
+-- Put back the jobs that earlier calls of this lane claimed and whose answers were lost.
 local function hand_back()
   if lane and not seen then
     Claims.hand_back(function(ref, fence)

@@ -1,13 +1,12 @@
 #!lua flags=no-writes
 -- requires: record
--- find: one page of a listing, newest first, as far as one step goes.
+-- find: return one page of a listing, newest first, as far as one call gets.
 --
 -- Request: {queues, after, span, states, tasks, reasons, tags, ended_after, ended_before, id, merge, before, above,
--- limit}.
--- Without `queues` it is about all of the cell: `span` of them, those after the number `after`. `before`,
--- `above`: only those made under numbers between.
--- Answer: {found, looked_to, next}. Each found is {made, ref, record, payload, result}; `looked_to`: there may be more
--- among those made before that one, or false; `next`: the number after which there are more queues, or false.
+-- limit}. Without `queues`, it looks in `span` of the partition's queues, those after the number `after`. `before`,
+-- `above`: only jobs with sequence numbers between these.
+-- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
+-- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
 local LOOKS, BYTES, MOST_AT_ONCE = 150, 2097152, 64
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
@@ -72,7 +71,7 @@ local function queues_asked_for()
   return names, #names * 2 < #some and tonumber(some[#names * 2])
 end
 
--- The indexes of a queue by which all that is asked for is found.
+-- The indexes of a queue that contain all matching jobs.
 local function indexes_of(queue)
   if ASKED.merge then
     local name = pair(queue, ASKED.merge)
@@ -88,7 +87,7 @@ local function indexes_of(queue)
   return indexes
 end
 
--- A source gives the jobs of one index, the newest first; `made` is the number of the one it is at, nil at its end.
+-- A source iterates over one index, newest job first; `made` is the number of its current job, nil at the end.
 local function look_on(source, before)
   local some = call('ZREVRANGEBYSCORE', source.index, before, ABOVE, 'WITHSCORES', 'LIMIT', 0, source.at_once)
   source.some, source.at, source.id, source.made = some, 1, some[1], tonumber(some[2])
@@ -104,7 +103,7 @@ local function go_on(source)
   end
 end
 
--- Sources as a heap: the one that is at the newest job is the first.
+-- The sources form a heap: the first one has the newest current job.
 local function sift(heap, at)
   local source, size = heap[at], #heap
   while 2 * at <= size do
@@ -174,11 +173,11 @@ local function look_through(queues)
   return found, false
 end
 
--- Where those stand that are over and not yet retention's: they have a lifetime of their own, or a rule's redrive to come.
+-- The indexes of finished jobs that are not in `over`: those with a lifetime of their own, and those to be redriven.
 local ASIDE = { completed = key('kept'), failed = key('redrives') }
 
--- The refs of the jobs that came to their end between the instants asked for, by when that was; nil where they are many,
--- or where something unfinished is asked for, too.
+-- The refs of the jobs that ended between the requested instants; nil if there are too many, or if the query includes
+-- unfinished jobs.
 local function ended(queues)
   if not states or not (ASKED.ended_after or ASKED.ended_before) then
     return nil
@@ -206,7 +205,7 @@ local function ended(queues)
   return refs
 end
 
--- The jobs of one id, one in each queue at most.
+-- The refs that the requested id may have: one in each queue.
 local function named(queues)
   local refs = {}
   for _, queue in ipairs(queues) do
@@ -215,7 +214,7 @@ local function named(queues)
   return refs
 end
 
--- Those of some jobs that are asked for.
+-- Return the matching ones of these jobs, newest first.
 local function look_at(refs)
   local jobs, found = {}, {}
   for ref in pairs(refs) do

@@ -1,10 +1,10 @@
 #!lua flags=no-writes
 -- requires: record
--- get: jobs with their runs and logs. A call that another job has taken in is answered by that.
+-- get: return jobs with their runs and logs. For a call that was merged into another job, return that job.
 --
--- Request: {refs}. Answer: for each false or {ref, record, payload, result, runs, log, trace}; runs are those
--- before the last, which the record has (parts/form.lua); log is a list of msgpack; and where the handler of the last run
--- is or false. It may end before the last, where it has become long: whoever asked asks on.
+-- Request: {refs}. Answer: for each ref false, or {ref, record, payload, result, runs, log, trace}. `runs`: the earlier
+-- runs; the record holds the last one (parts/form.lua). `log`: a list of msgpack. `trace`: where the handler of the
+-- current run is, or false. A long answer ends before the last ref; the caller asks again for the rest.
 local ITEMS, BYTES = 2000, 1048576
 
 local items, bytes = 0, 0

@@ -1,10 +1,10 @@
 #!lua flags=no-writes,allow-cross-slot-keys
 -- requires: cell
--- look: what there is in cells of one server of a Cluster, before anybody is sent to sweep them. It decides nothing: who
--- sweeps does, in one cell alone.
+-- look: tell which partitions of one server of a Cluster need a sweep. It changes nothing: only a sweep, which concerns
+-- one partition, decides anything.
 --
--- Request: {bases}. Answer: for each cell 0 if nothing is there; 1 if there are but leftovers, which have time; 2 if it
--- rests; 3 if it does not; -1 if it is not here.
+-- Request: {bases}. Answer: for each partition 0 if it is empty; 1 if it holds only leftovers, which can wait; 2 if it
+-- rests; 3 if it does not rest; -1 if it is not on this server.
 local function look()
   if call('EXISTS', key('queues'), key('schedules')) == 0 then
     return call('EXISTS', key('seen'), key('windows'), key('taken'), key('events')) > 0 and 1 or 0

@@ -1,11 +1,11 @@
 #!lua
 -- requires: timetable, work
--- plan: change schedules, in the order given, and move one on by a tick if its last one is the expected one.
+-- plan: change schedules in the given order. A tick moves a schedule on only if its last tick is the expected one.
 --
 -- Request: a list of {kind, name, ...}: `put` with a `schedule` (parts/timetable.lua), `pause` with paused, next_tick,
 -- `remove`, `tick` with expected, tick, next_tick, missed, a `job` to enqueue in the same step, and its place in the
 -- call.
--- Answer: for each {verdict[, id]}: the job that a tick made, or that took its call in.
+-- Answer: {verdict[, id]} for each; `id`: the job that a tick created, or into which its call was merged.
 return Work.carry_out(function()
   local planned = {}
   for number, asked in ipairs(ASKED) do

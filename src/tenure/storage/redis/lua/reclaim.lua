@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- requires: reclaiming, audit, parking, work, purse
--- reclaim: take every active job of an owner known to be dead, without grace.
+-- reclaim: take over the active jobs of an owner that is known to be dead, without grace.
 --
--- Request: {dead, owner, most}: two ids, and how many at most. Answer: {stalled, more, had}; a stalled one is as sweep's.
--- `had`: how many jobs the caller held before.
--- It may end before so many, where it has become long: whoever asked asks on.
+-- Request: {dead, owner, most}: two owner ids, and the maximum number of jobs. Answer: {stalled, more, had}; `stalled`
+-- as in sweep.lua. `had`: how many jobs the caller held before.
+-- A long answer may end before the maximum; then `more` is 1, and the caller asks again.
 local held = key('held', ASKED.dead)
 local TAKING = 40
 local had = call('ZCARD', key('held', ASKED.owner))

@@ -1,23 +1,28 @@
 #!lua flags=allow-oom
 -- requires: flow, work, purse, claims, settling, identity
--- renew: remember that an owner lives, and extend every lease it names that nobody has taken.
+-- renew: record that an owner is alive, and extend each lease that it names and still holds.
 --
--- workers  HASH  of each worker by its owner's id: name, host, pid, its number, when it started, the number of the last
---                event that it has announced, and what it told with its latest beat
--- seen     ZSET  of each when that was
+-- workers  HASH  for each worker, by its owner's id: name, host, pid, its number, when it started, the number of the
+--                last event that it has announced, and the data of its latest beat
+-- seen     ZSET  for each worker, the time of its latest beat
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
--- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}. A renewal has the fields of
--- Renewal, its trace's place instead of that; a line of its log is {level, message, fields, ago, number}; an event is
--- {body, ref}, its body's place and its job if it is of one. `lanes`: of claims that may have lost their answers, as
--- parts/claims.lua has them. `seen`, `layout`, `fresh`: as parts/identity.lua has them; absent if the state is not asked for.
--- Answer: {lost, cancelling, orders, renewed, left, state}; `state`: of the partition, or false; `left`: 1 if there was no time to hand back all that lanes have lost;
--- what is lost by its place among the renewals, {place, reason} of what shall
--- stop; `renewed`: for how many there was time. The worker and the events wait for the call that has time for all.
+-- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}.
+--   renewals  each with the fields of LeaseRenewal, but the trace by its place among the arguments; a line of its log
+--             is {level, message, fields, ago, number}
+--   events    each {body, ref}: the place of its body, and its job if it belongs to one
+--   lanes     of claims whose answers may have been lost, as in parts/claims.lua
+--   seen, layout, fresh  as in parts/identity.lua; absent if the state is not asked for
+-- Answer: {lost, cancelling, orders, renewed, left, state}.
+--   lost        the places of lost leases among the renewals
+--   cancelling  {place, reason} of each run that has a cancellation request
+--   renewed     how many renewals there was time for; the call that renews the last one also stores worker and events
+--   left        1 if there was no time to hand back all jobs of lost claims
+--   state       the state of the partition, or false
 local owner = ASKED.owner
 
--- Append lines to the log of a job, which keeps the newest. Each has the number that it has in the whole log (`line`), so the
--- last one says how many there were: of a run's own numbers those that are missing were not sent.
+-- Append lines to the log of a job, which keeps the newest ones. `line` is a line's number in the whole log, so the
+-- last line tells how many there were. It also counts lines that were not sent: those missing in a run's own numbering.
 local function keep_log(job, lines)
   local log = key('log', job.ref)
   job.logged = true
@@ -28,7 +33,7 @@ local function keep_log(job, lines)
     if run ~= job.starts then
       run, number = job.starts, 0
     end
-    -- A line that is sent again has been kept.
+    -- A lower number means that the line was sent before, and is in the log.
     if not line.number or line.number > number then
       count = count + (line.number and line.number - number or 1)
       number = line.number or 0
@@ -50,7 +55,7 @@ local function keep_log(job, lines)
   call('LTRIM', log, -LOG_LINES_KEPT, -1)
 end
 
--- When a renewed run's own limit and its progress clock run out; core/lease.py says why.
+-- Return when a renewed run's time limit and its progress limit end; core/lease.py gives the reasons.
 local function limits(job, asked)
   local run_until, progress_until, silent = job.run_until, job.progress_until, asked.silent
   if asked.sign and not silent then
@@ -65,13 +70,13 @@ local function limits(job, asked)
   return run_until, progress_until
 end
 
--- When a lease that is renewed now runs out, its run, and its progress clock.
+-- Return when a lease that is renewed now ends, its run's time limit, and its progress limit.
 local function ends_of(job, asked)
   local run_until, progress_until = limits(job, asked)
-  -- A run cannot have started later than now: if it seems so, the clock was set back since.
+  -- A start in the future means that the clock was set back since.
   local not_before = min(job.started or NOW, NOW) + job.start_grace
   if asked.exclusive then
-    -- Its worker keeps the limits itself: the right must not pass to another run before the handler has ended.
+    -- The worker enforces the limits itself: no other run may begin before the handler has ended.
     return Lease.ends(job.lease, nil, nil, not_before), run_until, progress_until
   end
   return Lease.ends(job.lease, run_until, progress_until, not_before), run_until, progress_until
@@ -96,7 +101,7 @@ local function extend(job, asked)
     end)
   end
   Shelf.move(job, changes)
-  -- What somebody asks it to do, or suspects of it, a beat must come upon.
+  -- A fast beat reads no record, so it would miss a cancellation request or a suspicion.
   if not job.cancel_at and not job.suspect_until then
     Record.let_beat(job)
   end
@@ -104,12 +109,12 @@ end
 
 local traces = {}
 
--- Note where the handler of a run is whose renewal is well.
+-- Note where the handler of a renewed run is.
 local function note_trace(number, job, place)
   traces[number] = Record.trace(job, ARGV[place])
 end
 
--- Keep what was noted of these renewals, in their order; whoever was not come to in this call comes with the next.
+-- Store the noted traces of these renewals, in their order; those that this call did not reach come with the next one.
 local function keep_traces(first, last)
   if not next(traces) then
     return
@@ -130,7 +135,8 @@ end
 local SPAN = 125
 local BEATING, EXTENDING, LOGGING, PUTTING_BACK = 4, 32, 9, 65
 
--- Extend what a beat has extended before, without a look at its record, of a span of the renewals; return which those are.
+-- Extend leases of a span of renewals without reading their records, if an earlier beat extended them too. Return the
+-- numbers of those renewals.
 local function beat(first, last)
   local places, refs, extended = {}, {}, {}
   for number = first, last do
@@ -158,7 +164,7 @@ local function beat(first, last)
     end
   end
   if #leases > 0 then
-    -- Or what a renewal before these has put off would come after them.
+    -- Write deferred changes of earlier renewals first, so that they do not overwrite these.
     Index.flush()
     call('ZADD', key('leases'), unpack(leases))
     call('HSET', key('beats'), unpack(beats))
@@ -166,7 +172,7 @@ local function beat(first, last)
   return extended
 end
 
--- Record the events that have not been recorded before; return the number of the last one.
+-- Record the events that were not recorded before; return the number of the last one.
 local function announce(announced)
   local first = ASKED.first_event
   for place, event in ipairs(ASKED.events) do
@@ -222,7 +228,7 @@ local function renew(number, asked)
   lost[#lost + 1] = number
 end
 
--- Hand back what calls of a lane have given out that are over and were not answered.
+-- Hand back the jobs of a lane's claims whose answers were lost.
 local left, state = 0, false
 
 local function hand_back(lane)
@@ -247,7 +253,7 @@ return Work.carry_out(function()
     local first, last = renewed + 1, min(renewed + SPAN, #renewals)
     local extended = beat(first, last)
     Purse.pay(BEATING * (last - renewed))
-    -- Of each span one is renewed at least.
+    -- At least one renewal of each span is done, so that each call makes progress.
     while renewed < last and (extended[renewed + 1] or renewed < first or not Purse.is_empty()) do
       renewed = renewed + 1
       local asked = renewals[renewed]
@@ -265,7 +271,7 @@ return Work.carry_out(function()
     Work.let_in()
     local told = Settings.of('worker', owner.id)
     if ASKED.seen then
-      -- Before this beat makes a log where there is none.
+      -- First, because the events of this beat would create a missing event log.
       state = Identity.state(ASKED.seen, ASKED.layout, ASKED.fresh)
     end
     remember_worker()

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- requires: journal, hints
--- resign: give up that term and no other.
+-- resign: give up the given term, and no other.
 --
 -- Request: {scope, owner, epoch}. Answer: nothing.
 local leader = key('leader')

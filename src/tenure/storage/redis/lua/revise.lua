@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- requires: redriving, work
--- revise: do what each revision asks, where the job's state allows it.
+-- revise: carry out each revision if the job's state allows it.
 --
--- Request: a list of {kind, ref, ...}, with the fields of that revision by their names.
--- Answer: for each {verdict[, state[, holder]]}: where the job stood, and the id of who holds the key of one that is
--- not redriven.
+-- Request: a list of {kind, ref, ...}, with the fields of the revision by their names.
+-- Answer: {verdict[, state[, holder]]} for each. `state`: the job's state before. `holder`: the id of the job that
+-- holds the key of a job that is therefore not redriven.
 local revise = {}
 
 function revise.cancel(job, asked)
@@ -59,21 +59,21 @@ function revise.delete(job, asked)
   return 'done'
 end
 
--- Give a job that has not started another time or priority.
+-- Change the time or the priority of a job that has not started.
 function revise.reschedule(job, asked)
   if job.state ~= 'delayed' and job.state ~= 'waiting' then
     return 'refused'
   end
   local boost, delay = asked.boost or job.boost, asked.delay
   local run_at, came, later = job.run_at, Line.came_at(job), job.state == 'delayed'
-  -- Without a delay it stays where it is: were the clock set back, its old time might lie ahead again.
+  -- Without a delay, a waiting job must stay waiting: if the clock was set back, its old time might lie in the future.
   if delay then
     run_at = NOW + delay
     came, later = max(run_at, NOW), run_at > NOW
   end
   local score = Line.place(came, boost, job.lifo)
   if delay and not later then
-    -- It comes into line anew, with what its new priority weighs.
+    -- It enters the queue again, with a score that follows from its new priority.
     score = Line.score(setmetatable({ boost = boost }, { __index = job }), NOW)
   end
   Shelf.move(job, {
@@ -108,7 +108,7 @@ return Work.carry_out(function()
     else
       local state = job.state
       local verdict, holder = 'refused', nil
-      -- Who chose a job from a listing asks for the end that it came to there, not for a later one.
+      -- `ended` names the end that the caller saw in a listing; if the job has ended again since, refuse.
       if not asked.ended or asked.ended == job.finished then
         verdict, holder = revise[asked.kind](job, asked)
       end

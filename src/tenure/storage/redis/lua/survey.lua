@@ -1,14 +1,15 @@
 #!lua flags=no-writes
 -- requires: record
--- survey: queues at a glance, some of them at a time, from the sizes of indexes; and all else, where it is asked for.
+-- survey: count the jobs of queues, some queues at a time, by the sizes of indexes; `whole`: return other data, too.
 --
--- Request: {queues, after, span, whole}. Without `queues` it is about `span` of the cell's, those after the number `after`.
--- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader]}. A row is {queue, how many are
--- ready, since when its longest-waiting job has waited or false, its unknown tasks, how many are in each state}; `next`: the number
--- after which there are more queues, or false. What follows `now` is the whole of these keys, as they are.
+-- Request: {queues, after, span, whole}. Without `queues`, it counts `span` of the partition's queues, those after the
+-- number `after`.
+-- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader]}. A row is {queue, number of ready
+-- jobs, since when the longest-waiting job waits or false, unknown tasks, number of jobs in each state ...}. `next`:
+-- the number after which there are more queues, or false. The fields after `now` are the raw contents of these keys.
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
--- Since when the longest-waiting job of a queue has waited.
+-- Since when the longest-waiting job of a queue has been waiting.
 local function oldest(queue)
   local since = head_of(key('ages', queue))
   local first = first_of(key('in', pair(queue, 'waiting')), 1)[1]
@@ -19,7 +20,8 @@ local function oldest(queue)
   return since or false
 end
 
--- The unknown tasks of a queue: what jobs are parked under, and since when the longest-waiting of the first has waited.
+-- The unknown tasks of a queue: the names under which jobs are parked, and since when the longest-waiting of the first
+-- jobs waits.
 local function unknown(queue)
   local told = {}
   for _, name in ipairs(first_of(key('unknown', queue), LOOK_LIMIT)) do
@@ -40,7 +42,7 @@ local function row_of(queue)
   for number, state in ipairs(STATES) do
     row[4 + number] = call('ZCARD', key('in', pair(queue, state)))
   end
-  -- Of a queue where nobody waits that is all.
+  -- A queue without waiting jobs needs no more.
   if row[6] + row[7] > 0 then
     row[2], row[3], row[4] = call('ZCARD', key('ready', queue)), oldest(queue), unknown(queue)
   end

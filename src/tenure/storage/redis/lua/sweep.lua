@@ -1,20 +1,22 @@
 #!lua flags=allow-oom
 -- requires: upkeep, suspicion, reclaiming, timetable, purse, resting, work
--- sweep: elect the bidder if need be, then do one bounded turn of the chores.
+-- sweep: elect the caller unless another owner leads, then do a bounded amount of the chores.
 --
--- leader  HASH  owner, epoch, length and `until` of the term; when a leader swept_at last, to the end; when it was last at
---               any of the chores (busy_at), and after a gap in that resumed_at
+-- leader  HASH  owner, epoch, length and `until` of the term; swept_at: when the last sweep ended; busy_at: when any
+--               chore was last done; resumed_at: when chores were done again after a gap
 --
--- A sweep at its limits would keep the server for too long, so one call does a part of it, and says where to go on.
+-- A whole sweep at its limits would block the server for too long. So one call does a part, and says where to continue.
 --
--- Request: {owner, scope, term, every, grace, rest, chore, done}; without a term it is swept without an election. `rest`:
--- for how long it may be left alone then, if at all. `chore`: the one to begin with, of which so many are done already.
--- Answer: {retry_in} where another leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick, now,
--- chore, done, rests}; `chore`: where to go on, or false at the end; `rests`: for how long it is left alone. A stalled one is {ref, record, payload, reason, owner,
--- silent_for}; `did`: the counts of this call, in the order of the chores.
+-- Request: {owner, scope, term, every, grace, rest, chore, done}. Without `term` it sweeps without an election. `rest`:
+-- the longest rest that the partition may have afterwards, if any. `chore`, `done`: the chore to begin with, and how
+-- much of it is done already.
+-- Answer: {retry_in} if another owner leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick,
+-- now, chore, done, rests}. `chore`, `done`: where the next call continues; `chore` is false at the end. `rests`: the
+-- length of the rest, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}. `did`: the
+-- counts of this call, in the order of the chores.
 local LEADER = key('leader')
 
--- The epoch of the bidder's term, or nil where another's stands against it, and for how long that still does.
+-- Return the epoch of the bidder's term; or nil and the remaining time of the current term, if another owner leads.
 local function elect(bidder, length)
   local got = call('HMGET', LEADER, 'owner', 'epoch', 'length', 'until')
   local leader, epoch, given, ends = got[1], tonumber(got[2] or '') or 0, tonumber(got[3] or ''), tonumber(got[4] or '')
@@ -23,7 +25,7 @@ local function elect(bidder, length)
     return epoch
   end
   if leader then
-    -- A term that ends further ahead than it is long was given before the clock was set back.
+    -- If a term ends later than its whole length from now, the clock was set back since: it counts as over.
     if NOW < ends and ends <= NOW + given then
       return nil, ends - NOW
     end
@@ -45,27 +47,28 @@ end
 local rested = Resting.over()
 local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
 local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
--- Sweeps that never get to their end are no gap: suspects would be granted the longer grace for ever.
--- Nor is a rest one.
+-- Unfinished sweeps do not count as a gap: otherwise suspects would get the longer grace for ever. A rest does not
+-- either.
 if busy_at and NOW - max(busy_at, rested or 0) > 3 * ASKED.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
 call('HSET', LEADER, 'busy_at', NOW)
 
--- Nobody waits for a sweep, and what it looks at was last touched long ago: it takes less at a time than the others may.
+-- No caller waits for a sweep, and the data it reads was last used long ago: so its time budget is smaller.
 Purse.pay(800)
 
 local stalled, due, next_tick = {}, {}, false
 
--- The chores in the order that the protocol tells: what was expired is not promoted, what was redriven is not trimmed.
---
--- What it takes to look at a record, and how many looks are worth beginning with: else the next call does.
+-- LOOKING: the cost of reading a record. WORTH_A_LOOK: with time for fewer looks than this, leave them to the next
+-- call.
 local LOOKING, WORTH_A_LOOK = 8, 50
 
--- Each is {name, limit, price, work}: `work` is told how many to do, and returns how many it did, whether there are more
--- that it has not counted, what its looks have cost, and whether it stopped before so many for want of time. A price is
--- about what one takes, in microseconds.
+-- The chores in the order that the protocol defines: expired jobs are not promoted, redriven jobs are not trimmed.
+--
+-- Each is {name, limit, price, work}. `work` gets the number of items to do. It returns how many it did, whether there
+-- is more that it has not counted, the cost of its looks, and true if it stopped early because time ran out. `price` is
+-- the approximate time for one item, in microseconds.
 local CHORES = {
   {
     'reclaim',
@@ -87,7 +90,7 @@ local CHORES = {
       return #overdue
     end,
   },
-  -- Before anybody is let in: that notes anew when a rate opens.
+  -- Before chores that release jobs, because they use the times noted here at which rates open.
   { 'rates anew', LOOK_LIMIT, 0, function()
     return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
   end },
@@ -122,12 +125,12 @@ local COUNTED = { reclaim = 1, suspect = 2, expire = 3, promote = 4, unpark = 5,
 
 local did, troubles, more = { 0, 0, 0, 0, 0, 0, 0, 0 }, {}, false
 
--- Do a chore as far as the purse goes, whatever happens to it; what it had done until then stays done. Return how many
--- that were, and whether there was room for more.
+-- Do a chore as far as the time budget allows. An error becomes a trouble; the work done before it stays done. Return
+-- how many items were done, and true if the chore is finished.
 local function work_at(chore, limit)
   local name, price = chore[1], chore[3]
   local room = Purse.affords(price, limit)
-  -- Chores look at all indexes.
+  -- Write deferred changes of indexes first, because chores read all indexes.
   Index.flush()
   local well, result, unfinished, looks, stopped = pcall(chore[4], room)
   if not well then
@@ -159,7 +162,7 @@ local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
--- Before anybody asks whether the cell may rest: that depends on who stands where.
+-- Write before deciding whether the partition may rest, because that depends on the indexes.
 Work.write_down()
 local ends, rests = not CHORES[go_on], 0
 if ends then

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- requires: parking, rest, work
--- tune: lay settings over those in force, and heed them at once.
+-- tune: merge settings into those in force, and apply them at once.
 --
--- Request: {kind, name, settings[, by]}, the settings by the names of Settings' fields, those not told left out.
+-- Request: {kind, name, settings[, by]}. `settings` has the fields of Settings; those that do not change are left out.
 -- Answer: the settings in force, as msgpack.
 local kind, name, told = ASKED.kind, ASKED.name, ASKED.settings
 
--- What is told laid over what is in force, whole or field by field.
+-- Return the fields of `known`, with those of `fresh` replaced or added.
 local function over(known, fresh)
   local after = {}
   for field, value in pairs(known or {}) do
@@ -35,14 +35,14 @@ local function same(one, other)
   return true
 end
 
--- How many queues one call looks at. Whoever is parked in the others is let in by those who sweep: they look at all the
--- places there are, some in each sweep.
+-- Maximum number of queues that one call visits. Sweeps release the jobs that are parked in the others: each sweep
+-- visits some of the places.
 local QUEUES = 150
 
--- How many rates one call looks at whose time is taken further ahead than the new pace can take it.
+-- Maximum number of rates per call whose reserved time reaches further ahead than the new pace allows.
 local RETUNED = 2000
 
--- Call `visit(queue)` for the queues where anybody is parked.
+-- Call `visit(queue)` for the queues that have parked jobs.
 local function where_parked(visit)
   local from = '-'
   for _ = 1, QUEUES do
@@ -56,15 +56,15 @@ local function where_parked(visit)
   end
 end
 
--- Go by the new pace of a queue's rate.
+-- Apply the new pace of a queue's rate.
 local function retune(queue, rate)
   if call('ZSCORE', key('taken'), pair(queue, rate[1])) then
     Rates.keep(queue, rate, Rates.retuned(Rates.taken(queue, rate), rate))
   end
 end
 
--- Go by the new pace of a rate in all queues, but for those beyond thousands: they go on at the old pace until the time
--- that is taken at that has gone by.
+-- Apply the new pace of a rate in all queues, up to RETUNED of them. The others continue at the old pace until the time
+-- that is already reserved has passed.
 local function retune_all(rate)
   local reach = Rates.whole_reach(rate)
   local further = call('ZRANGEBYSCORE', key('taken'), beyond(NOW + reach), '+inf', 'LIMIT', 0, RETUNED)
@@ -82,7 +82,7 @@ local function retune_all(rate)
   end
 end
 
--- What jobs of a queue are parked under by the rates that are a task's own: `task:<task>`, `task/<interval>:<task>`.
+-- The names under which a task's own rates park jobs of a queue: `task:<task>`, `task/<interval>:<task>`.
 local function parked_by_rate(queue, task)
   local found = {}
   for _, ends in ipairs({ { 'task:' .. task, 'task:' .. task .. '\1' }, { 'task/', 'task0' } }) do
@@ -97,8 +97,8 @@ local function parked_by_rate(queue, task)
   return found
 end
 
--- Go by the new pace of a task's rate, and look anew at who waits for any that is its own: here, as far as one call may
--- let in; beyond that with the next claim. A look at a place counts as much as a job that is let in from there.
+-- Apply the new pace of a task's rate, and check the jobs that wait for it again: here up to this call's limit, the
+-- rest with the next claim. Visiting a place counts like one released job.
 local function retune_task(task, rate)
   retune_all(rate)
   local left = PROMOTE_LIMIT + 1
@@ -114,7 +114,7 @@ local function retune_task(task, rate)
   end)
 end
 
--- Let in whom a task's pause has kept: here, as far as one call may let in; beyond that with the next sweeps.
+-- Release the jobs that a task's pause has parked: here up to this call's limit; sweeps release the rest.
 local function go_on(task)
   local left, parked_under = PROMOTE_LIMIT + 1, PAUSED .. task
   where_parked(function(queue)

@@ -1,17 +1,18 @@
 -- requires: cell, form, hints, making, front, rest, plain
--- How plain jobs come in; see parts/plain.lua. What its script does is mostly this and nothing else, so it writes at once.
+-- The fast path of enqueue, for plain jobs; see parts/plain.lua. Usually the script does nothing else, so it writes at
+-- once.
 local Arrival = {}
 
--- Whether a queue takes in plain calls plainly. As a rule nothing is there that would say otherwise.
+-- Return true if plain jobs of a queue may take the fast path. Usually none of these keys exists.
 local function comes_plainly(queue)
   return call('EXISTS', key('settings'), key('fair', queue), key('answers', queue)) == 0
     or Plain.in_queue(queue) and not Front.of(queue) and not Making.anybody_answers_in(queue)
 end
 
--- So many jobs of a group are written by the same commands.
+-- Maximum number of jobs that are written by the same commands.
 local AT_ONCE = 250
 
--- The same for those of a group from a number on, as many as are written at once.
+-- The same as `Arrival.remember`, for at most AT_ONCE jobs of a group, from number `from` on.
 local function remember_some(group, from, offset)
   local queue, fixed, ids, lease = group.queue, ARGV[group.fixed], group.ids, group.lease
   local to, beginning, keys = min(#ids, from + AT_ONCE - 1), key('job', pair(queue, '')), {}
@@ -36,7 +37,7 @@ local function remember_some(group, from, offset)
       Form.HEAD, Form.NUMBER, Form.WAITING, marks, #fixed, load, 0, made, score, NOW, NOW, lease, timeout
     )
     words[#words + 1], words[#words + 2] = name, record .. fixed .. payload
-    -- A number that a command is called with becomes text for each call, and slowly.
+    -- Format numbers here: Redis converts number arguments to text, and slowly.
     ready[2 * at - 1], ready[2 * at] = string.format('%d', score), id
     waiting[2 * at - 1], waiting[2 * at] = string.format('%d', made), id
     new[id], first, remembered = true, first or made, at
@@ -52,10 +53,10 @@ local function remember_some(group, from, offset)
   return remembered
 end
 
--- Remember the plain calls that come first of a group, as far as none of them is known; return how many those are.
+-- Add the leading jobs of a group until an id is known already; return how many were added.
 --
--- A group is {queue, fixed, lease, timeout, boost, ids, first}: calls of one queue that have all that is fixed in common.
--- Their payloads are arguments of the script, from `first` on. `offset`: how many calls come before them.
+-- A group is {queue, fixed, lease, timeout, boost, ids, first}: new jobs of one queue with the same fixed part. Their
+-- payloads are arguments of the script, from place `first` on. `offset`: how many jobs of the request come before them.
 function Arrival.remember(group, offset)
   if not comes_plainly(group.queue) or Making.is_back() then
     return 0

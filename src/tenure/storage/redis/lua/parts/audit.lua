@@ -1,18 +1,19 @@
 -- requires: cell, record, index, journal, shelf
--- Holds records and indexes against each other, both ways, and mends what differs: the record is right.
+-- Compares records and indexes in both directions, and repairs differences: the record is right.
 --
--- Nothing here is ever to be found. Whatever is, was done by somebody's hand, or is a mistake of ours, and is recorded.
+-- There should never be a difference. One means that keys were changed manually, or that we have a bug. It is recorded
+-- as an event.
 --
 -- sweep  HASH  how far each round of the sweeps has got
 local Audit = {}
 
--- How many entries one sweep holds against their records: half of them where a mistake hurts soon.
+-- How many entries one sweep compares with their records: half of them in indexes where a mistake has effects soon.
 Audit.LIMIT = 50
 
--- How many empty indexes a round passes at a time.
+-- Maximum number of indexes that a round visits at a time, empty ones included.
 local STEPS = 20
 
--- The indexes whose members are refs, those of the active first.
+-- The indexes whose members are refs, those of active jobs first.
 local LIVE = { 'leases', 'suspects', 'redrives' }
 local REST = { 'aging', 'kept' }
 
@@ -31,7 +32,7 @@ local function tell(ref, job, found, mended)
   Journal.record_of(about, 'repaired', { found = table.concat(found, '; '), mended = table.concat(mended, '; ') })
 end
 
--- The registers beside the indexes that whoever looks for work goes by.
+-- Check the registers by which claims and sweeps find queues, places and keys; add missing entries.
 local function hold_registers(job, found, mended)
   local queue = job.queue
   local function has(register, member, number, is_right, option)
@@ -64,13 +65,13 @@ local function hold_registers(job, found, mended)
   end
 end
 
--- Hold an entry of an index against its record, and that against all indexes. Return the job if the entry is right.
+-- Compare an index entry with its record, and the record with all indexes. Return the job if the entry is right.
 function Audit.check(index, ref, member)
   Index.flush()
   local job = Record.at(ref)
   if not job then
     call('ZREM', index, member)
-    -- Or the next beat would put it back among the leases.
+    -- Otherwise the next beat would add it to the leases again.
     call('HDEL', key('beats'), ref)
     Record.forget_trace(ref)
     tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
@@ -138,7 +139,7 @@ local RIGHTLY = {
   end,
 }
 
--- The job that an index of refs names, if its state puts it there; what is wrong must not hold up a chore.
+-- Return the job of an entry in an index of refs, if its state belongs there; a wrong entry must not block a chore.
 function Audit.known(kind, ref)
   local job = Record.at(ref)
   if job and RIGHTLY[kind](job) then
@@ -147,7 +148,7 @@ function Audit.known(kind, ref)
   return Audit.check(key(kind), ref, ref)
 end
 
--- Likewise for an index of a queue, or of a name in it, whose members are ids.
+-- The same for an index of a queue, or of a name in it, whose members are ids.
 function Audit.known_in(kind, queue, id, name)
   local job = Record.of(queue, id)
   if job and RIGHTLY[kind](job, name) then
@@ -156,7 +157,7 @@ function Audit.known_in(kind, queue, id, name)
   return Audit.check(key(kind, name and pair(queue, name) or queue), pair(queue, id), id)
 end
 
--- Likewise for those of a queue that came to an end.
+-- The same for the finished jobs of a queue.
 function Audit.known_over(queue, state, id)
   local job = Record.of(queue, id)
   if job and job.state == state then
@@ -165,7 +166,7 @@ function Audit.known_over(queue, state, id)
   return Audit.check(key('over', pair(queue, state)), pair(queue, id), id)
 end
 
--- Likewise for the jobs of a schedule: whether there are any.
+-- The same for the jobs of a schedule: return true if there are any.
 function Audit.knows_any(kind, schedule)
   local index = key(kind, schedule)
   for _, ref in ipairs(first_of(index, Audit.LIMIT)) do
@@ -177,7 +178,7 @@ function Audit.knows_any(kind, schedule)
   return false
 end
 
--- Check the next entries of an index; return how many, and whether it ends there.
+-- Check the next entries of an index; return how many, and true if the index ends there.
 local function page(index, from, limit, ref_of)
   local members = call('ZRANGE', index, from, from + limit - 1)
   for _, member in ipairs(members) do
@@ -196,8 +197,8 @@ local function in_queue(queue)
   end
 end
 
--- Go on with a round over a list of things to look at: `nth(n)` gives an index and what its members name, or nil at the
--- end, and false for nothing there.
+-- Continue a round over a list of indexes. `nth(n)` returns an index and a function from its members to refs; nil after
+-- the last index; false to skip one.
 local function go_on(round, limit, nth)
   local place = key('sweep')
   local got = call('HMGET', place, round, round .. '_from')
@@ -219,7 +220,7 @@ local function go_on(round, limit, nth)
   return looked_at
 end
 
--- The active, those a rule puts back, then those that are out of line, and who holds the keys they wait for.
+-- The urgent round: active jobs, jobs to be redriven, parked jobs, and the holders of the keys for which those wait.
 local function live(number)
   if number <= #LIVE then
     return key(LIVE[number]), itself
@@ -232,7 +233,7 @@ local function live(number)
   return key(at % 2 == 0 and 'slots' or 'parked', place), in_queue((parts_of(place)))
 end
 
--- All others, queue by queue.
+-- The other round: all other indexes, queue by queue.
 local function rest(number)
   if number <= #REST then
     return key(REST[number]), itself
@@ -255,7 +256,8 @@ local function rest(number)
   return key('over', pair(queue, ENDS[nth - #OF_QUEUE - #STATES])), in_queue(queue)
 end
 
--- Check the next entries of both rounds, so many in all; what it costs is told in no case as a number of jobs.
+-- Check the next entries of both rounds, `limit` in all. Their cost is returned as the cost of looks, not as items
+-- done.
 function Audit.go_on(limit)
   local looked_at = go_on('live', math.ceil(limit / 2), live) + go_on('rest', floor(limit / 2), rest)
   return 0, false, 30 * looked_at

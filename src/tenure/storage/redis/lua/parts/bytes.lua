@@ -1,15 +1,16 @@
 -- requires: cell
--- The bytes of records, read and written many by one command. Who wants to know what they say loads them, by Record, and has
--- them to himself from then on; who moves a plain job (parts/passage.lua) goes from bytes to bytes.
+-- The encoded records, read and written many by one command. Record decodes a record and is from then on the only one
+-- to use it. The fast path (parts/passage.lua) works on the bytes themselves.
 local Bytes = {}
 
--- Of each record that was read, or moved since, what it is by now, or false where there is none; and which Record has.
+-- `known`: the current bytes of each record read or moved here, false without a record. `taken`: the refs that
+-- Record has taken over.
 local known, taken = {}, {}
 
--- The key of each, as to join it takes longer than to look it up.
+-- The key of each record, because joining it takes longer than looking it up.
 local names = {}
 
--- What is not written yet, as words of an MSET.
+-- Deferred writes, as words of an MSET.
 local words = {}
 
 local function name_of(ref)
@@ -21,7 +22,7 @@ local function name_of(ref)
   return name
 end
 
--- Read records that are asked for soon, by one command.
+-- Read records that will be needed soon, with one command.
 function Bytes.fetch(refs)
   local keys, wanted = {}, {}
   for _, ref in ipairs(refs) do
@@ -37,7 +38,7 @@ function Bytes.fetch(refs)
   end
 end
 
--- The bytes of a record, or false; nil where Record has it.
+-- The bytes of a record, or false without a record; nil if Record has taken it over.
 function Bytes.of(ref)
   if taken[ref] then
     return nil
@@ -49,37 +50,37 @@ function Bytes.of(ref)
   return body
 end
 
--- The bytes of a record for Record, which has it from now on.
+-- Return the bytes of a record to Record, which takes it over.
 function Bytes.take(ref)
   local body = Bytes.of(ref)
   taken[ref] = true
   return body
 end
 
--- Leave a record to Record, whatever its bytes are.
+-- Let Record take over a record without reading its bytes.
 function Bytes.let_go(ref)
   taken[ref] = true
 end
 
--- Write a record, when this script ends.
+-- Write a record at the end of the script.
 function Bytes.write(ref, body)
   local at = #words
   words[at + 1], words[at + 2] = name_of(ref), body
 end
 
--- Write what is kept beside a record with it.
+-- Write another key of a job, together with the records.
 function Bytes.write_beside(name, body)
   local at = #words
   words[at + 1], words[at + 2] = name, body
 end
 
--- Move a record that nobody has loaded.
+-- Replace a record that Record has not loaded.
 function Bytes.rewrite(ref, body)
   known[ref] = body
   Bytes.write(ref, body)
 end
 
--- Write what waits for it, many by one command.
+-- Carry out the deferred writes, many by one command.
 function Bytes.flush()
   for from = 1, #words, 500 do
     call('MSET', unpack(words, from, min(from + 499, #words)))

@@ -1,10 +1,11 @@
--- What every script begins with: the cell's base key, its clock, what was asked, and a few words for all of it.
+-- The beginning of every script: the partition's base key, the time, the request, and functions that all parts use.
 --
--- KEYS[1]  the cell's base: a hash tag, with which all of its keys begin. No key ever has this very name: by its absence
---          a Cluster that moves the slot refuses a call before it starts, not half-way (docs/why/connections.md)
--- ARGV[1]  now in microseconds, or empty: the server's own clock
+-- KEYS[1]  the partition's base key: the hash tag with which all of its keys begin. No key has exactly this name.
+--          Because it is absent, a Cluster that migrates the slot refuses a call before it starts
+--          (docs/why/connections.md)
+-- ARGV[1]  now in microseconds; empty: use the server's clock
 -- ARGV[2]  the request, as msgpack
--- ARGV[3]  and on: bytes, which the request names by their place
+-- ARGV[3]  and on: bytes, to which the request refers by their place
 local BASE = KEYS[1]
 local NOW = tonumber(ARGV[1])
 if not NOW then
@@ -13,8 +14,8 @@ if not NOW then
 end
 local ASKED = cmsgpack.unpack(ARGV[2])
 
--- A part is made when a script first asks it for something: most scripts need few of them, and to make all of them would
--- take longer than what a script is called for (docs/why/short-scripts.md).
+-- A part is defined when a script first uses one of its members. Most calls need few parts, and defining all of them
+-- would take longer than the actual work (docs/why/short-scripts.md).
 local UNMADE = {
   __index = function(part, name)
     local make = part[1]
@@ -37,7 +38,7 @@ end
 local call = redis.call
 local min, max, floor = math.min, math.max, math.floor
 
--- The key of one thing in the cell.
+-- The name of a key in the partition.
 local function key(kind, name)
   if name then
     return BASE .. ':' .. kind .. ':' .. name
@@ -45,7 +46,7 @@ local function key(kind, name)
   return BASE .. ':' .. kind
 end
 
--- Names hold no NUL, so two of them joined by it are a name again, and sort as a pair does.
+-- Names contain no NUL. So two names joined by NUL are unique, and sort like a pair.
 local function pair(first, second)
   return first .. '\0' .. second
 end
@@ -55,7 +56,8 @@ local function parts_of(joined)
   return string.sub(joined, 1, at - 1), string.sub(joined, at + 1)
 end
 
--- A number as a command's text has it: Lua's own would round what is as large as an instant; and what lies beyond one.
+-- A number as text for a command. Lua's own conversion would round numbers as large as an instant. `beyond`: an
+-- exclusive lower bound.
 local function whole(number)
   return string.format('%.0f', number)
 end
@@ -68,7 +70,7 @@ local function starts_with(text, beginning)
   return string.sub(text, 1, #beginning) == beginning
 end
 
--- The members of a sorted set up to a number, the lowest first.
+-- The members of a sorted set with scores up to a number, lowest first.
 local function up_to(index, number, limit)
   if limit <= 0 then
     return {}
@@ -76,7 +78,7 @@ local function up_to(index, number, limit)
   return call('ZRANGEBYSCORE', index, '-inf', number, 'LIMIT', 0, limit)
 end
 
--- The lowest number in a sorted set, or nil; and whose it is.
+-- The lowest score in a sorted set and its member, or nil.
 local function head_of(index)
   local head = call('ZRANGE', index, 0, 0, 'WITHSCORES')
   return tonumber(head[2]), head[1]
@@ -89,7 +91,7 @@ local function first_of(index, limit)
   return call('ZRANGE', index, 0, limit - 1)
 end
 
--- What a storage promises of its limits (storage/protocol.py says why).
+-- The limits of the storage protocol (storage/protocol.py gives the reasons).
 local CLAIM_LIMIT, SWEEP_LIMIT = 128, 200
 local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
 local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
@@ -97,12 +99,12 @@ local RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT = 100, 1000, 10000
 local UNKNOWN_LOOKS, PLACE_LIMIT = 100, 250
 local PAUSED, RATE, UNKNOWN = 'paused:', 'rate:', 'unknown:'
 
--- How many events are kept (core/retention.py): of more, each that is recorded forgets some of the oldest, as many nodes of
--- the stream as are superfluous. That costs nothing to speak of; sweeps keep to the number itself.
+-- How many events are kept (core/retention.py). Above that, each XADD trims whole nodes of the oldest events, at most
+-- EVENTS_FORGOTTEN events, at almost no cost. Sweeps trim to the exact number.
 local EVENTS_KEPT, EVENTS_FORGOTTEN = 100000, 200
 
--- Stands for a field of a record that is taken away.
+-- Marks a field of a record that is to be removed.
 local NONE = {}
 
--- The states that are ends.
+-- The terminal states.
 local TERMINAL = { completed = true, failed = true, cancelled = true, expired = true }

@@ -1,12 +1,12 @@
 -- requires: cell
--- Numbered claims: which number of an owner's lane was seen last, and what was given out that is not acknowledged yet.
--- core/lane.py says why.
+-- Numbered claims: the highest number that was seen of each lane of an owner, and the claimed runs that the owner has
+-- not acknowledged yet. core/lane.py has the reasons.
 --
--- claims:<owner>\0<lane>  STRING  "<highest>:" and, as msgpack, groups of runs: {number, fence, ref, ref, ...}. With "!" in
---                                 the place of ":" there was no time to hand back all that is LOST. It expires by itself
---                                 some time after the lane was last heard of
+-- claims:<owner>\0<lane>  STRING  "<highest>:" and, as msgpack, groups of runs: {number, fence, ref, ref, ...}. "!"
+--                                 instead of ":" means that there was no time to hand back all LOST runs. The key
+--                                 expires some time after the lane's last call
 --
--- A lane is {id, number, since, answered}: the calls below `since` are over, those up to `answered` have been answered.
+-- A lane is {id, number, since, answered}: calls below `since` are over; calls up to `answered` have been answered.
 -- `number`: of this call; a beat has none.
 local Claims = {}
 
@@ -19,7 +19,7 @@ local function name_of(owner, lane)
   return key('claims', pair(owner.id, lane.id))
 end
 
--- Look up what is known of a lane; return whether the number of this call was seen before.
+-- Read the state of a lane; return true if the number of this call was seen before.
 function Claims.look(owner, lane)
   highest, groups, lost = 0, {}, {}
   local body = call('GET', name_of(owner, lane))
@@ -29,7 +29,7 @@ function Claims.look(owner, lane)
     if lane.number and lane.number <= highest then
       return true
     end
-    -- Mostly all of it is acknowledged.
+    -- Usually all runs are acknowledged, and need not be decoded.
     if #body > begins and (highest > lane.answered or string.sub(body, begins, begins) == '!') then
       for _, group in ipairs(cmsgpack.unpack(string.sub(body, begins + 1))) do
         local number = group[1]
@@ -44,12 +44,12 @@ function Claims.look(owner, lane)
   return false
 end
 
--- Whether anything is to be handed back.
+-- Return true if there are runs to hand back.
 function Claims.is_lost()
   return #lost > 0
 end
 
--- Hand back, by `settle`, what calls have given out that are over and were not answered, as far as there is time.
+-- Hand back, by `settle`, the runs of calls that are over and whose answers were lost, as far as there is time.
 function Claims.hand_back(settle, has_time)
   local left = {}
   for _, group in ipairs(lost) do
@@ -68,8 +68,8 @@ function Claims.hand_back(settle, has_time)
   lost = left
 end
 
--- Note what this call has given out: a list of refs, records and payloads. `fences`: of each of these jobs that is not
--- `fence`. What is noted again takes the place of what was noted before.
+-- Note the runs that this call has claimed: a list of refs, records and payloads. `fences`: the fences of those jobs
+-- whose fence is not `fence`. A second call replaces what the first has noted.
 function Claims.note(owner, lane, leases, fence, fences)
   local kept, group, separator = {}, nil, ':'
   for _, one in ipairs(groups) do

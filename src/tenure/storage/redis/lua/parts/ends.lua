@@ -1,16 +1,16 @@
 -- requires: cell, hints, journal, shelf
--- How a job that has not started comes to an end: too old, or forgotten with the calls it answers for.
+-- Ends jobs that have not started: expires them, or deletes them with the calls that were merged into them.
 --
--- answers:<queue>      HASH  of each call that a job has taken in, the id of that job
--- calls:<queue>.<id>   LIST  the calls that a job has taken in
+-- answers:<queue>      HASH  for each call that was merged into a job, the id of that job
+-- calls:<queue>.<id>   LIST  the calls that were merged into a job
 local Ends = {}
 
--- How many calls a job answers for, its own among them: all are forgotten with it.
+-- How many calls a job answers for, its own included; all of them are deleted with it.
 function Ends.answers_for(job)
   return 1 + call('LLEN', key('calls', job.ref))
 end
 
--- Forget a job, and the calls that it answers for.
+-- Delete a job, and the calls that it answers for.
 function Ends.forget(job)
   local calls = key('calls', job.ref)
   local taken_in = call('LRANGE', calls, 0, -1)
@@ -28,7 +28,7 @@ function Ends.expire(job)
   local ttl = job.ttl or 0
   local told = {
     ttl = ttl / 1000000,
-    -- Counted from where its time to live began: at its enqueue, or when its last redrive was due.
+    -- Counted from the start of its time to live: its enqueue, or the time when its last redrive was due.
     age = (NOW - (job.expires_at or NOW) + ttl) / 1000000,
     on_expire = job.on_expire,
   }
@@ -42,7 +42,7 @@ function Ends.expire(job)
       quarantined = NONE,
       put_back_used = NONE,
       finished = NOW,
-      -- What it says follows from the job's time to live; whoever reads the record writes it.
+      -- The error text follows from the job's time to live; the Python code that reads the record makes it.
       error = NONE,
       reason = NONE,
       redrive_at = NONE,

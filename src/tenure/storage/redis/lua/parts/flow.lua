@@ -1,8 +1,8 @@
 -- requires: cell, folding, record, settings, journal, line, lease, rates, shelf, audit, ends
--- From waiting to active and back: what is claimed, promoted, settled. storage/memory/model.py says the same.
+-- Promotes delayed jobs and starts waiting ones. storage/memory/model.py has the same rules.
 local Flow = {}
 
--- Let a delayed job come into line; one that is too old by now expires.
+-- Make a delayed job waiting, or expire it if it is too old by now.
 function Flow.promote(job)
   if Record.lapsed(job) then
     Ends.expire(job)
@@ -11,7 +11,7 @@ function Flow.promote(job)
   end
 end
 
--- Let those delayed jobs of a queue come into line that are due; return how many were looked at.
+-- Promote the due delayed jobs of a queue; return how many were examined.
 function Flow.promote_due(queue, limit)
   local delayed = key('delayed', queue)
   local due = up_to(delayed, NOW, limit)
@@ -24,7 +24,7 @@ function Flow.promote_due(queue, limit)
   return #due
 end
 
--- The stall terms of a job, with its queue's setting laid over all that its call did not pin.
+-- The stall terms from the settings of a job's queue, without those that the job's call has pinned.
 local function stall_terms(job)
   local told = Settings.of('queue', job.queue).stall
   if not told then
@@ -43,9 +43,9 @@ local function stall_terms(job)
   return terms
 end
 
--- Put the last run of a job, which is over, with those before it: its record is that of the next one.
+-- Append a job's last run to its list of earlier runs, because the record will hold the next run.
 --
--- runs:<ref>  LIST  the runs of a job before its last
+-- runs:<ref>  LIST  the earlier runs of a job, without the last
 local function put_last_run_aside(job)
   local runs = key('runs', job.ref)
   if call('RPUSH', runs, Folding.fold_run(job)) >= RUNS_KEPT then
@@ -53,7 +53,7 @@ local function put_last_run_aside(job)
   end
 end
 
--- Begin a job's next run under an owner; return what its holder is given.
+-- Begin a job's next run for an owner; return the lease's ref, record and payload.
 function Flow.start(job, owner)
   if job.starts > 0 then
     put_last_run_aside(job)
@@ -91,7 +91,7 @@ function Flow.start(job, owner)
   return { job.ref, Record.packed(job), Record.payload_apart(job) }
 end
 
--- Record that a write of an owner that is not the holder was refused.
+-- Record that a write was refused because its owner does not hold the job.
 function Flow.refused(job, owner, fence, write)
   Journal.record_of(job, 'run_fenced', { fence = fence, current_fence = job.fence, owner = owner, write = write })
 end

@@ -1,5 +1,5 @@
 -- requires: cell, form
--- Records from their bytes, and to their bytes (parts/form.lua).
+-- Decodes and encodes records (parts/form.lua).
 local Folding = {}
 
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
@@ -8,7 +8,7 @@ for number, state in ipairs(STATES) do
   NUMBER_OF[state] = number
 end
 
--- Which fields lie at fixed places, and which among what is fixed; all others are rare.
+-- The fields that are neither fixed nor rare.
 local PLACED = {
   ref = true,
   queue = true,
@@ -48,7 +48,7 @@ local PLACED = {
   fixed = true,
 }
 
--- What is fixed, and what each of these fields must be: see is_sound.
+-- The fixed fields, and the kind of value that each must have: see is_sound.
 Folding.FIXED = {
   task = 'string',
   headers = 'string',
@@ -75,7 +75,7 @@ Folding.FIXED = {
   parent = 'string',
 }
 
--- The same of what is rare. Few scripts meet any.
+-- The same for the rare fields; made on demand, because few scripts need it.
 local rare_kinds
 
 local function rare_kinds_made()
@@ -108,7 +108,7 @@ end
 
 local owners = {}
 
--- The id of whoever is meant by a holder.
+-- The owner id in an encoded holder.
 local function owner_of(holder)
   local owner = owners[holder]
   if not owner then
@@ -118,7 +118,7 @@ local function owner_of(holder)
   return owner
 end
 
--- What instants, counters and scores are below, either way.
+-- The absolute values of instants, counters and scores are below this.
 local LIMIT = 2 ^ 62
 
 -- The type of the error of a job whose record cannot be read, as core/job.py has it.
@@ -128,7 +128,7 @@ local function in_range(number)
   return number > -LIMIT and number < LIMIT
 end
 
--- Whether a value is a list of rows that begin with these types.
+-- Return true if a value is a list of rows whose first values have these types.
 local function is_list(value, first, second, third)
   if type(value) ~= 'table' then
     return false
@@ -141,7 +141,7 @@ local function is_list(value, first, second, third)
   return true
 end
 
--- Whether a value is what a field must be. What a newer version may have added can be anything.
+-- Return true if a value is valid for a field of this kind. Fields that a newer version has added may have any value.
 local function is_sound(kind, value)
   if kind == 'number' then
     return type(value) == 'number' and in_range(value)
@@ -169,8 +169,8 @@ end
 
 local checked = {}
 
--- The fields that a part of a record packs, of these kinds. `bad`: where to note which of them cannot be read; without it
--- that is an error.
+-- Decode the msgpack fields of a part of a record. `bad`: a list to which invalid fields are appended; without it, they
+-- raise an error.
 local function packed_fields(part, body, kinds, bad)
   local readable, fields = true, nil
   if bad then
@@ -191,7 +191,7 @@ local function packed_fields(part, body, kinds, bad)
   end
   for field, value in pairs(fields) do
     local kind = kinds[field]
-    -- Most are text.
+    -- Most fields are strings, so the type comparison is enough for them.
     if
       (kind ~= type(value) or kind == 'number') and (not is_sound(kind, value) or field == 'weight' and value <= 0)
     then
@@ -206,7 +206,7 @@ local function packed_fields(part, body, kinds, bad)
   return fields
 end
 
--- Whether a job has all that its state must have.
+-- Return true if a job has all fields that its state requires.
 local function is_complete(job)
   if job.state == 'active' then
     return type(job.owner) == 'string' and job.holder and job.heard_at and job.lease_until and job.started
@@ -214,7 +214,8 @@ local function is_complete(job)
   return job.state and (not TERMINAL[job.state] or job.finished)
 end
 
--- The fields of a record. `bad`: where to note which of them cannot be read; they are left out. Without it that is an error.
+-- Decode a record. `bad`: a list to which invalid fields are appended, which are left out; without it, they raise an
+-- error.
 function Folding.unfold(body, bad)
   local form, state, marks, fixed, load, rare, made, score, run_at, created, lease, timeout, at =
     struct.unpack(Form.HEAD, body)
@@ -228,7 +229,7 @@ function Folding.unfold(body, bad)
   local fence, settled, run_fence = 0, 0, 0
   local heard, ends, limit, started, finished, run_end, kept = -1, -1, -1, -1, -1, -1, -1
   if has(Form.RAN) then
-    -- As the run has them, one after the other.
+    -- In the order of Form.RUN.
     starts, failures, stalls, releases, holder, ended, fence, settled, run_fence, heard, ends, limit, started,
       finished, run_end, kept, at = struct.unpack(Form.RUN, body, at)
   end
@@ -273,7 +274,7 @@ function Folding.unfold(body, bad)
   job.heard_at, job.lease_until, job.run_until = number_or_nil(heard), number_or_nil(ends), number_or_nil(limit)
   job.started, job.finished = number_or_nil(started), number_or_nil(finished)
   job.run_end, job.kept_until = number_or_nil(run_end), number_or_nil(kept)
-  -- If any of them is NaN, so is the sum.
+  -- If any number is NaN, so is the sum.
   local squares = made * made + score * score + run_at * run_at + created * created + lease * lease + timeout * timeout
     + fence * fence + settled * settled + run_fence * run_fence + heard * heard + ends * ends + limit * limit
     + started * started + finished * finished + run_end * run_end + kept * kept
@@ -283,7 +284,7 @@ function Folding.unfold(body, bad)
   return job
 end
 
--- Whether what is fixed of a job is out of the ordinary.
+-- Return true if a job's fixed fields make it not plain.
 local function is_special(job)
   return job.merge
     or job.schedule
@@ -296,7 +297,7 @@ local function is_special(job)
     or #job.rates > 0
 end
 
--- The bytes of a record: of these fields, and of what is fixed among them unless it is told.
+-- Encode a record. `job.fixed`: its encoded fixed part, if it has not changed.
 function Folding.fold(job)
   local fixed, rare, has_rare = job.fixed, {}, false
   local fields = not fixed and {}
@@ -360,7 +361,7 @@ function Folding.fold(job)
   return head .. run .. fixed .. (job.payload or '') .. rare .. holder .. ended .. (job.result or '')
 end
 
--- A run that is over, as the list of those before the last has it.
+-- Encode a run that is over, for the list of earlier runs.
 function Folding.fold_run(job)
   local holder = job.holder or ''
   local run = struct.pack('<I4dddI4', job.starts, job.run_fence, job.started or -1, job.run_end or -1, #holder)
@@ -368,7 +369,7 @@ function Folding.fold_run(job)
 end
 
 
--- Numbers at fixed places, and what stands for what cannot be read where there must be something. Hardly any script needs them.
+-- The numbers at fixed places, each with its neutral value if it needs one; few scripts need them.
 local function placed_numbers()
   return {
     { 'made', 0 },
@@ -394,8 +395,8 @@ local function placed_numbers()
   }
 end
 
--- What can be read of a record that unfold refuses, with neutral values for the rest and an error that says so; what cannot be
--- read; and whether the job has become a failed one by that.
+-- Return the readable fields of a record that `unfold` refuses, with neutral values for the rest and an error that says
+-- so; a text that lists the unreadable parts; and true if the job is failed because of that.
 function Folding.salvage(body)
   local bad = {}
   local readable, job = pcall(Folding.unfold, body, bad)
@@ -438,7 +439,7 @@ function Folding.salvage(body)
   return job, what, failed
 end
 
--- Whether the record of a job could not be read once: its error says so.
+-- Return true if a job's error says that its record was unreadable before.
 function Folding.is_unreadable(job)
   return job.error ~= nil and string.find(job.error, '"type":"' .. UNREADABLE .. '"', 1, true) ~= nil
 end

@@ -1,17 +1,18 @@
 -- requires: cell, form, folding, settings
--- How jobs that are over are forgotten as a set: all keys of many jobs by one command, and of each index all entries. The
--- sweep does so, and each script that completes jobs of a queue that keeps too many (Keep.most in core/retention.py).
+-- Deletes many finished jobs at once: the keys of all with one command, and their entries of each index with one
+-- command. The sweep does so, and each script that completes jobs of a queue that keeps too many (KeepRule.most in
+-- core/retention.py).
 local Forgetting = {}
 
--- What it takes to forget one job, in microseconds.
+-- The time to delete one job, in microseconds.
 Forgetting.PRICE = 8
 
--- How many are forgotten at once by a script that adds to too many, in all queues together, and what these may count for;
--- and what it pays for that: less than the price, as its purse leaves room for it.
+-- For a script that completes jobs: the maximum number of jobs that it deletes in all queues together; the maximum that
+-- these count for; and what it pays for that. It pays less than the price, because its time budget has room for that.
 local TOGETHER, MOST = 200, 400
 Forgetting.IN_STEP = 300
 
--- What it takes to forget what counts for one, in microseconds.
+-- The time to delete what counts for one, in microseconds.
 Forgetting.COUNTED = 4
 
 local HOUR = 3600000000
@@ -22,17 +23,17 @@ local KEPT = {
   failed = { age = 30 * 24 * HOUR },
 }
 
--- How many completed jobs of each queue this script has added to those that are kept by the queue's terms.
+-- For each queue, how many completed jobs this script has added to those that the queue's retention keeps.
 local completed = {}
 
--- For how long a queue keeps its jobs of one end, and the newest how many of them.
+-- A queue's retention for a terminal state: `age`, and the maximum `count`.
 function Forgetting.keep(queue, state)
   local told = Settings.of('queue', queue).retention
   return told and told[state] or KEPT[state]
 end
 
--- How many completed jobs a queue has too many, and how many are forgotten at once then (Keep.forgotten_at_once in
--- core/retention.py); `quiet`: nothing is set for any queue or task.
+-- By how many completed jobs a queue exceeds its limit, and how many are then deleted at once
+-- (KeepRule.forgotten_at_once in core/retention.py). `quiet`: no queue or task has settings.
 function Forgetting.surplus(queue, quiet)
   local count = (quiet and KEPT.completed or Forgetting.keep(queue, 'completed')).count
   if not count then
@@ -42,7 +43,7 @@ function Forgetting.surplus(queue, quiet)
   return call('ZCARD', key('over', pair(queue, 'completed'))) - count - slack, min(floor(slack / 2) + 1, TOGETHER)
 end
 
--- Note that jobs of a queue are completed: as many are forgotten when the script ends, if there are too many.
+-- Note that jobs of a queue are completed: if there are too many, as many are deleted when the script ends.
 function Forgetting.note(queue, jobs)
   completed[queue] = (completed[queue] or 0) + jobs
 end
@@ -50,7 +51,8 @@ end
 local STATES = { completed = Form.COMPLETED, failed = 5, cancelled = 6, expired = 7 }
 local FORM, STARTS_AT = Form.NUMBER, Form.HEAD_SIZE + 1
 
--- The kinds of keys that lie beside the record of a plain job that ran, by its marks. Such a job has no log and no calls.
+-- By its marks, the kinds of further keys that a plain job has after its run. Such a job has no log and no merged
+-- calls.
 local BESIDE = {}
 for marks = Form.PLAIN + Form.RAN, 255, 2 do
   if bit.band(marks, Form.RAN) > 0 then
@@ -63,8 +65,8 @@ for marks = Form.PLAIN + Form.RAN, 255, 2 do
   end
 end
 
--- Put into `words` the keys of what lies beside a record, and its own; return false for a job that may have taken in other
--- calls, or does not look as it should: it is forgotten by itself.
+-- Append to `words` all keys that a job may have. Return false for a job that may have merged calls, or whose record is
+-- unexpected: it must be deleted by itself.
 local function put_keys(words, ref, body, state)
   local readable, job = pcall(Folding.unfold, body or '')
   if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
@@ -76,12 +78,12 @@ local function put_keys(words, ref, body, state)
   return true
 end
 
--- What a job counts for that is not plain: its record is read, and all keys are removed that may lie beside it.
+-- What a job counts for that is not plain: its record is decoded, and all keys that it may have are deleted.
 local NOT_PLAIN = 6
 
--- Forget at most 500 jobs, and no more than count for `most`: a plain job counts for one, and for one more with each key
--- beside its record. As a rule all are alike, and the lists are used as they are. Return how many, which are left, and what they
--- count for.
+-- Delete at most 500 jobs, and no more than count for `most`: a plain job counts for one, plus one for each further
+-- key. Usually all jobs are alike, and the lists are used as they are. Return how many were deleted, which ones are
+-- left to be deleted by themselves, and what the deleted ones count for.
 local function forget_some(queue, state, ids, first, most)
   local names, beginning, stands = {}, key('job', pair(queue, '')), STATES[state]
   for number = 1, #ids do
@@ -93,7 +95,7 @@ local function forget_some(queue, state, ids, first, most)
     local beside = form == FORM and stood == stands and BESIDE[marks]
     if beside then
       local starts, more = string.byte(body, STARTS_AT, STARTS_AT + 1)
-      -- Or it may have runs before the last.
+      -- With more starts, it may have earlier runs.
       beside = starts <= 1 and more == 0 and beside
     end
     if not words and not (beside and #beside == 0) then
@@ -126,7 +128,7 @@ local function forget_some(queue, state, ids, first, most)
   end
   local over = key('over', pair(queue, state))
   if first and #left == 0 then
-    -- Nothing has to be found.
+    -- By rank, which is faster than by member.
     call('ZREMRANGEBYRANK', over, 0, #gone - 1)
   elseif #gone > 0 then
     call('ZREM', over, unpack(gone))
@@ -137,9 +139,9 @@ local function forget_some(queue, state, ids, first, most)
   return #gone, left, counted
 end
 
--- Forget jobs of a queue that came to an end, by their ids: the first of them, up to what counts for `most`. Return how many
--- those are, the ids of those that are each to be forgotten by itself, and what they count for. `first`: they are the longest
--- ended ones. This script may not have loaded any of them.
+-- Delete finished jobs of a queue, by their ids: the first of them, up to what counts for `most`. Return how many were
+-- deleted, the ids of those that must each be deleted by itself, and what the deleted ones count for. `first`: these
+-- are the ones that ended first. This script must not have loaded any of them.
 function Forgetting.forget(queue, state, ids, first, most)
   if #ids <= 500 then
     return forget_some(queue, state, ids, first, most)
@@ -159,12 +161,12 @@ function Forgetting.forget(queue, state, ids, first, most)
   return forgotten, left, counted
 end
 
--- How many more jobs this script may forget in step with completions, in all queues together: many queues may pass their
--- limits at the same time. A queue that is left over has its turn with the next script that completes one of its jobs.
+-- How many more jobs this script may delete after completions, in all queues together: many queues may pass their
+-- limits at the same time. A queue that is left over follows with the next script that completes one of its jobs.
 local room, most = TOGETHER, MOST
 
--- Forget the longest completed jobs of each queue that keeps too many and that this script has added to. What is to be forgotten
--- by itself is left to the sweeps; and all where the clock was set back, for then the longest completed jobs do not come
+-- Delete the oldest completed jobs of each queue that keeps too many and to which this script has added. Sweeps delete
+-- the jobs that must be deleted by themselves; and all, if the clock was set back, because the oldest are then not the
 -- first.
 function Forgetting.at_once()
   for queue, jobs in pairs(completed) do

@@ -1,10 +1,10 @@
 -- requires: cell
--- How far the lines of queues have got that are fair (parts/line.lua), each read once by a script.
+-- The virtual time that fair queues have reached (parts/line.lua); a script reads it once for each queue.
 local Front = {}
 
 local fronts = {}
 
--- The front of a queue's line; false where that is not fair.
+-- The virtual time that a queue has reached; false if the queue has no fair keys.
 function Front.of(queue)
   if fronts[queue] == nil then
     fronts[queue] = tonumber(call('HGET', key('fair', queue), 'front') or '') or false
@@ -12,7 +12,7 @@ function Front.of(queue)
   return fronts[queue]
 end
 
--- Note where it is by now.
+-- Note the virtual time that a queue has reached now.
 function Front.note(queue, front)
   fronts[queue] = front
 end

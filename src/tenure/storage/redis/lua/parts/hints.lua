@@ -1,21 +1,21 @@
 -- requires: cell
--- What a script hints at when all is written: topics that somebody may be listening to.
+-- The notifications that a script publishes after its writes, by topics to which processes may listen.
 local Hints = {}
 
--- Topics, and the channels of these.
+-- The topics noted so far, and their channels in order.
 local knocked, in_order = {}, {}
 
--- The channel of a topic, or what those of many begin with.
+-- The channel of a topic; also usable as the prefix of many channels.
 function Hints.channel(topic)
   return BASE .. ':n:' .. topic
 end
 
--- Hint in a channel when all is written; it is nobody else's in this script.
+-- Publish a hint in a channel after all writes. The caller makes sure that this script names the channel only once.
 function Hints.put(channel)
   in_order[#in_order + 1] = channel
 end
 
--- Hint at a topic, once, when all is written.
+-- Publish a hint for a topic, once, after all writes.
 function Hints.knock(topic)
   if not knocked[topic] then
     knocked[topic] = true
@@ -31,10 +31,10 @@ function Hints.knock_job(job)
   Hints.knock('job:' .. job.ref)
 end
 
--- Where so many are asked about by one command, that costs less than to tell them all what most of them do not listen to.
+-- From this many channels on, one command that asks which have listeners costs less than publishing in all of them.
 local MANY = 4
 
--- Publish a hint in each of some channels that anybody listens to, or in all where that cannot be told.
+-- Publish a hint in each channel that has listeners; or in all, if that is unknown.
 local function publish(channels, from, to)
   local listening = to - from >= MANY and redis.pcall('PUBSUB', 'SHARDNUMSUB', unpack(channels, from, to))
   for number = from, to do
@@ -44,7 +44,8 @@ local function publish(channels, from, to)
   end
 end
 
--- All is written by now, and nothing rests on a hint: one that the user may not publish must not fail the verb.
+-- Publish the hints. All is written by now, and nothing depends on hints: if the user may not publish, the verb must
+-- not fail.
 function Hints.flush()
   local channels = in_order
   in_order, knocked = {}, {}

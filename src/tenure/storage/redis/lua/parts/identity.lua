@@ -1,10 +1,10 @@
 -- requires: cell, journal
--- The identity of the partition. By it a worker notices that another partition has taken the place of the one it knew.
+-- The identity of the partition, by which a worker notices that another partition has replaced the one it knew.
 --
 -- schema    STRING  the layout
 -- identity  STRING  a random text and the instant at which the partition was created: written once, with the layout
 --
--- `fresh`: a random text that the caller has made, for a partition that is created now.
+-- `fresh`: a random text from the caller, for a partition that is created now.
 local Identity = {}
 
 local function write(identity, created)
@@ -27,8 +27,8 @@ local function mend(seen, layout, fresh)
   return 1
 end
 
--- Return the state of the partition, and compare its log with what a worker saw: {identity and creation, the last event's
--- number, its instant, 1 if the log continues what the worker saw, 1 if only the identity was missing}.
+-- Return the state of the partition, and compare its log with what a worker saw: {identity and creation, the last
+-- event's number, its instant, 1 if the log continues what the worker saw, 1 if only the identity was missing}.
 -- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
 function Identity.state(seen, layout, fresh)
   local identity, mended = call('GET', key('identity')), 0

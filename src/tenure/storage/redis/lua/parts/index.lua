@@ -1,14 +1,16 @@
 -- requires: cell
--- Entries of sorted sets that are put and taken out when a script ends, all of an index by one command: a command takes
--- longer to call than to do. What a script itself may come to look at again is written at once; or `flush` goes before.
+-- Deferred changes of sorted sets: written when a script ends, with one command for each index, because calling a
+-- command costs more than the change itself. Entries that the script may read again are written at once, or `flush` is
+-- called before the read.
 local Index = {}
 
 local unwritten = {}
 
--- The same of whatever is moved once and looked at by nobody: plain words of commands, put down where they are made.
+-- The same for jobs that are moved once and not read again: the words of the commands, to which callers append
+-- directly.
 local words_put, words_gone = {}, {}
 
--- The words to which whoever puts entries into an index adds them, number and member.
+-- The list to which a caller appends the entries to put into an index: score, then member.
 function Index.puts(index)
   local words = words_put[index]
   if not words then
@@ -18,7 +20,7 @@ function Index.puts(index)
   return words
 end
 
--- The words to which whoever takes members out of an index adds them.
+-- The list to which a caller appends the members to take out of an index.
 function Index.gone(index)
   local words = words_gone[index]
   if not words then
@@ -51,7 +53,7 @@ local function write(command, index, words)
   end
 end
 
--- Write down what was put and taken out until now. Every script that moves anything ends with it.
+-- Write the deferred changes. Every script that moves jobs ends with it.
 function Index.flush()
   for index, words in pairs(words_gone) do
     words_gone[index] = nil

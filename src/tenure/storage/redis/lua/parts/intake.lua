@@ -1,10 +1,11 @@
 -- requires: cell, record, hints, journal, making, line, shelf, audit, parking, ends
--- How a call is taken in: as a job of its own, or by one that is there. storage/memory/enqueue.py says the same, and why.
+-- Enqueues a call: as a new job, or merged into an existing one. storage/memory/enqueue.py has the same rules, with
+-- reasons.
 --
--- windows  ZSET  of each key that is held for a time (queue, name) until when
--- window   HASH  of each how many jobs were made under it, and the id of the latest: {jobs, id}
+-- windows  ZSET  for each key that is held for a time (queue, name), until when
+-- window   HASH  for each such key, how many jobs were made under it, and the id of the latest: {jobs, id}
 --
--- A wish is a map of NewJob's fields; its payload is a place among the script's arguments.
+-- A `wish` is a new job as a map of NewJob's fields; its payload is a place among the script's arguments.
 local Intake = {}
 
 local GATHERED_LIMIT = 8 * 1024 * 1024
@@ -15,7 +16,7 @@ local function window_of(queue, name, length)
   if not ends or ends <= NOW then
     return nil
   end
-  -- One that ends further ahead than it is long began before the clock was set back.
+  -- If a window ends later than its whole length from now, the clock was set back since: shorten it.
   if ends > NOW + length then
     ends = NOW + length
     call('ZADD', key('windows'), ends, place)
@@ -34,7 +35,7 @@ local function put_window(queue, name, window)
   call('HSET', key('window'), place, cmsgpack.pack({ window.jobs, window.id }))
 end
 
--- Give back the key that a job held for a time, if it still is that job's.
+-- Free the key that a job holds for a time, if no later job holds it.
 function Intake.free_window(job)
   if job.merge and job.merge.type == 'unique' and job.merge.window then
     local place = pair(job.queue, Shelf.merge_name(job.merge))
@@ -50,7 +51,8 @@ local function is_full(merge, calls, size)
   return calls >= merge.max_size or size >= GATHERED_LIMIT
 end
 
--- When a job is due that was called for now, the so-manieth time; `first`: when it first was, by its record.
+-- When a job is due into which a call is merged now. `first`: the time of its first call; `calls`: how many calls it
+-- has with this one.
 local function due_at(merge, first, calls, size)
   if merge.type == 'collect' and is_full(merge, calls, size) then
     return NOW
@@ -59,13 +61,13 @@ local function due_at(merge, first, calls, size)
   return merge.max_wait and max(min(latest, min(first, NOW) + merge.max_wait), NOW) or latest
 end
 
--- How many jobs of a key are looked at from either end, the eldest and the youngest.
+-- How many jobs of a key are examined at either end, the oldest and the newest.
 local EDGE = 20
 
--- The eldest job that a call with this key may come to, or nil.
+-- The oldest job into which a call with this key may be merged, or nil.
 --
--- Of those that gather, all but the youngest are full, unless calls of one key do not agree how many that are. So a
--- backlog of full ones is not walked.
+-- Of jobs that collect calls, all except the newest are full, unless calls of the same key disagree on the size. So a
+-- backlog of full ones is not searched.
 local function come_to(queue, merge)
   local name = Shelf.merge_name(merge)
   local index = key('merge', pair(queue, name))
@@ -95,7 +97,7 @@ local function come_to(queue, merge)
   return eldest
 end
 
--- The job that may be come to by a key; what has waited for too long is expired first.
+-- The job into which a call with this key may be merged, or nil; jobs that are too old to start are expired first.
 function Intake.living(queue, merge)
   local there = come_to(queue, merge)
   while there and there.state ~= 'active' and Record.lapsed(there) do
@@ -105,7 +107,7 @@ function Intake.living(queue, merge)
   return there
 end
 
--- The job that answers for a call, by its id.
+-- The id of the job that answers for a call.
 local function answers_for(queue, id)
   return Making.anybody_answers_in(queue) and call('HGET', key('answers', queue), id) or id
 end
@@ -118,7 +120,7 @@ local function answer_for(wish, job)
   end
 end
 
--- The record of a new job, the `offset`-th of its call, as it stands before it comes into line.
+-- Return the record of a new job before it enters its queue. `offset`: its position in the request.
 local function wished(wish, id, run_at, offset)
   local collects = wish.merge and wish.merge.type == 'collect'
   local size = collects and #ARGV[wish.payload] or nil
@@ -130,7 +132,7 @@ local function wished(wish, id, run_at, offset)
     policy = wish.policy,
     parent = wish.parent,
     tags = wish.tags,
-    -- The jobs of one call are a microsecond apart, so that they stay in the order they were given.
+    -- The jobs of one request are a microsecond apart, so that they keep their order.
     score = Line.place(max(run_at, NOW) + offset, wish.boost or 0, wish.lifo),
     priority = wish.priority,
     boost = wish.boost,
@@ -165,14 +167,14 @@ local function put(job, payload, offset)
   if job.state == 'waiting' then
     job.score = Line.score(job, max(job.run_at, NOW) + offset)
   end
-  -- What is gathered goes on growing.
+  -- A collected payload will grow, so it gets a key of its own.
   Record.put_payload(job, payload, job.gathered > 0)
   Shelf.add(job)
   Parking.limit(job)
   Hints.knock_queue(job.queue)
 end
 
--- Put a later call in the place of the one that a job was waiting with; the job stays the one it was.
+-- Replace the call of a waiting job by a later call (debounce); the job keeps its id.
 local function take_the_place(wish, old, offset)
   answer_for(wish, old)
   local job = wished(wish, old.id, due_at(wish.merge, old.created, 1, 0), offset)
@@ -180,12 +182,12 @@ local function take_the_place(wish, old, offset)
   job.back = job.back or job.created < NOW or nil
   job.fence = old.fence > 0 and old.fence or nil
   job.settled_fence = old.settled_fence > 0 and old.settled_fence or nil
-  -- Without its calls, so that they go on being answered for.
+  -- This keeps the merged calls, so that the job still answers for them.
   Shelf.drop(old)
   put(job, ARGV[wish.payload], offset)
 end
 
--- Add a call to those that a job has gathered; return how many they are.
+-- Add a call to those that a job has collected; return how many they are.
 local function gather(wish, into, offset)
   answer_for(wish, into)
   local was_delayed = into.state == 'delayed'
@@ -219,7 +221,7 @@ local function gather(wish, into, offset)
   return calls
 end
 
--- Let a call come to a job that is there.
+-- Merge a call into an existing job; return the result.
 local function merge(wish, into, offset)
   local about, named = { queue = wish.queue, id = into.id, task = wish.task, ref = into.ref, starts = 0 }, wish.merge.key
   if wish.merge.type == 'debounce' then
@@ -242,7 +244,7 @@ local function merge(wish, into, offset)
   return { 'duplicate', into.id }
 end
 
--- Count a job against the window of its key, or return what a call is told that finds it full.
+-- Count a job in the window of its throttle key; return nil, or the result for the call if the window is full.
 local function throttled(wish)
   local asked = wish.throttle
   if not asked then
@@ -273,7 +275,7 @@ local function create(wish, fence, settled_fence, offset)
     run_at = due_at(wish.merge, NOW, 1, 0)
   end
   local job = wished(wish, wish.id, run_at, offset)
-  -- The id's next job goes on from the fence of the one before it: an outside resource may have seen that.
+  -- If the id had an earlier job, continue from its fence: an external resource may have seen that fence.
   job.fence, job.settled_fence = fence, settled_fence
   put(job, ARGV[wish.payload], offset)
   Journal.tell(job, 'enqueued', function()
@@ -284,7 +286,7 @@ local function create(wish, fence, settled_fence, offset)
   end
 end
 
--- The job that a call comes to by its merge key, or nil; one that is held for a time may name a job that is gone.
+-- The job into which a call is merged by its key, or nil. A key that is held for a time may name a job that is gone.
 local function come_to_by(wish)
   if not wish.merge then
     return nil
@@ -296,7 +298,7 @@ local function come_to_by(wish)
   return Intake.living(wish.queue, wish.merge)
 end
 
--- Remember a call once; return what was made of it: {made, id, retry_in}.
+-- Enqueue a call once; return the result: {made, id, retry_in}.
 function Intake.remember(wish, offset)
   local known = Record.of(wish.queue, answers_for(wish.queue, wish.id))
   local fence, settled_fence

@@ -1,8 +1,8 @@
 -- requires: cell, settings, index, hints
--- The events that a script records.
+-- The event log, and the events that a script records in it.
 --
--- The log is a stream whose entries are numbered from 1 without a gap: `0-<number>`. An entry has its event as msgpack
--- (`e`), the instant (`t`), the job's ref if it is of one (`j`), and what the storage lays over the event (`o`).
+-- The log is a stream whose entries are numbered from 1 without gaps: `0-<number>`. An entry has the event as msgpack
+-- (`e`), the instant (`t`), the job's ref if it belongs to one (`j`), and fields that the storage overrides (`o`).
 local Journal = {}
 
 local LOG = key('events')
@@ -21,7 +21,7 @@ local function instant_of(entry)
   return 0
 end
 
--- The number of the last event, and its instant: 0 if the event has been trimmed.
+-- Return the number of the last event, and its instant; the instant is 0 if the event was trimmed.
 function Journal.last()
   if call('EXISTS', LOG) == 0 then
     return 0, 0
@@ -37,7 +37,7 @@ function Journal.last()
   return last, at
 end
 
--- Whether the event that somebody saw as the last one is still in the log, or has been trimmed.
+-- Return true if the event that a worker saw as the last one is still in the log, or was trimmed.
 function Journal.continues(seen, last)
   local number = seen.last_event or 0
   if number > last or number == 0 or not seen.last_event_at then
@@ -47,7 +47,7 @@ function Journal.continues(seen, last)
   return not entry or instant_of(entry) == seen.last_event_at
 end
 
--- Record an event that was encoded by whoever asked; `over`: the fields that the storage knows better.
+-- Record an event that the caller has encoded; `over`: fields that the storage overrides.
 function Journal.record_as_told(body, ref, over)
   local fields = { 'e', body, 't', NOW }
   if ref then
@@ -60,27 +60,27 @@ function Journal.record_as_told(body, ref, over)
   Hints.knock('events')
 end
 
--- Record an event of the cell.
+-- Record an event of the partition.
 function Journal.record(name, event)
   event.event = name
   Journal.record_as_told(cmsgpack.pack(event))
 end
 
--- Record what has happened to a job.
+-- Record an event of a job.
 function Journal.record_of(job, name, event)
   event.event, event.queue, event.id, event.task = name, job.queue, job.id, job.task
   event.run = event.run or job.starts
   Journal.record_as_told(cmsgpack.pack(event), job.ref)
 end
 
--- Record what has happened to a job where its queue asks for it.
+-- Record an event of a job if its queue's settings ask for it.
 function Journal.tell(job, name, event)
   if Settings.records(job.queue, name) then
     Journal.record_of(job, name, event())
   end
 end
 
--- Tell that the last unfinished job of a queue is over, where its queue asks for that.
+-- Record that a queue has no unfinished jobs left, if the queue's settings ask for that.
 function Journal.tell_if_drained(queue)
   if Settings.records(queue, 'queue_drained') then
     Index.flush()

@@ -1,10 +1,10 @@
 -- requires: cell, purse
--- What the caller of a claim knows, and the jobs that are parked until a worker knows their task and version.
+-- The tasks that a claiming worker knows, and the jobs that are parked until a worker knows their task and version.
 --
--- unknown:<queue>  ZSET  what jobs are parked under so, all at 0: `unknown:<task>:<version>`
+-- unknown:<queue>  ZSET  the names under which such jobs are parked, all at 0: `unknown:<task>:<version>`
 local Known = {}
 
--- About what it takes to read a name, and to look at the first job under it, in microseconds.
+-- The approximate cost of reading a name, and of reading the first job under it, in microseconds.
 local READING, LOOKING = 1, 3
 
 local known
@@ -22,17 +22,17 @@ local function knows(task, version)
   return not all or (all[task] or 0) >= version
 end
 
--- The version of a job's payload. No script reads the rest of a policy.
+-- The version of a job's payload. Scripts read nothing else of a policy.
 local function version_of(job)
   return tonumber(job.policy and string.match(job.policy, '"version":(%d+)')) or 1
 end
 
--- What a job is parked under until a worker knows it.
+-- The name under which a job is parked until a worker knows it.
 function Known.place_of(job)
   return UNKNOWN .. job.task .. ':' .. whole(version_of(job))
 end
 
--- Whether a job may be given to the caller. Only a job that has started before is held against what the caller knows.
+-- Return true if the caller may have a job. Only jobs that have started before are checked.
 function Known.may_have(job)
   return job.starts == 0 or not tasks() or knows(job.task, version_of(job))
 end
@@ -42,7 +42,7 @@ local function is_known(name)
   return knows(task, tonumber(version))
 end
 
--- Every name that the caller knows jobs under, or false if these are more than `most`.
+-- All names of tasks and versions that the caller knows, or false if there are more than `most`.
 local function all_known(most)
   local names = {}
   for task, newest in pairs(tasks() or {}) do
@@ -56,8 +56,9 @@ local function all_known(most)
   return tasks() and names
 end
 
--- The names in a queue's index that may be known, `most` at most, and whether there are more. If the queue has more names,
--- the caller's own are looked up; if those are more than `most`, too, a random part of the queue's is looked at.
+-- Return names in a queue's index that the caller may know, at most `most`, and true if there may be more. If the index
+-- has more than `most` names, look up the caller's own names; if those are more than `most`, too, take random ones of
+-- the index.
 local function candidates(queue, most)
   local index = key('unknown', queue)
   local there = call('ZCARD', index)
@@ -75,8 +76,8 @@ local function candidates(queue, most)
   return found, false
 end
 
--- What jobs of a queue are parked under whose task and version the caller knows, of `most` names that are looked at; `more`:
--- there may be others.
+-- Return the names under which jobs of a queue are parked whose task and version the caller knows; it examines at most
+-- `most` names. `more` of the answer: there may be others.
 function Known.places(queue, most)
   local names, more = candidates(queue, most)
   local found = { more = more }
@@ -89,7 +90,7 @@ function Known.places(queue, most)
   return found
 end
 
--- The first job under each of the names of a queue, as read last: {score, id}, or false if there is none.
+-- The first job under each of the names of a queue, as read last: {score, id}, or false without a job.
 local heads = {}
 
 local function first_under(queue, name)
@@ -102,8 +103,8 @@ local function first_under(queue, name)
   return of_queue[name]
 end
 
--- The first of the jobs that stand in a queue's line or are parked under some names: its id, and the name it is parked under
--- or nil; nil if there is no job. The caller takes a parked job out of its place.
+-- The best of a queue's ready jobs and of those parked under some names: its id, and the name it is parked under or
+-- nil; nil without a job. The caller must unpark the job.
 function Known.first(queue, names)
   local score, id = head_of(key('ready', queue))
   local under
@@ -119,7 +120,7 @@ function Known.first(queue, names)
   return id, under
 end
 
--- Whether jobs may be left under some names of a queue.
+-- Return true if jobs may be left under some names of a queue.
 function Known.holds(queue, names)
   for _, name in ipairs(names) do
     if first_under(queue, name) then

@@ -1,16 +1,16 @@
 -- requires: cell
--- Leases: how long one lasts and what it never passes. core/lease.py says the same, and why.
+-- Leases: how long they last, and their limits. core/lease.py has the same rules, with reasons.
 --
--- clock  ZSET  `leased`: the latest instant at which a lease was given; it lies ahead if the clock was set back since
+-- clock  ZSET  `leased`: the latest instant at which a lease was given; in the future if the clock was set back since
 local Lease = {}
 
 Lease.REAPER = 5000000
--- What no job's longest lease is shorter than.
+-- A lower bound of `Lease.longest` for all jobs.
 Lease.SHORTEST = Lease.REAPER
 
 local noted = false
 
--- Note that a lease is given now, or made longer; once for all that a script gives.
+-- Note that a lease is given or extended now; once for each script.
 function Lease.note()
   if not noted then
     noted = true
@@ -18,13 +18,13 @@ function Lease.note()
   end
 end
 
--- Whether a lease was given later than now.
+-- Return true if a lease was given later than now.
 function Lease.given_later()
   local latest = tonumber(call('ZSCORE', key('clock'), 'leased') or '')
   return latest ~= nil and latest > NOW
 end
 
--- Note that none of the leases there are was given later than now.
+-- Note that no existing lease was given later than now.
 function Lease.note_all_sound()
   call('ZADD', key('clock'), NOW, 'leased')
 end
@@ -33,7 +33,7 @@ function Lease.next_fence(fence)
   return max(fence + 1, NOW)
 end
 
--- When a lease given or renewed now runs out.
+-- When a lease that is given or renewed now ends.
 function Lease.ends(length, run_until, progress_until, not_before)
   local ends = max(NOW + length, not_before or 0)
   if run_until and run_until < ends then
@@ -45,12 +45,12 @@ function Lease.ends(length, run_until, progress_until, not_before)
   return ends
 end
 
--- The length that no sound lease of a job exceeds.
+-- The maximum length of a job's lease, unless the clock was set back.
 function Lease.longest(job)
   return max(job.lease, job.start_grace, Lease.REAPER)
 end
 
--- When a run that started then is surely over, or nil.
+-- The time limit of a run, by which it is surely over; nil if it has none.
 function Lease.run_limit(started, lease, timeout, deadline)
   local limit = timeout and started + timeout
   if deadline and (not limit or deadline < limit) then
@@ -59,7 +59,7 @@ function Lease.run_limit(started, lease, timeout, deadline)
   return limit and limit + floor(lease / 4) or nil
 end
 
--- Until when a lease that has run out stays a mere suspect.
+-- Until when a job with an expired lease is only suspected.
 function Lease.grace_ends(job, grace, resumed_at)
   local beats = floor(job.lease / 2)
   local resumed = resumed_at and resumed_at <= NOW and NOW < resumed_at + beats
@@ -67,7 +67,7 @@ function Lease.grace_ends(job, grace, resumed_at)
   return NOW + ((resumed or set_back) and beats or grace)
 end
 
--- Those who run jobs, as records name them.
+-- The encoded owners, as records contain them.
 local holders = {}
 
 function Lease.holder(owner)

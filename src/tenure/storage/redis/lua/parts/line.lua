@@ -1,9 +1,10 @@
 -- requires: cell, front
--- Where in line a job stands: its score, and how far a fair line has got in virtual time. core/order.py says why.
+-- The order of a queue: the scores of jobs, and the virtual time that a fair queue has reached. core/order.py has the
+-- reasons.
 --
--- fair:<queue>          HASH  front, and of each priority (`b<boost>`) the virtual instant reached, empty before the first
--- tags:<queue>.<boost>  ZSET  of each tenant the virtual instant of its last job in line
--- tenants:<queue>       HASH  how many jobs of each priority and tenant wait
+-- fair:<queue>          HASH  front; and for each priority (`b<boost>`) the virtual time reached, or empty
+-- tags:<queue>.<boost>  ZSET  for each fair key, the virtual time of its last job in the queue
+-- tenants:<queue>       HASH  how many jobs of each priority and fair key wait
 local Line = {}
 
 local SHARE = 1000000
@@ -17,7 +18,7 @@ function Line.came_at(job)
   return job.lifo and -came or came
 end
 
--- Whether anybody of a queue is parked; and under what, from a name on.
+-- The places where jobs of a queue are parked, at most `limit`.
 function Line.parked_places(queue, limit)
   return call('ZRANGEBYLEX', key('places'), '[' .. pair(queue, ''), '(' .. queue .. '\1', 'LIMIT', 0, limit)
 end
@@ -26,7 +27,7 @@ function Line.is_empty(queue)
   return call('EXISTS', key('ready', queue)) == 0 and #Line.parked_places(queue, 1) == 0
 end
 
--- Forget how far a line has got: nobody waits any more.
+-- Forget the virtual time of a queue: no job waits any more.
 function Line.forget(queue)
   local fair = key('fair', queue)
   for _, field in ipairs(call('HKEYS', fair)) do
@@ -38,13 +39,13 @@ function Line.forget(queue)
   Front.note(queue, false)
 end
 
--- The virtual instant that a fair line has got to for jobs of a priority; nil where it is not fair.
+-- The virtual time that a fair queue has reached for jobs of a priority; nil if the queue is not fair.
 function Line.start(queue, boost)
   local front = Front.of(queue)
   return front and max(front, tonumber(call('HGET', key('fair', queue), 'b' .. boost) or '') or front) or nil
 end
 
--- The score of a job that comes into its queue's line, as if at an instant.
+-- The score of a job that enters its queue, as if at an instant.
 function Line.score(job, at)
   local queue = job.queue
   if Front.of(queue) and Line.is_empty(queue) then
@@ -54,7 +55,7 @@ function Line.score(job, at)
     return Line.place(at, job.boost, true)
   end
   if job.fair_key and not Front.of(queue) then
-    -- Who comes in late makes nobody begin in the past.
+    -- A job with an earlier instant must not start the virtual time in the past.
     Front.note(queue, max(at, NOW))
     call('HSET', key('fair', queue), 'front', Front.of(queue))
   end
@@ -71,13 +72,14 @@ function Line.score(job, at)
   return Line.place(at, job.boost)
 end
 
--- The score of a job that comes back at once: where it stood, or where the line has got to before that.
+-- The score of a job that is put back without a delay: its old one, or an earlier one if the queue has not got that
+-- far.
 function Line.score_again(job)
   local reached = Line.start(job.queue, job.boost) or NOW
   return job.lifo and job.score or min(job.score, Line.place(reached, job.boost))
 end
 
--- Note how far a line has got, where it counts in virtual time.
+-- Advance the virtual time of a fair queue to a job that was started.
 function Line.given_out(job)
   local front = Front.of(job.queue)
   if front and not job.lifo then
@@ -88,7 +90,7 @@ function Line.given_out(job)
   end
 end
 
--- Count one of the waiting more or less.
+-- Change the count of waiting jobs of a fair key.
 function Line.count(job, more)
   local tenants, tenant = key('tenants', job.queue), pair(job.boost, job.fair_key)
   if call('HINCRBY', tenants, tenant, more) == 0 then

@@ -1,14 +1,14 @@
 -- requires: cell, settings, known
--- Which of many queues have anything for a claim, asked of all of them by a few commands: to look into each would make a
--- claim the dearer, the more queues a worker serves. The keys that are asked for say it
--- themselves, but for delayed jobs, where `dues` says it, as it does to the sweeps: a queue that is missing there would
--- have its jobs come late. The audit holds it against each delayed job, and mends it.
+-- Finds the queues that have jobs for a claim, with a few commands for all queues: reading each queue would make a
+-- claim cost more, the more queues a worker serves. The existence of a queue's keys answers it. For delayed jobs,
+-- `dues` does, as for the sweeps: if a queue were missing there, its jobs would come late. The audit compares `dues`
+-- with each delayed job, and repairs it.
 local Lookout = {}
 
--- So many names one command is called with at most.
+-- Maximum number of names in one command.
 local AT_ONCE = 1000
 
--- So many instants that have not come yet are looked into for one answer.
+-- Maximum number of future instants in `dues` that are checked for one answer.
 local LOOKS = 50
 
 local keys_of = {}
@@ -25,10 +25,10 @@ local function keys(kind, queues)
   return known
 end
 
--- The number of the first of the queues, from one on, that have a key of a kind; nil if none has.
+-- Return the number of the first queue, from number `from` on, that has a key of a kind; nil if none has.
 --
--- Looked for in ever longer stretches, then in the halves of the one that has any: where most have it, the first stretch
--- will do, and where hardly any has, few commands ask about many. All calls must be of the same queues.
+-- It searches ranges of growing length, then halves the one that has a hit. If most queues have the key, the first
+-- range suffices; if few have it, few commands cover many queues. All calls in a script must name the same queues.
 function Lookout.first_with(kind, queues, from)
   local names, stretch = keys(kind, queues), 1
   while from <= #names do
@@ -49,9 +49,9 @@ function Lookout.first_with(kind, queues, from)
   return nil
 end
 
--- What comes to some queues by itself, or is held up there: {told, dues, opening}, the numbers of those that are told
--- anything; by the number of each that has delayed jobs an instant before which none of them is due; and by that of each in
--- which jobs wait for a rate when the first opens.
+-- What may release or hold up jobs of these queues: {told, dues, opening}. `told`: the numbers of the queues with
+-- settings. `dues`: by number of queue, an instant before which none of its delayed jobs is due. `opening`: by number
+-- of queue, when the first rate opens for which jobs wait.
 function Lookout.coming(queues)
   local dues, opening = {}, {}
   local coming = { told = Settings.fetch('queue', queues), dues = dues, opening = opening }
@@ -74,8 +74,8 @@ end
 
 local known
 
--- Of each of some queues in which jobs are parked whose task and version the caller knows, by its number: under what. The
--- queues share the `PLACE_LIMIT` names that a script looks at. All calls must be of the same queues: the first is remembered.
+-- By number of queue, the names under which jobs are parked whose task and version the caller knows. The queues share
+-- the `PLACE_LIMIT` names that a script examines. All calls must name the same queues: the first answer is cached.
 function Lookout.known(queues)
   if known then
     return known
@@ -97,12 +97,12 @@ function Lookout.known(queues)
   return known
 end
 
--- Whether that is anything at all.
+-- Return true if the answer of `coming` holds anything.
 function Lookout.holds_up(coming)
   return #coming.told > 0 or next(coming.dues) ~= nil or next(coming.opening) ~= nil
 end
 
--- When the first delayed job of a queue is due, nil if there is none; noted where it is not the instant that is known.
+-- When the first delayed job of a queue is due, nil without one; if `dues` has another instant, correct it.
 local function first_due(queue, known)
   local due = head_of(key('delayed', queue))
   if not due then
@@ -113,10 +113,10 @@ local function first_due(queue, known)
   return due
 end
 
--- The least instant at which a delayed job of one of these queues is due, or nil; `dues` as `coming` has told.
+-- The earliest instant at which a delayed job of one of these queues is due, or nil; `dues`: from `coming`.
 --
--- It may be told too early, never too late: where many delayed jobs were cancelled, one claim after the other puts right
--- the instants that they have left behind. What has come by now was looked into by this claim anyway.
+-- The answer may be too early, but never too late: if many delayed jobs were cancelled, successive claims correct the
+-- instants that those have left behind. This claim has visited the queues with due jobs anyway.
 function Lookout.next_due(queues, dues)
   local numbers, first = {}, nil
   for number, instant in pairs(dues) do

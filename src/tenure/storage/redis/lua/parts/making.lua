@@ -1,14 +1,15 @@
 -- requires: cell
--- What is asked for each new job: which number it gets, and whether that is known to be the latest of all.
+-- The sequence numbers of new jobs, and whether a new job is the latest by the clock, too.
 --
--- counters  HASH  made: how many numbers were given to jobs; at: when the latest job was made; workers: how many there were
+-- counters  HASH  made: how many numbers were given to jobs; at: when the latest job was made; workers: the number of
+--                 the latest worker
 local Making = {}
 
 local COUNTERS = key('counters')
 
 local answering = {}
 
--- Whether any job of a queue answers for calls beside its own.
+-- Return true if any job of a queue answers for calls in addition to its own.
 function Making.anybody_answers_in(queue)
   if answering[queue] == nil then
     answering[queue] = call('EXISTS', key('answers', queue)) == 1
@@ -16,7 +17,7 @@ function Making.anybody_answers_in(queue)
   return answering[queue]
 end
 
--- Note that one does from now on.
+-- Note that a job of a queue does so from now on.
 function Making.note_answers_in(queue)
   answering[queue] = true
 end
@@ -29,7 +30,7 @@ local function read()
   made, back = tonumber(got[1] or '') or 0, latest ~= nil and latest > NOW
 end
 
--- A new number for a job: later ones have higher ones. They are taken by the dozen; some stay unused.
+-- Return a new sequence number: later jobs have higher ones. Numbers are reserved in batches, so some stay unused.
 function Making.next_made()
   if not made then
     read()
@@ -46,7 +47,8 @@ function Making.next_made()
   return made
 end
 
--- Whether a job was made later than now, before the clock was set back: who is made now does not wait for less than it.
+-- Return true if a job was made later than now, because the clock was set back since. Then sequence numbers do not tell
+-- which job has waited longest.
 function Making.is_back()
   if not made then
     read()

@@ -1,8 +1,9 @@
 -- requires: cell, record, settings, hints, rates, shelf, audit, known
--- Who is out of line until there is room: under a key that is full, a rate that is not open, a task that is paused.
+-- Parks jobs that may not start yet, and unparks them: because of a full key, a closed rate, or a paused or unknown
+-- task.
 local Parking = {}
 
--- What a job must be parked under before it may start; nil where all its keys and rates have room.
+-- The name under which a job must be parked; nil if it may start.
 function Parking.full(job)
   if Settings.task_paused(job.task) then
     return PAUSED .. job.task
@@ -11,7 +12,7 @@ function Parking.full(job)
     return Known.place_of(job)
   end
   for _, held in ipairs(job.keys) do
-    -- Where a limit is lost, as only somebody's hand can lose it, the job goes by its own.
+    -- If the limit is missing, which only manual changes can cause, the job's own limit applies.
     if Shelf.room(job.queue, held[1], held[2]) == 0 then
       return held[1]
     end
@@ -24,7 +25,7 @@ function Parking.full(job)
   return nil
 end
 
--- The rate that the first of those parked under it goes by; nil where it has that rate no more.
+-- The rate under which jobs are parked, as the first of them has it; nil if that job does not have it any more.
 local function rate_of(queue, name)
   local first = call('ZRANGE', key('parked', pair(queue, name)), 0, 0)[1]
   local job = first and Record.of(queue, first)
@@ -36,7 +37,7 @@ local function rate_of(queue, name)
   return nil
 end
 
--- Note when a rate lets the first of those start who are parked under it; `so_far`: with those let in.
+-- Note when a rate lets the next job start that is parked under it. `so_far`: its state, with the jobs just unparked.
 local function note_opening(queue, name, so_far)
   local opening = key('opening', queue)
   if call('EXISTS', key('parked', pair(queue, name))) == 0 then
@@ -47,7 +48,7 @@ local function note_opening(queue, name, so_far)
   call('ZADD', opening, rate and Rates.opens_at(so_far or Rates.taken(queue, rate), rate) or NOW, name)
 end
 
--- How many of those parked under a name may be let in.
+-- How many of the jobs parked under a name may be unparked.
 local function room(queue, name)
   if starts_with(name, PAUSED) then
     return Settings.task_paused(string.sub(name, #PAUSED + 1)) and 0 or PROMOTE_LIMIT
@@ -63,7 +64,7 @@ local function room(queue, name)
   return Shelf.room(queue, name, PROMOTE_LIMIT)
 end
 
--- Let as many jobs back in line as have room under a name, so many at most; return how many that were.
+-- Unpark as many jobs as have room under a name, at most `most`; return how many.
 function Parking.unpark(queue, name, most)
   local parked = key('parked', pair(queue, name))
   local let_in = first_of(parked, min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
@@ -79,7 +80,7 @@ function Parking.unpark(queue, name, most)
   return #let_in
 end
 
--- Take a ready job out of line until there is room.
+-- Park a ready job.
 function Parking.park(job, under)
   Shelf.move(job, { parked_under = under })
   if starts_with(under, RATE) then
@@ -90,8 +91,8 @@ function Parking.park(job, under)
   end
 end
 
--- Put the first of the jobs that are parked under some names back in line, if it is ahead of all that stand there; return the
--- id of the first in line, nil if there is none.
+-- Unpark the best job that is parked under some names, if it precedes all ready jobs of the queue; return the id of the
+-- first ready job, nil without one.
 function Parking.first(queue, names)
   local id, under = Known.first(queue, names)
   if under then
@@ -103,7 +104,7 @@ function Parking.first(queue, names)
   return id
 end
 
--- Let in whom a rate allows to start, and note when the next may be let in: when all these might have started.
+-- Unpark the jobs that a rate lets start, and note when the next may be unparked, assuming that all these start.
 local function open(queue, name, limit)
   local rate = rate_of(queue, name)
   if not rate then
@@ -121,7 +122,7 @@ local function open(queue, name, limit)
   return let_in
 end
 
--- Let back in line whom the rates of a queue allow to start by now, those rates first that have been open for longest.
+-- Unpark the jobs that the rates of a queue let start now, beginning with the rate that has been open longest.
 function Parking.open_up(queue)
   local left = PROMOTE_LIMIT
   for _, name in ipairs(up_to(key('opening', queue), NOW, PROMOTE_LIMIT)) do
@@ -132,19 +133,20 @@ function Parking.open_up(queue)
   end
 end
 
--- Let in whom a rate allows to start, whoever was let in before; return how many that were.
+-- Unpark all jobs that a rate lets start now, ignoring jobs unparked earlier; return how many.
 function Parking.open_anew(queue, name, limit)
   call('ZREM', key('opening', queue), name)
   return open(queue, name, limit or PROMOTE_LIMIT)
 end
 
--- How many this script may still let in under keys: many keys may get more room at once, with many jobs under each.
+-- How many jobs this script may still unpark under keys: many keys may get more room at once, with many jobs under
+-- each.
 local allowed = PROMOTE_LIMIT
 
--- Let in whom a key has room for. What is beyond this script is left to the sweeps, and noted: they do not look for who is
--- parked as long as others of his queue stand in line.
+-- Unpark the jobs for which a key has room. If this script's limit is reached, note the place for the sweeps: they do
+-- not visit a key's place while its queue has ready jobs.
 --
--- resumed  ZSET  where jobs were left for the sweeps to let in: queue and name, all at 0
+-- resumed  ZSET  the places where jobs are left for the sweeps to unpark: queue and name, all at 0
 local function fill(queue, name)
   local before = allowed
   allowed = allowed - (before > 0 and Parking.unpark(queue, name, before) or 0)
@@ -153,7 +155,7 @@ local function fill(queue, name)
   end
 end
 
--- Let others in line under the keys that were left since the last time; whoever moves jobs does so in the end.
+-- Unpark jobs under the keys and rates that were freed since the last call; every script that moves jobs calls this.
 function Parking.let_in()
   for place, left in Shelf.next_freed do
     local queue, name = parts_of(place)
@@ -167,7 +169,7 @@ function Parking.let_in()
   end
 end
 
--- Go by the limits that a new job brings along.
+-- Apply the limits of a new job's keys; unpark jobs if a limit has grown.
 function Parking.limit(job)
   for _, held in ipairs(job.keys) do
     local limits = key('limits', job.queue)

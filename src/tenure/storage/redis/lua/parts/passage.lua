@@ -1,12 +1,12 @@
 -- requires: cell, form, splice, bytes, index, hints, front, rest, lease, purse, plain, forgetting
--- How plain jobs are started and completed, many at a time; see parts/plain.lua.
+-- The fast path of claim and settle: starts and completes many plain jobs at a time; see parts/plain.lua.
 local Passage = {}
 
 Passage.STARTING, Passage.FINISHING = 28, 25
 
 local LOG = key('events')
 
--- Numbers as text: a number that a command is called with becomes one for each call, and slowly.
+-- Format a number as text: Redis would do so for each command, and slowly.
 local function text(number)
   return string.format('%d', number)
 end
@@ -27,15 +27,16 @@ function Passage.refs(queue, ids)
   return refs
 end
 
--- What all have in common that are started with this lease and time-out: the numbers of their runs, and when the leases end.
+-- What all jobs started now with this lease and timeout have in common: the bytes of their run, and the end of the
+-- lease.
 local function run_of(holder, lease, timeout)
   local run_until = timeout ~= -1 and Lease.run_limit(NOW, lease, timeout)
   local ends = Lease.ends(lease, run_until)
   return Splice.first_run(holder, Lease.next_fence(0), ends, run_until), text(ends)
 end
 
--- Start jobs that are the first of a queue's line by now, as far as they are plain; put into `leases` what their holder is
--- given, and return how many those are. `quiet`: nobody has said anything of any queue or task, and the line is not fair.
+-- Start the first ready jobs of a queue until one is not plain. Append their leases to `leases`, and return how many
+-- were started. `quiet`: there are no settings, and the queue has no fair keys.
 function Passage.start(queue, ids, owner, leases, quiet)
   if not quiet and (not Plain.in_queue(queue) or Front.of(queue)) then
     return 0
@@ -74,15 +75,15 @@ function Passage.start(queue, ids, owner, leases, quiet)
   if started > 0 then
     Rest.stir()
     Lease.note()
-    -- At once, for whoever claims on looks there; and by rank, as these are the first: nothing has to be found.
+    -- Not deferred, because the rest of the claim reads this index. By rank, which is faster than by member.
     call('ZREMRANGEBYRANK', key('ready', queue), 0, started - 1)
   end
   return started
 end
 
--- Complete the jobs of a group that come next, `from` a number on, as far as they are plain, this owner's run under its fence
--- is the current one, and there is time; return how many those are. `group`: as exchange is asked, {queue, ids, fences,
--- ended, keep, first}, and the `refs` of its jobs. `quiet`: as for `start`.
+-- Complete the jobs of a group from number `from` on, until one is not plain, its current run is not this owner's run
+-- with this fence, or time runs out; return how many were completed. `group`: as in the request of exchange.lua,
+-- {queue, ids, fences, ended, keep, first}, plus the `refs` of its jobs. `quiet`: as for `start`.
 function Passage.complete(group, from, owner, quiet)
   local queue, ids, refs, fences, first = group.queue, group.ids, group.refs, group.fences, group.first
   if not quiet and not Plain.in_queue(queue) or not Splice.active(Bytes.of(refs[from]) or '') then
@@ -94,7 +95,7 @@ function Passage.complete(group, from, owner, quiet)
   local active, held = Index.gone(key('in', pair(queue, 'active'))), Index.gone(key('held', owner.id))
   local leases, completed = Index.gone(key('leases')), Index.puts(key('in', pair(queue, 'completed')))
   local over = Index.puts(kept and key('kept') or key('over', pair(queue, 'completed')))
-  -- Whether too many may be kept once these are completed.
+  -- Whether the queue may keep too many jobs after these completions.
   local forgets = not kept and Forgetting.surplus(queue, quiet) + #ids > 0
   if forgets then
     Purse.pay(Forgetting.IN_STEP)
@@ -107,7 +108,7 @@ function Passage.complete(group, from, owner, quiet)
     if not marks then
       break
     end
-    -- What was started at once has the same numbers.
+    -- Jobs that were started together have the same bytes here.
     if current ~= last_run then
       fence, size, run = Splice.run_over(current, #ended, kept)
       last_run = current
@@ -141,7 +142,7 @@ function Passage.complete(group, from, owner, quiet)
   return number - from
 end
 
--- Write down what was moved.
+-- Write the deferred changes.
 function Passage.write_down()
   Bytes.flush()
   Index.flush()

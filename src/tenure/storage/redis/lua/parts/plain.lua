@@ -1,14 +1,15 @@
 -- requires: cell, settings
--- Plain jobs, moved many at a time: straight from the bytes of a record to its next, and by as few commands as there are
--- indexes. A job is plain while nothing about it is out of the ordinary (`Form.PLAIN`) and nobody has said anything of its
--- queue or its task that a move would have to heed: that is told here. Arrival remembers plain jobs, Passage starts and
--- completes them. All others, and whatever does not look as it should, go the long way, by Shelf, Flow and Intake; what
--- becomes of a plain one is the same by either: tests/storage/test_redis_plain.py sees to that.
+-- The fast path for plain jobs: it moves many at a time, from the old bytes of a record straight to the new ones, with
+-- one command for each index. A job is plain if it has no special feature (`Form.PLAIN`), and if its queue and task
+-- have no settings that a move would have to apply; this part checks the settings. Arrival adds plain jobs, Passage
+-- starts and completes them. All other jobs, and records with anything unexpected, take the general path by
+-- `Shelf`, `Flow` and `Intake`. Both paths have the same results for a plain job: tests/storage/test_redis_plain.py
+-- checks that.
 local Plain = {}
 
 local queues, tasks = {}, {}
 
--- Whether nothing is said of a queue that its plain jobs would have to heed.
+-- Return true if a queue has no settings that affect its plain jobs.
 function Plain.in_queue(queue)
   if queues[queue] == nil then
     local told = Settings.of('queue', queue)
@@ -17,7 +18,8 @@ function Plain.in_queue(queue)
   return queues[queue]
 end
 
--- Likewise of the task of a job, by what is fixed of it. `quiet`: nobody has said anything of any task.
+-- Return true if the task of a job, read from its fixed part, is neither paused nor has a rate. `quiet`: no task has
+-- settings.
 function Plain.goes_on(fixed, quiet)
   if tasks[fixed] == nil then
     local readable, fields = pcall(cmsgpack.unpack, fixed)

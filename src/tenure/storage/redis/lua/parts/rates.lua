@@ -1,20 +1,20 @@
 -- requires: cell, settings
--- Rates: up to when the time of each is taken. core/rate.py says the same, and why.
+-- Rate limits: each start takes an interval of its rate's time. core/rate.py has the same rules, with reasons.
 --
--- taken  ZSET  of each rate (queue, name) the instant up to which its time is taken
--- reach  HASH  how far ahead whoever took last could take any
+-- taken  ZSET  for each rate (queue, name), the instant up to which its time is taken
+-- reach  HASH  for each rate, how far ahead the last start could take time
 --
--- A rate is {name, interval, burst}; what is taken is {until, reach}.
+-- A rate is {name, interval, burst}. Its state is {until, reach}.
 local Rates = {}
 
--- How far ahead of now a start can take time.
+-- How far into the future a start can take time.
 local function whole_reach(rate)
   return rate[2] * (rate[3] + 1)
 end
 
 Rates.whole_reach = whole_reach
 
--- What is taken further ahead than a start could take was taken before the clock was set back.
+-- Return until when time is taken. If that is further ahead than any start could take, the clock was set back since.
 local function sound(so_far)
   return so_far[1] > NOW + so_far[2] and NOW or so_far[1]
 end
@@ -30,12 +30,12 @@ end
 
 Rates.is_of_task = is_of_task
 
--- A rate as settings hold it, as jobs do; nil if there is none.
+-- Convert a rate from the form of settings to the form of jobs; nil without one.
 function Rates.told(setting)
   return setting and { setting.name, setting.interval, setting.burst or 1 }
 end
 
--- The rates that a job's start takes time of: its own, those of its task replaced by its setting.
+-- The rates of which a job's start takes time. If its task has a rate setting, that replaces the task's own rates.
 function Rates.of(job)
   local told = Rates.told(Settings.of('task', job.task).rate)
   if not told and #job.rates == 0 then
@@ -54,7 +54,7 @@ function Rates.of(job)
   return heeded
 end
 
--- The rate that a queue is set, or nil.
+-- The rate from a queue's settings, or nil.
 function Rates.of_queue(queue)
   local told = Rates.told(Settings.of('queue', queue).rate)
   return told and told[2] > 0 and told or nil
@@ -72,12 +72,12 @@ function Rates.keep(queue, rate, so_far)
   call('HSET', key('reach'), place, so_far[2])
 end
 
--- When the next job may start, so much being taken: not after now where it may start at once.
+-- When the next job may start; now or earlier if it may start at once.
 function Rates.opens_at(so_far, rate)
   return sound(so_far) - rate[2] * rate[3] + 1
 end
 
--- How far time is taken once so many jobs have started now.
+-- The state of a rate after `starts` jobs have started now.
 function Rates.after(so_far, rate, starts)
   if starts == 0 then
     return so_far
@@ -85,12 +85,12 @@ function Rates.after(so_far, rate, starts)
   return { max(sound(so_far), NOW) + rate[2] * starts, whole_reach(rate) }
 end
 
--- How far time is taken of a rate that lets the next job start at an instant.
+-- The state of a rate that lets the next job start at an instant.
 function Rates.taken_if_open(at, rate)
   return { at + rate[2] * rate[3] - 1, whole_reach(rate) }
 end
 
--- How far time is taken of a rate that has been changed.
+-- The state of a rate after its interval or burst has changed.
 function Rates.retuned(so_far, rate)
   return so_far[1] <= NOW + whole_reach(rate) and so_far or { NOW, whole_reach(rate) }
 end
@@ -101,7 +101,7 @@ function Rates.free(so_far, rate)
   return max(0, floor((NOW - opened) / rate[2]) + 1)
 end
 
--- The later of two.
+-- The later of two states.
 function Rates.later(one, other)
   if one[1] ~= other[1] then
     return one[1] > other[1] and one or other
@@ -109,14 +109,15 @@ function Rates.later(one, other)
   return one[2] > other[2] and one or other
 end
 
--- Take the time of a start.
+-- Take the time of one start from each rate.
 function Rates.take(queue, rates)
   for _, rate in ipairs(rates) do
     Rates.keep(queue, rate, Rates.after(Rates.taken(queue, rate), rate, 1))
   end
 end
 
--- Give back the time of a start in vain, so that the next job may start that much earlier; but not what has gone by since.
+-- Give back the time of a start that came to nothing, so that the next job may start earlier; but not the time that has
+-- passed since.
 function Rates.give_back(queue, rates, started)
   for _, rate in ipairs(rates) do
     local so_far, more = Rates.taken(queue, rate), max(0, rate[2] - max(0, NOW - started))
@@ -129,7 +130,7 @@ function Rates.give_back(queue, rates, started)
   end
 end
 
--- The rates that a start takes time of, that of the job's queue among them.
+-- All rates of which a start takes time, the one of the job's queue included.
 function Rates.all_of(job)
   local all = {}
   for _, rate in ipairs(Rates.of(job)) do

@@ -1,14 +1,14 @@
 -- requires: cell, record, lease, shelf
--- How an active job passes to whoever found that its holder died or fell silent.
+-- Transfers an active job to the process that found its owner dead or silent.
 local Reclaiming = {}
 
--- Which of its two clocks an active job that nobody renewed has outrun; core/transition.py says why.
+-- Which of its two limits an active job without renewals has exceeded; core/transition.py gives the reasons.
 local function stall_reason(job)
   local bounded = job.progress_until and (not job.lease_until or job.lease_until <= job.progress_until)
   return bounded and job.progress_until <= NOW and 'no_progress' or 'lease_expired'
 end
 
--- Take an active job for as long as a decision takes: the same run, under a new fence.
+-- Take over an active job until its end is decided: the same run, with a new fence.
 function Reclaiming.take(job, owner, reason)
   local why, was, silent_for = reason or stall_reason(job), job.owner, max(0, NOW - (job.heard_at or NOW))
   Shelf.move(job, {

@@ -1,13 +1,13 @@
 -- requires: cell, form, folding, bytes
--- Records: each job as one string (parts/form.lua), loaded at most once by a script and written back at its end.
+-- Records: each job is one string (parts/form.lua). A script loads it at most once, and writes it back at its end.
 --
--- The fields are those of JobRecord by their names, those at their defaults left out. What no script looks at is text in
--- `headers`, `policy` and `error`; log, runs before the last, and what is long of payload and result are keys of their own.
--- A beat does not write the record: what it changes lies beside it, of those that have `beaten` set. Who has a log is
--- `logged`, so no plain job has one.
+-- The fields are those of JobRecord by their names; fields at their defaults are left out. `headers`, `policy` and
+-- `error` are JSON text. The log, the earlier runs, and long payloads and results have keys of their
+-- own. A beat does not write the record: for jobs with `beaten`, the fields that it changes are in `beats`. A job with
+-- a log has `logged`, so it is not plain.
 --
--- beats   HASH  of each such job, by its ref, what a beat looks at, as numbers of eight bytes; then its owner
--- traces  HASH  where the handlers of active jobs are, by ref, as far as they have told (`traced`): when the run was
+-- beats   HASH  for each such job, by its ref: the fields that a beat needs, as numbers of eight bytes; then its owner
+-- traces  HASH  where the handlers of active jobs are, by ref, if they have reported it (`traced`): when the run was
 --               started, as a number of eight bytes; then the text
 local Record = {}
 
@@ -41,7 +41,7 @@ local UNSAID = {
 
 local loaded, changed, packed = {}, {}, {}
 
--- A record of these fields, not yet remembered.
+-- Return a record with these fields; it is not stored yet.
 function Record.new(ref, fields)
   fields.ref = ref
   fields.queue, fields.id = parts_of(ref)
@@ -50,7 +50,7 @@ end
 
 local BEAT, NEVER = '<ddddddddddd', -1
 
--- What is kept of a job for its beats, until its record is written anew.
+-- Encode the entry of a job in `beats`, which is valid until its record is written again.
 function Record.beat(job)
   local fields = {
     job.fence,
@@ -72,7 +72,7 @@ local function unless_never(number)
   return number ~= NEVER and number or nil
 end
 
--- What was kept, as the fields of a job have it.
+-- Decode an entry of `beats` into fields of a job.
 function Record.beat_of(body)
   local fence, heard, ends, run, progress, lease, grace, started, timeout, deadline, heartbeat, at =
     struct.unpack(BEAT, body)
@@ -92,18 +92,19 @@ function Record.beat_of(body)
   }
 end
 
--- Let beats of a job go by what is kept beside its record from now on.
+-- Let later beats of a job use its entry in `beats` instead of its record.
 function Record.let_beat(job)
   job.beaten = true
   call('HSET', key('beats'), job.ref, Record.beat(job))
 end
 
--- What is kept of where the handler of a job's current run is.
+-- Encode the entry of a job in `traces`.
 function Record.trace(job, text)
   return struct.pack('<d', job.started) .. text
 end
 
--- Where that is, or nil. What an earlier run has left there, settled by who knew of no traces, is not said of this one.
+-- Return where the handler of the current run is, or nil. An entry of an earlier run may be left over, if that run was
+-- settled by code that knew nothing of traces; it is ignored.
 function Record.trace_of(job)
   local body = (job.traced or job.beaten) and call('HGET', key('traces'), job.ref)
   if body and #body >= 8 and struct.unpack('<d', body) == job.started then
@@ -116,7 +117,7 @@ function Record.forget_trace(ref)
   call('HDEL', key('traces'), ref)
 end
 
--- Note that a job has told where its handler is.
+-- Note that a job has an entry in `traces`.
 function Record.note_traced(job)
   if not job.traced and not job.beaten then
     job.traced = true
@@ -124,12 +125,12 @@ function Record.note_traced(job)
   end
 end
 
--- The payload of a job where its record does not hold it.
+-- The payload of a job if it has a key of its own, else ''.
 function Record.payload_apart(job)
   return job.load_apart and call('GET', key('load', job.ref)) or ''
 end
 
--- Give a job a payload; `apart`: in a key of its own, even if it is short.
+-- Set a job's payload; `apart`: in a key of its own, even if it is short.
 function Record.put_payload(job, payload, apart)
   job.load = #payload
   job.load_apart = (apart or #payload > Form.WITHIN) or nil
@@ -139,7 +140,7 @@ function Record.put_payload(job, payload, apart)
   end
 end
 
--- Give a job a result.
+-- Set a job's result.
 function Record.put_result(job, result)
   job.result_apart = #result > Form.RESULT_WITHIN or nil
   job.result = not job.result_apart and result or nil
@@ -148,15 +149,15 @@ function Record.put_result(job, result)
   end
 end
 
--- The result of a job whose record does not hold it, or false.
+-- The result of a job if it has a key of its own, else false.
 function Record.result_apart(job)
   return job.result_apart and call('GET', key('result', job.ref)) or false
 end
 
--- The jobs whose records cannot be read: {job, what cannot, whether it has failed by that}, in the order they were met.
+-- The jobs with unreadable records, in the order they were met: {job, the unreadable parts, true if that made it fail}.
 Record.unreadable = {}
 
--- The job of a record. What cannot be read of it has neutral values, and its error says so: it must hold up no others.
+-- Decode a record. Unreadable fields get neutral values, and the job's error says so: such a job must not block others.
 function Record.read(ref, body)
   local readable, fields = pcall(Folding.unfold, body)
   if readable then
@@ -169,7 +170,7 @@ function Record.read(ref, body)
   return job
 end
 
--- The job of a ref, or nil.
+-- Return the job of a ref, or nil.
 function Record.at(ref)
   local job = loaded[ref]
   if job == nil then
@@ -190,7 +191,7 @@ function Record.at(ref)
   return job or nil
 end
 
--- Whether this script has loaded a record, or moved it.
+-- Return true if this script has loaded or moved a record.
 function Record.has(ref)
   return loaded[ref] ~= nil
 end
@@ -199,19 +200,19 @@ function Record.of(queue, id)
   return Record.at(pair(queue, id))
 end
 
--- Remember a record as it is now.
+-- Mark a record as changed; it is written at the end.
 function Record.keep(job)
   loaded[job.ref] = job
   changed[job.ref] = true
   Bytes.let_go(job.ref)
   if job.beaten then
-    -- With its beats it may have told where its handler is.
+    -- Its fast beats may also have stored where its handler is.
     job.beaten, job.traced = nil, true
     call('HDEL', key('beats'), job.ref)
   end
 end
 
--- Forget a job with all that is kept of it.
+-- Delete a job with all its keys.
 function Record.drop(job)
   local ref = job.ref
   loaded[ref], changed[ref], packed[ref] = false, nil, nil
@@ -219,12 +220,12 @@ function Record.drop(job)
     call('HDEL', key('beats'), ref)
   end
   Bytes.let_go(ref)
-  -- Or what was changed before would be written after.
+  -- Write deferred changes first; otherwise an earlier change would write the record again after this.
   Bytes.flush()
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
 end
 
--- The record of a job as it is stored, to be handed out.
+-- The encoded record of a job, for an answer; if it was changed, it is also passed on to be written.
 function Record.packed(job)
   local ref = job.ref
   if changed[ref] or not packed[ref] then
@@ -237,24 +238,24 @@ function Record.packed(job)
   return packed[ref]
 end
 
--- Have all written that was changed, by Bytes.
+-- Pass all changed records on to Bytes, which writes them.
 function Record.flush()
   for ref in pairs(changed) do
     Record.packed(loaded[ref])
   end
 end
 
--- Whether a job's own lifetime is over: it is gone then, swept or not.
+-- Return true if a completed job's own lifetime is over: then it counts as gone, even before a sweep deletes it.
 function Record.past(job)
   return job.state == 'completed' and job.kept_until ~= nil and job.kept_until <= NOW
 end
 
--- Whether this owner's run under this fence is the job's current one: the guard of every write.
+-- Return true if this owner's run with this fence is the job's current one: the guard of every write.
 function Record.holds(job, owner, fence)
   return job.state == 'active' and job.fence == fence and job.owner == owner
 end
 
--- Whether a job that has not started is too old to start.
+-- Return true if a job that has not started is too old to start.
 function Record.lapsed(job)
   return job.expires_at ~= nil and job.expires_at <= NOW
 end

@@ -1,17 +1,17 @@
 -- requires: cell, folding, hints, journal, line, shelf, intake
--- How a job that was over begins anew, be it by a person's hand or by its rule. core/transition.py says the same.
+-- Redrives finished jobs, by an operator's request or by the job's rule. core/transition.py has the same rules.
 local Redriving = {}
 
 -- The unfinished job that holds a job's unique key, or nil.
 function Redriving.holder(job)
-  -- A key that is held for a time is held by no job.
+  -- A unique key with a window is held for a time, not by a job.
   if job.merge and job.merge.type == 'unique' and not job.merge.window then
     return Intake.living(job.queue, job.merge)
   end
   return nil
 end
 
--- Put a job that was over back in line, with new budgets and a new time to live; fence and starts go on rising.
+-- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
 function Redriving.redrive(job, delay, by, by_rule)
   local was, run_at = job.state, NOW + delay
   Shelf.move(job, {
@@ -22,7 +22,7 @@ function Redriving.redrive(job, delay, by, by_rule)
     failures = NONE,
     stalls = NONE,
     releases = NONE,
-    -- A person's redrive starts the rule's count over, or a job redriven by hand would have no rule left.
+    -- An operator's redrive resets the rule's count; otherwise the rule might not apply to the job any more.
     redrives = by_rule and job.redrives + 1 or NONE,
     redrive_at = NONE,
     cancel_at = NONE,
@@ -30,7 +30,7 @@ function Redriving.redrive(job, delay, by, by_rule)
     cancel_by = NONE,
     finished = NONE,
     kept_until = NONE,
-    -- Or it would run with neutral values, for example without its keys.
+    -- Keep an "unreadable" error; without it the job would run with neutral values, for example without its keys.
     error = Folding.is_unreadable(job) and job.error or NONE,
     reason = NONE,
     progress = NONE,

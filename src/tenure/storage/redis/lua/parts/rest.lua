@@ -1,8 +1,8 @@
 -- requires: cell, hints
--- Rests: who leads many cells may leave one alone for a while in which nothing waits for a sweep.
+-- Rests: the leader of many partitions may leave one alone for a while, as long as nothing in it waits for a sweep.
 --
--- leader  HASH  rests: until when; stirred: something has changed since; term: how long a term is without a rest; shortest:
---               the shortest lease, or progress clock, that any job here has had so far
+-- leader  HASH  rests: the end of the rest; stirred: something has changed since it began; term: the length of a term
+--               without a rest; shortest: the shortest lease, or progress limit, that any job here has had so far
 local Rest = {}
 
 local LEADER = key('leader')
@@ -10,13 +10,13 @@ local LEADER = key('leader')
 local stirred, shortest = false, nil
 local got
 
--- What is known of the rest there is, read once.
+-- The fields of the current rest, read once.
 local function known()
   got = got or call('HMGET', LEADER, 'rests', 'stirred', 'term', 'until', 'shortest')
   return got
 end
 
--- Note that something changes: hint at it, and let the term be as long as if there was no rest.
+-- Note that something changes: publish a hint, and cut the term to its length without a rest.
 function Rest.stir()
   if stirred then
     return
@@ -34,12 +34,12 @@ function Rest.stir()
   Hints.knock('stirred')
 end
 
--- Note that there is something where there may have been nothing: then nobody has been looking.
+-- Publish a hint that a partition is not empty any more: no reaper looks at an empty one for a while.
 function Rest.wake()
   Hints.knock('stirred')
 end
 
--- Note how long a job's lease is, or its progress clock: no rest goes on for much of it.
+-- Note the length of a job's lease, or of its progress limit: a rest must be much shorter.
 function Rest.heed(lease)
   if shortest == nil then
     shortest = tonumber(known()[5] or '') or false

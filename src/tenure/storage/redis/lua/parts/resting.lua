@@ -1,5 +1,5 @@
 -- requires: cell
--- How long a cell may be left alone (parts/rest.lua), as who sweeps asks.
+-- Decides after a sweep how long the partition may rest (parts/rest.lua).
 local Resting = {}
 
 local function least(index, so_far)
@@ -7,12 +7,12 @@ local function least(index, so_far)
   return head and min(so_far, head - NOW) or so_far
 end
 
--- How long a cell may be left alone, so long at most: 0 where a sweep has, or will soon have, something to do.
+-- How long the partition may rest, at most `most`; 0 if a sweep has something to do, now or soon.
 --
--- core/leadership.py says why it depends on the leases that may begin meanwhile.
+-- core/leadership.py explains why that depends on the leases that may begin meanwhile.
 function Resting.longest(most, every, term)
   if call('EXISTS', key('queues'), key('schedules')) == 0 then
-    -- It is empty: nobody comes again for long, and nobody is to think that this is late.
+    -- It is empty: the next sweep comes much later, and must not look overdue.
     call('HDEL', key('leader'), 'swept_at')
     if call('EXISTS', key('settings')) == 0 then
       call('HDEL', key('leader'), 'shortest')
@@ -32,7 +32,7 @@ function Resting.longest(most, every, term)
   return most > every and floor(most) or 0
 end
 
--- Begin a rest. The term lasts for it, and then for as long as any: nobody else is to look here meanwhile.
+-- Begin a rest. The term lasts for the rest plus its usual length, so that no other process sweeps here meanwhile.
 function Resting.begin(length, term)
   local leader = key('leader')
   call('HSET', leader, 'rests', NOW + length)
@@ -41,7 +41,7 @@ function Resting.begin(length, term)
   end
 end
 
--- End a rest, as who sweeps does; return until when it was to be.
+-- End a rest when a sweep begins; return when it was to end.
 function Resting.over()
   local rests = tonumber(call('HGET', key('leader'), 'rests') or '')
   if rests then

@@ -1,12 +1,12 @@
 -- requires: cell
--- Settings: what queues, tasks and workers are told, each a msgpack map of Settings' fields.
+-- The settings of queues, tasks and workers, each a msgpack map of the fields of Settings.
 local Settings = {}
 
 local NOTHING = {}
 
 local known = { queue = {}, task = {}, worker = {} }
 
--- What a target is told: an empty table if nothing.
+-- The settings of a target; an empty table if it has none.
 function Settings.of(kind, name)
   local told = known[kind][name]
   if not told then
@@ -17,7 +17,7 @@ function Settings.of(kind, name)
   return told
 end
 
--- Look up what many of a kind are told, by one command; return the numbers of those that are told anything.
+-- Read the settings of many targets of a kind with few commands; return the numbers of the targets that have settings.
 function Settings.fetch(kind, names)
   local told = {}
   if #names > 1 and call('EXISTS', key('settings')) == 0 then
@@ -45,13 +45,13 @@ function Settings.put(kind, name, settings)
   call('HSET', key('settings'), pair(kind, name), cmsgpack.pack(settings))
 end
 
--- Forget what a worker was told who is gone: nobody has his id again.
+-- Delete the settings of a worker that has left; owner ids are never reused.
 function Settings.forget_worker(owner)
   known.worker[owner] = nil
   call('HDEL', key('settings'), pair('worker', owner))
 end
 
--- Whether a queue records an event that is recorded on request.
+-- Return true if a queue records an event that is recorded on request only.
 function Settings.records(queue, event)
   for _, asked in ipairs(Settings.of('queue', queue).record or {}) do
     if asked == event then

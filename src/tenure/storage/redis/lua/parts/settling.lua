@@ -1,10 +1,10 @@
 -- requires: cell, step, record, hints, journal, line, shelf, flow, forgetting, rates, known
--- How a run is settled, whatever it was like; parts/passage.lua does so for what is plain.
+-- Settles runs of all kinds of jobs; parts/passage.lua has the fast path for plain ones.
 --
--- A settlement is as exchange is asked for it.
+-- Settlements have the form that exchange.lua describes.
 local Settling = {}
 
--- What a settlement becomes where somebody has asked the job to stop; core/settlement.py says why.
+-- Change a settlement of a job that has a cancellation request; core/settlement.py has the reasons.
 local function when_cancelling(asked, job)
   if asked.after then
     local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
@@ -100,8 +100,8 @@ function Settling.settle(asked, owner)
   return 'done'
 end
 
--- Hand back a run of an owner that never began, because the answer which gave it out was lost; core/settlement.py has
--- the same.
+-- Put back a claimed job whose run never began, because the claim's answer was lost; core/settlement.py has the same
+-- rules.
 function Settling.hand_back(ref, fence, owner)
   local job = Record.at(ref)
   if not job or not Record.holds(job, owner.id, fence) then

@@ -1,35 +1,36 @@
 -- requires: cell, folding, record, index, line, rest, rates
--- Where jobs stand: each in exactly the indexes that its state puts it in. There is one door, `move`.
+-- The job indexes: each job is in exactly the indexes that follow from its state.
+-- Outside the fast path and the audit, only `add`, `move` and `drop` change them.
 --
--- All of them are sorted sets; `<a>.<b>` stands for two names joined by NUL.
+-- All of them are sorted sets; `<a>.<b>` means two names joined by NUL.
 --
--- queues                  the queues there are, by the number of the first job of each
--- in:<queue>.<state>      who stands in a state, by the number it was made under; of the waiting those that have waited
---                         since they were made, each for as long as those behind it; `again`: the other waiting ones
--- ages:<queue>            these others, by since when they wait
--- ready:<queue>           who stands in line, by score
--- parked:<queue>.<name>   who is out of line under a key, a rate or a paused task, by score
--- places                  where anybody is parked: queue and name, all at 0
--- opening:<queue>         when each rate that jobs are parked under lets one start
--- delayed:<queue>         who waits for its time, by that
--- unknown:<queue>         under which unknown tasks jobs are parked (parts/known.lua)
--- dues                    of each queue an instant before which none of its delayed jobs is due
--- leases, suspects        refs of the active: by the lease's end, by the end of the suspicion
--- held:<owner>            refs of what an owner holds, by when it was started
--- aging, kept, redrives   refs, by when a job is too old to start, too old to be kept, put back in line by a rule
--- over:<queue>.<state>    who came to that end, by when
--- slots:<queue>.<name>    the active jobs that hold a key, by when they were started
--- merge:<queue>.<name>    who may be come to by a merge key and has not started, by the number it was made under
+-- queues                  all queues, by the sequence number of each one's first job
+-- in:<queue>.<state>      the jobs in a state, by sequence number; of the waiting jobs only those that have waited
+--                         since they were made, so that the first has waited longest; `again`: the other waiting jobs
+-- ages:<queue>            these other waiting jobs, by the start of their wait
+-- ready:<queue>           the jobs that may be claimed, by score
+-- parked:<queue>.<name>   the jobs that are held back by a key, a rate, or a paused or unknown task, by score
+-- places                  where jobs are parked: queue and name, all at 0
+-- opening:<queue>         the rates under which jobs are parked, by when each lets one start
+-- delayed:<queue>         the delayed jobs, by when they are due
+-- unknown:<queue>         the unknown tasks under which jobs are parked (parts/known.lua)
+-- dues                    for each queue, an instant before which none of its delayed jobs is due
+-- leases, suspects        refs of active jobs, by the end of the lease; by the end of the suspicion
+-- held:<owner>            refs of an owner's active jobs, by their start
+-- aging, kept, redrives   refs, by when a job is too old to start; too old to be kept; to be redriven by its rule
+-- over:<queue>.<state>    the jobs that ended in a state, by when
+-- slots:<queue>.<name>    the active jobs that hold a concurrency key, by their start
+-- merge:<queue>.<name>    the jobs of a merge key into which a call may be merged, by sequence number
 -- busy:<queue>.<name>     the other unfinished jobs of that key, likewise
--- queued:<schedule>       refs of a schedule's jobs that have yet to start, `running:<schedule>` of its active ones
+-- queued:<schedule>       refs of a schedule's jobs that have not started; `running:<schedule>`: of its active jobs
 --
--- Beside them, as hashes: limits:<queue>, the limit of each key, and named:<queue>, how many unfinished jobs name it;
--- without any it is forgotten.
+-- There are also two hashes: limits:<queue>, the limit of each key; and named:<queue>, how many unfinished jobs name
+-- it. A key that no unfinished job names is removed from both.
 local Shelf = {}
 
 local freed, freed_order = {}, {}
 
--- The index of who stands in a state.
+-- The names of the indexes of states, cached.
 local standing_in = {}
 
 local function standing(queue, state)
@@ -48,7 +49,7 @@ end
 
 local noted = {}
 
--- Note that there is a queue; `made`: the number of its first job.
+-- Note that a queue exists; `made`: the sequence number of its first job.
 local function note_queue(queue, made)
   if not noted[queue] then
     noted[queue] = true
@@ -58,7 +59,7 @@ local function note_queue(queue, made)
   end
 end
 
--- The name a merge key goes by in its queue: keys of different kinds never meet.
+-- The name of a merge key in its queue; keys of different types never collide.
 function Shelf.merge_name(merge)
   return merge.type .. ':' .. merge.key
 end
@@ -71,12 +72,12 @@ local function in_line(job)
   return job.state == 'waiting' and not job.parked_under
 end
 
--- Whether a later call may still come to an unfinished job by its merge key: it is in `merge` then, else in `busy`.
+-- Return true if a later call may still be merged into an unfinished job: then it is in `merge`, else in `busy`.
 function Shelf.is_open(job)
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
 end
 
--- What an unfinished job is in, whatever its state: the groups of its merge key and of its schedule.
+-- The indexes of an unfinished job besides those of its state: of its merge key, its schedule, and its time to live.
 local function stand_in_groups(job, stand)
   local queued = job.state ~= 'active'
   if job.merge then
@@ -90,8 +91,8 @@ local function stand_in_groups(job, stand)
   end
 end
 
--- Call `stand(index, number, member, later)` for each index that a job's state puts it in. `later`: no script looks there
--- once it has moved anybody, but for those that say so to Index.
+-- Call `stand(index, number, member, later)` for each index that a job must be in. `later`: the change may be deferred,
+-- because scripts read this index only before they move jobs, or after `Index.flush`.
 local function stand_in_all(job, stand)
   local queue, id, state = job.queue, job.id, job.state
   local stood_in = state
@@ -120,7 +121,7 @@ local function stand_in_all(job, stand)
   elseif state == 'completed' and job.kept_until then
     stand(key('kept'), job.kept_until, job.ref, true)
   elseif state == 'failed' and job.redrive_at then
-    -- Retention must not take what a rule has yet to put back.
+    -- Not in `over`: retention must not delete a job that its rule will redrive.
     stand(key('redrives'), job.redrive_at, job.ref)
   else
     stand(key('over', pair(queue, state)), job.finished, id, true)
@@ -131,7 +132,7 @@ local function stand_in_all(job, stand)
   end
 end
 
--- Where a job stands now, to be held against what the indexes say.
+-- The index entries that a job must have now, for the audit.
 function Shelf.stands(job)
   local places = {}
   stand_in_all(job, function(index, number, member)
@@ -140,7 +141,7 @@ function Shelf.stands(job)
   return places
 end
 
--- Where the job that is moved has stood, and where it will: lists side by side, the same for each job in its turn.
+-- The index entries of the job that is being moved, before and after: parallel lists, reused for each job.
 local function places()
   return { count = 0, index = {}, number = {}, member = {}, later = {} }
 end
@@ -180,7 +181,7 @@ local function take_out(index, member, later)
   end
 end
 
--- The number that the job had in an index, which it is not out of any more then.
+-- Return the score that the job had in an index, and mark that entry as kept.
 local function taken_over(index)
   for at = 1, before.count do
     if before.index[at] == index then
@@ -191,7 +192,7 @@ local function taken_over(index)
   return nil
 end
 
--- Leave where the job stood and does not any more.
+-- Remove the job from the indexes that it must leave.
 local function leave()
   for at = 1, before.count do
     if before.index[at] then
@@ -200,7 +201,7 @@ local function leave()
   end
 end
 
--- Go from where the job stood to where its state puts it: what stays the same is not written.
+-- Move the job from its old to its new index entries; unchanged entries are not written.
 local function go(job)
   after.count = 0
   stand_in_all(job, stand_after)
@@ -220,7 +221,7 @@ local function go(job)
   end
 end
 
--- Forget a place where nobody is parked any more: nobody asks when a rate opens, either.
+-- Remove a place without parked jobs; then it also does not matter any more when its rate opens.
 local function clear(queue, name)
   local place = pair(queue, name)
   if call('EXISTS', key('parked', place)) == 0 then
@@ -230,7 +231,7 @@ local function clear(queue, name)
   end
 end
 
--- Count the unfinished jobs that name each of a job's keys; a key that nobody names is forgotten.
+-- Count the unfinished jobs that name each of a job's keys; remove a key that no job names.
 local function name_keys(job, more)
   for _, held in ipairs(job.keys) do
     call('HSETNX', key('limits', job.queue), held[1], held[2])
@@ -254,7 +255,8 @@ local function free(queue, name)
   freed[place] = freed[place] + 1
 end
 
--- Note the keys of a job that has left a slot, or its place in line for one that may be free; so with rates.
+-- Note the keys of a job that has freed a slot, or that has left the queue while a slot may be free; the latter also
+-- for rates.
 local function note_freed(job, left_a_slot, left_the_line)
   if left_a_slot or left_the_line then
     for _, held in ipairs(job.keys) do
@@ -268,7 +270,7 @@ local function note_freed(job, left_a_slot, left_the_line)
   end
 end
 
--- Take in a new job; Parking sees to the limits of its keys.
+-- Add a new job. Parking applies the limits of its keys.
 function Shelf.add(job)
   note_queue(job.queue, job.made)
   Rest.stir()
@@ -282,7 +284,7 @@ function Shelf.add(job)
   Record.keep(job)
 end
 
--- Change what no index goes by. A field that is NONE is taken away.
+-- Change fields on which no index depends. A field that is NONE is removed.
 function Shelf.touch(job, changes)
   for field, value in pairs(changes) do
     if Folding.FIXED[field] then
@@ -297,7 +299,7 @@ function Shelf.touch(job, changes)
   Record.keep(job)
 end
 
--- Change a job, and move it in every index with that.
+-- Change a job, and move it in all indexes accordingly.
 function Shelf.move(job, changes)
   note_before(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
@@ -324,7 +326,7 @@ function Shelf.move(job, changes)
   note_freed(job, was_active and not active, was_in_line and not active and not in_line(job))
 end
 
--- Forget a job.
+-- Delete a job.
 function Shelf.drop(job)
   note_before(job)
   leave()
@@ -341,7 +343,7 @@ function Shelf.drop(job)
   Record.drop(job)
 end
 
--- A key that was left since the last time, and how often; nil if none was.
+-- Return a key or rate that was freed since the last call, and how often; nil without one.
 function Shelf.next_freed()
   local place = table.remove(freed_order)
   if place then
@@ -352,7 +354,7 @@ function Shelf.next_freed()
   return nil
 end
 
--- How many more jobs may hold a key; `own`: the limit that goes where none is known.
+-- How many more jobs may hold a key; `own`: the limit if none is stored.
 function Shelf.room(queue, name, own)
   local limit = tonumber(call('HGET', key('limits', queue), name) or '') or own
   return limit and max(0, limit - call('ZCARD', key('slots', pair(queue, name)))) or 0

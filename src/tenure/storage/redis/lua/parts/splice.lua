@@ -1,6 +1,6 @@
 -- requires: cell, form
--- A plain job's record, from its bytes in one state to those in the next (parts/form.lua). What a move does not change is
--- copied as it is: the head from its lengths on, and what lies between the run and how that ended.
+-- Makes a plain job's next record directly from the bytes of the current one (parts/form.lua). Parts that do not change
+-- are copied: the head from its lengths on, and the bytes between the run and its end.
 local Splice = {}
 
 local pack, unfolded, byte, char, sub = struct.pack, struct.unpack, string.byte, string.char, string.sub
@@ -10,15 +10,15 @@ local BOTH_SIZE = HEAD_SIZE + Form.RUN_SIZE
 local NEW, NEW_APART = Form.PLAIN, Form.PLAIN + Form.APART
 local RUNS, RUNS_APART = NEW + Form.RAN, NEW_APART + Form.RAN
 
--- The head from its lengths on: up to the number that the job was made under, and all of it.
+-- The head from its lengths on: LENGTHS up to the sequence number, NUMBERS all of it.
 local LENGTHS_AT, LENGTHS, NUMBERS = 4, '<I4I4I4d', '<I4I4I4dddddd'
 
--- A run: how many bytes of it stay as they are when it is over, the counters and the length of the holder; that length and
--- what follows, until it is over; and what follows then.
+-- A run. STAYING: how many bytes stay unchanged when it ends, which are the counters and the length of the holder.
+-- GOING: the fields from that length on while it runs. OVER: the fields after that length once it is over.
 local STAYING, GOING_AT, GOING, OVER = 20, 17, '<I4I4ddddddd', '<I4dddddddddd'
 
--- Of a plain job that waits for its first run its marks, what is fixed, the length of its payload, the number it was made
--- under, run_at, created, lease and timeout, in this order; nothing of any other.
+-- If a record is of a plain job that waits for its first run, return its marks, its fixed part, the length of its
+-- payload, its sequence number, run_at, created, lease and timeout; else nil.
 function Splice.waiting(body)
   local form, state, marks = byte(body, 1, 3)
   if form ~= FORM or state ~= WAITING or (marks ~= NEW and marks ~= NEW_APART) or #body <= HEAD_SIZE then
@@ -33,14 +33,14 @@ function Splice.first_run(holder, fence, ends, run_until)
   return pack(RUN, 1, 0, 0, 0, #holder, 0, fence, 0, fence, NOW, ends, run_until or NEVER, NOW, NEVER, NEVER, NEVER)
 end
 
--- The record of one that waited, once it is started.
+-- The record of a waiting job after its start.
 function Splice.started(body, marks, run, holder)
   return char(FORM, ACTIVE, marks + Form.RAN) .. sub(body, LENGTHS_AT, HEAD_SIZE) .. run .. sub(body, HEAD_SIZE + 1)
     .. holder
 end
 
--- Of a plain job that is active its marks, the numbers of its run as they lie there, the number it was made under, and after
--- how many bytes its holder stands; nothing of any other.
+-- If a record is of a plain active job, return its marks, the bytes of its run, its sequence number, and the number of
+-- bytes before its holder; else nil.
 function Splice.active(body)
   local form, state, marks = byte(body, 1, 3)
   if form ~= FORM or state ~= ACTIVE or (marks ~= RUNS and marks ~= RUNS_APART) or #body <= BOTH_SIZE then
@@ -50,15 +50,15 @@ function Splice.active(body)
   return marks, sub(body, HEAD_SIZE + 1, BOTH_SIZE), made, BOTH_SIZE + fixed + (marks == RUNS and load or 0)
 end
 
--- Of the numbers of a run its fence and the length of its holder; and what they are once it is over, which so many bytes
--- tell how.
+-- From the bytes of a run, return its fence, the length of its holder, and the bytes of the same run once it is over.
+-- `size`: the length of `ended` in the new record.
 function Splice.run_over(run, size, kept)
   local holder, _, fence, _, run_fence, _, _, _, started = unfolded(GOING, run, GOING_AT)
   return fence, holder, sub(run, 1, STAYING)
     .. pack(OVER, size, fence, fence, run_fence, NEVER, NEVER, NEVER, started, NOW, NOW, kept or NEVER)
 end
 
--- The record of one that was active, once it is completed. `upto`: where its holder ends; `result`: nil if it lies apart.
+-- The record of an active job after its completion. `upto`: where its holder ends. `result`: nil if it has its own key.
 function Splice.completed(body, marks, run, upto, ended, result)
   return char(FORM, COMPLETED, marks + (result and Form.RESULT or Form.RESULT_APART)) .. sub(body, LENGTHS_AT, HEAD_SIZE)
     .. run .. sub(body, BOTH_SIZE + 1, upto) .. ended .. (result or '')

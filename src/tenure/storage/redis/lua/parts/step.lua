@@ -1,9 +1,9 @@
 -- requires: cell, hints
--- The work of a script that changes something. A script is one step, but one that fails is not undone: what it has done
--- until then is written down as whole as it is, and the rest is the audit's.
+-- Runs the work of a script that changes something. A script is atomic, but a failed script is not rolled back:
+-- deferred changes of the work done so far are still written, and the audit repairs what is left inconsistent.
 local Step = {}
 
--- Do some work, have written down what it has put off, and hint at what has come of it; return both that the work does.
+-- Do some work, write its deferred changes, and publish its hints; return both values that the work returns.
 function Step.carry_out(work, write_down)
   local went_well, answer, rest = pcall(work)
   if write_down then
@@ -18,11 +18,11 @@ function Step.carry_out(work, write_down)
   return answer, rest
 end
 
--- Note that somebody has asked for what is done already. There is nothing to write then, but he may wait for a replica: a
--- server asks for what was written by his own connection (Valkey, Redis from 7.2 on), and what he asks for again may have
--- been written by another, and be nowhere else yet.
+-- Note that a caller repeated a request that was carried out before. There is nothing to write, but the caller may wait
+-- for a replica. A server waits only for writes of the caller's own connection (Valkey, Redis since 7.2). The first
+-- request may have come by another connection, and may not have reached a replica yet. So write something here.
 --
--- counters  HASH  repeated: how often that was
+-- counters  HASH  repeated: the number of such repetitions
 function Step.note_repeated()
   call('HINCRBY', key('counters'), 'repeated', 1)
 end

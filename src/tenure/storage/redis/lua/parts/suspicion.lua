@@ -1,15 +1,15 @@
 -- requires: cell, journal, lease, shelf, audit
--- Who is suspected: whose lease has run out, and whose lease ends further ahead than it is long.
+-- Suspects active jobs: those whose lease has expired, and those whose lease ends later than its whole length from now.
 --
--- No lease does that unless the clock was set back after it was given; so nobody is looked at unless some lease was given
--- later than now. All of them are looked at then, some in each sweep.
+-- The latter only happens if the clock was set back after the lease was given. So they are searched only if some lease
+-- was given later than now. Then all leases are checked, some in each sweep.
 local Suspicion = {}
 
--- How many suspicions one look shortens, and how many leases it looks at that may end too far ahead.
+-- Per call: how many suspicions are shortened, and how many leases are checked that may end too far ahead.
 local RECALLED, LOOKS = 20, 150
 
--- Leases that end further ahead than they are long, the first such ones; whether there may be more; and how many were
--- looked at.
+-- Return leases that end later than their whole length from now, at most `limit`; true if there may be more; and how
+-- many were examined.
 local function ahead(limit)
   local place = key('sweep')
   if not Lease.given_later() then
@@ -43,14 +43,15 @@ local function ahead(limit)
     Lease.note_all_sound()
     return found, false, #entries / 2
   end
-  -- If all of these end at one instant, those that are sound must not hide the others behind them.
+  -- If all of these end at the same instant and are valid, skip that instant; else the search would never pass them.
   local stuck = #found == 0 and tonumber(entries[2]) == last
   call('HSET', place, 'leases', stuck and beyond(last) or whole(last))
   return found, true, #entries / 2
 end
 
--- The clock may have been set back after a suspicion, too: it ends no later than one that begins now. Look at so many, each
--- sweep from where the last one ended; return how many that were, and whether to look on at once.
+-- Shorten suspicions that end later than one that begins now, because the clock may have been set back after a
+-- suspicion, too. Examine at most `limit`; each sweep continues where the last one ended. Return how many were
+-- examined, and true if the next call is to continue at once.
 function Suspicion.recall(grace, limit)
   local place = key('sweep')
   local from = max(NOW + grace, tonumber(call('HGET', place, 'suspects') or '') or 0)
@@ -63,7 +64,7 @@ function Suspicion.recall(grace, limit)
       Shelf.move(job, { suspect_until = NOW + beats })
       recalled = recalled + 1
       if recalled == RECALLED then
-        -- Those that are left stand behind these by now.
+        -- The shortened ones have lower scores now, so the next call finds the rest from the same place.
         return (at + 1) / 2, true
       end
     end
@@ -76,7 +77,7 @@ function Suspicion.recall(grace, limit)
   return #entries / 2, false
 end
 
--- Make suspects; return how many, whether there may be more of them, and how many leases were looked at for that.
+-- Suspect jobs; return how many, true if there may be more, and how many leases were examined for that.
 function Suspicion.suspect(grace, resumed_at, limit)
   local found = up_to(key('leases'), NOW, limit)
   local out = #found

@@ -1,10 +1,11 @@
 -- requires: cell, journal, rest, audit, intake
--- Schedules: put, paused, removed, and moved on tick by tick, each tick once. core/schedule.py says the same, and why.
+-- Schedules: put, pause, remove, and move on tick by tick, each tick once. core/schedule.py has the same rules with
+-- reasons.
 --
--- schedules  HASH  of each by its name: what is looked at here by the names of Schedule's fields; all it was put with
---                  as text in `rest`
--- ticks      ZSET  those that are not paused by their next tick, if they have one
--- reached    ZSET  those that are not paused by the last tick they have dealt with
+-- schedules  HASH  for each, by its name: the fields of Schedule that scripts use; the whole schedule as it was put, as
+--                  text in `rest`
+-- ticks      ZSET  the schedules that are not paused, by their next tick, if they have one
+-- reached    ZSET  the schedules that are not paused, by the last tick that was dealt with
 local Timetable = {}
 
 local AHEAD = 10000000
@@ -33,7 +34,7 @@ local function keep(name, schedule)
   end
 end
 
--- Whether it has got further than the clock, which was set back since.
+-- Return true if a schedule is ahead of the clock: then the clock was set back since.
 local function is_ahead(schedule)
   return schedule.last_tick > NOW + AHEAD
 end
@@ -42,7 +43,7 @@ local function ticks_as(one, other)
   return one.cron == other.cron and one.tz == other.tz and one.every == other.every
 end
 
--- Put a schedule, be it again: then what it does is as told, how far it has got is as known.
+-- Put a schedule. If it exists already, its definition is replaced, but its progress is kept.
 function Timetable.put(name, told)
   local known = Timetable.of(name)
   if known then
@@ -57,7 +58,7 @@ function Timetable.put(name, told)
   keep(name, told)
 end
 
--- Pause a schedule, or let it go on: what went by meanwhile is neither fired nor missed.
+-- Pause or resume a schedule. Ticks during the pause are neither fired nor counted as missed.
 function Timetable.pause(name, known, paused, next_tick)
   if not paused and known.paused then
     known.last_tick = is_ahead(known) and NOW or max(known.last_tick, NOW)
@@ -67,14 +68,14 @@ function Timetable.pause(name, known, paused, next_tick)
   keep(name, known)
 end
 
--- Forget a schedule; the jobs it has made stay.
+-- Delete a schedule; the jobs that it has made stay.
 function Timetable.remove(name)
   call('HDEL', key('schedules'), name)
   call('ZREM', key('ticks'), name)
   call('ZREM', key('reached'), name)
 end
 
--- Whether a tick may make a job beside those of earlier ticks that are unfinished.
+-- Return true if a tick may make a job although jobs of earlier ticks are unfinished.
 local function may_fire(name, overlap)
   if overlap == 'allow' then
     return true
@@ -85,7 +86,7 @@ local function may_fire(name, overlap)
   return overlap == 'queue_one' or not Audit.knows_any('running', name)
 end
 
--- Enqueue a tick's job; return its id, or why there is none.
+-- Enqueue a tick's job; return its id, or nil and the reason why no job was made.
 local function fire(name, known, wish, place)
   if not may_fire(name, known.overlap) then
     return nil, 'overlap'
@@ -97,7 +98,7 @@ local function fire(name, known, wish, place)
   return made[2]
 end
 
--- Move a schedule on by a tick, unless somebody has; return the id of the job that has come of it.
+-- Move a schedule on by a tick, unless another process has done so; return the verdict, and the id of the tick's job.
 function Timetable.move_on(name, known, asked)
   if known.paused or known.last_tick ~= asked.expected then
     return 'superseded'
@@ -123,13 +124,13 @@ function Timetable.move_on(name, known, asked)
   return 'done', id
 end
 
--- The schedules that are due as they are kept, and how long until another has a tick (false: none has).
+-- Return the due schedules in their stored form, and the time until another schedule has a tick (false: none has).
 --
--- Those with a tick that has come, the longest due first; then those that have got further than the clock.
+-- First those with a due tick, the longest due first; then those that are ahead of the clock.
 function Timetable.due()
   local names = up_to(key('ticks'), NOW, DUE_LIMIT)
   if #names < DUE_LIMIT then
-    -- So many of them at most: each is put right by the answer, and then is none of them any more.
+    -- A bounded number: the caller's answer corrects each of these, so that it is not ahead any more.
     local ahead = call('ZRANGEBYSCORE', key('reached'), beyond(NOW + AHEAD), '+inf', 'LIMIT', 0, LOOK_LIMIT)
     local has_come = {}
     for _, name in ipairs(names) do

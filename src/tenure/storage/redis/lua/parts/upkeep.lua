@@ -1,24 +1,24 @@
 -- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving, forgetting, purse, record
--- The chores of a sweep after the reclaim: each bounded, each returns how many it did.
+-- The chores of a sweep that follow the reclaim. Each is bounded, and returns how many items it did.
 local Upkeep = {}
 
--- How many queues one sweep looks at for what is kept no longer; the next goes on behind them.
+-- In how many queues one sweep looks for jobs whose retention has ended; the next sweep continues after them.
 local QUEUES = 200
 
--- What it takes to forget a job by itself, in microseconds, beyond what it takes as one of a set.
+-- The additional time to delete a job by itself instead of together with others, in microseconds.
 local BY_ITSELF = 57
 
--- How many places are read at a time; where a queue is passed over, those read beyond it were read in vain.
+-- How many places are read at a time; if a queue is skipped, the rest of them is read for nothing.
 local PLACES = 16
 
--- For how long a worker that took no leave is shown.
+-- For how long a worker that has disappeared without leaving is shown.
 local WORKER_KEPT = 600000000
 
 local HOUR = 3600000000
 local EVENTS = { age = 7 * 24 * HOUR, count = EVENTS_KEPT }
 local ENDS = { 'cancelled', 'completed', 'expired', 'failed' }
 
--- End the jobs that are too old to start; a job that is forgotten counts as many as the calls it answers for.
+-- Expire jobs that are too old to start; a job that is deleted counts as many as the calls that it answers for.
 function Upkeep.expire(limit)
   local expired = 0
   for _, ref in ipairs(up_to(key('aging'), NOW, limit)) do
@@ -36,7 +36,7 @@ function Upkeep.expire(limit)
   return expired
 end
 
--- Make waiting what fell due, the queue that has waited for longest first.
+-- Promote due delayed jobs, the queue with the longest overdue one first.
 function Upkeep.promote(limit)
   local promoted = 0
   for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
@@ -73,8 +73,8 @@ local function look_at(queue, name, limit)
   return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
 end
 
--- Let in whom others have left for the sweeps to let in: those of tasks that go on, and of keys that got more room at once
--- than one call could see to.
+-- Unpark jobs that earlier calls have left to the sweeps: those of resumed tasks, and of keys that got more room than
+-- one call could fill.
 local function go_on(limit)
   local let_in = 0
   for _, place in ipairs(first_of(key('resumed'), PLACES)) do
@@ -92,10 +92,10 @@ local function go_on(limit)
   return let_in
 end
 
--- Let back in line whoever is parked where there is room, each sweep from where the last one ended.
+-- Unpark jobs where there is room; each sweep continues where the last one ended.
 --
--- Where anybody stands in line only those of paused tasks are looked at: whoever is there is looked at first, and may be
--- waiting for the very slot.
+-- In a queue with ready jobs, only the places of paused tasks are visited: the ready jobs come first, and may need the
+-- same slot.
 function Upkeep.unpark(limit)
   local round = key('sweep')
   local from = call('HGET', round, 'places') or '-'
@@ -118,7 +118,7 @@ function Upkeep.unpark(limit)
         break
       end
       unparked = unparked + look_at(queue, name, limit - unparked)
-      -- There may be more to let in where the limit is reached.
+      -- If the limit is reached, visit this place again: there may be more jobs to unpark.
       from = (unparked < limit and '(' or '[') .. place
       if unparked >= limit or looks >= LOOK_LIMIT then
         break
@@ -129,8 +129,8 @@ function Upkeep.unpark(limit)
   return unparked, false, 3 * looks
 end
 
--- Let the next claim look at all who wait for a rate: when it opens was told before the clock was set back. Some queues
--- at a time; return whether there are more.
+-- Let the next claim check all jobs that wait for a rate again, because the noted opening times date from before the
+-- clock was set back. Some queues at a time; return true if there are more.
 function Upkeep.look_anew(set_back)
   local round = key('sweep')
   local from = set_back and '-' or call('HGET', round, 'anew')
@@ -158,13 +158,13 @@ function Upkeep.look_anew(set_back)
   return true
 end
 
--- Put back in line what a rule says.
+-- Redrive failed jobs whose rule says so.
 function Upkeep.redrive(limit)
   local due = up_to(key('redrives'), NOW, limit)
   for _, ref in ipairs(due) do
     local job = Audit.known('redrives', ref)
     if job and Redriving.holder(job) then
-      -- A later job of its key is at the work already.
+      -- A later job with the same key is unfinished, so do not redrive this one.
       Shelf.move(job, { redrive_at = NONE })
     elseif job then
       Redriving.redrive(job, 0, 'rule', true)
@@ -175,7 +175,7 @@ end
 
 local queues, cursor
 
--- The queues that this sweep looks at: their names, and the number of each.
+-- The queues that this sweep visits: their names and numbers.
 function Upkeep.queues()
   if not queues then
     local from = call('HGET', key('sweep'), 'queues')
@@ -190,7 +190,7 @@ function Upkeep.queues()
   return queues
 end
 
--- Note how far the queues were looked at; no further than the trim got, be that in an earlier call of this sweep.
+-- Note how far the queues were visited; but no further than the trim got in this or an earlier call of this sweep.
 local function remember_queues()
   local round = key('sweep')
   local trimmed = call('HGET', round, 'trimmed')
@@ -205,16 +205,16 @@ local function remember_queues()
   end
 end
 
--- The ids of those that are kept no longer of a queue's jobs of one end, the longest ended first.
+-- The ids of a queue's jobs in a terminal state whose retention has ended, those that ended first at the front.
 local function worn(over, keep, room)
   local surplus = keep.count and max(0, call('ZCARD', over) - keep.count) or 0
-  -- What ended later than now did so before the clock was set back: it is older than it looks.
+  -- Jobs that ended later than now ended before the clock was set back: they are older than they seem.
   local gone = surplus > 0
       and room > 0
       and call('ZRANGEBYSCORE', over, beyond(NOW), '+inf', 'LIMIT', 0, min(surplus, room))
     or {}
   room, surplus = room - #gone, surplus - #gone
-  -- Both are the longest ended, so the longer list holds the shorter.
+  -- Both lists begin with the jobs that ended first, so the longer one contains the shorter one.
   local aged, others = up_to(over, NOW - keep.age, room), first_of(over, min(surplus, room))
   for _, id in ipairs(#aged > #others and aged or others) do
     gone[#gone + 1] = id
@@ -222,8 +222,8 @@ local function worn(over, keep, room)
   return gone
 end
 
--- Forget jobs that this script has not loaded, as a set, up to what counts for `most`; return how many, the ids of those that
--- are left, what those forgotten count for, and whether there was time for no more.
+-- Delete the jobs that this script has not loaded, all together, up to what counts for `most`. Return how many, the ids
+-- of those that are left, what the deleted ones count for, and true if `most` stopped it.
 local function forget_unloaded(queue, state, ids, most)
   local others, loaded = {}, {}
   for _, id in ipairs(ids) do
@@ -241,8 +241,8 @@ local function forget_unloaded(queue, state, ids, most)
   return gone, left, counted, cut_short
 end
 
--- Forget what has been kept for long enough: what has a lifetime of its own first, then queue by queue. Most jobs of a queue
--- are forgotten as a set. One that is forgotten by itself takes longer, so there may be no time for all.
+-- Delete jobs whose retention has ended: first those with a lifetime of their own, then queue by queue. Most jobs of a
+-- queue are deleted together. A job that must be deleted by itself takes longer, so there may be no time for all.
 function Upkeep.trim(limit)
   local trimmed, spent, stopped = 0, 0, false
   local function forget(job)
@@ -263,7 +263,7 @@ function Upkeep.trim(limit)
   call('HDEL', round, 'trimmed')
   for number, queue in ipairs(Upkeep.queues()) do
     if not has_time() then
-      -- The next sweep goes on with this one.
+      -- The next sweep continues with this queue.
       local before = number > 1 and queues[number - 1].number or call('HGET', round, 'queues') or ''
       call('HSET', round, 'trimmed', before)
       break
@@ -280,7 +280,7 @@ function Upkeep.trim(limit)
           forget(job)
         end
       end
-      -- Beyond the price that is paid for each.
+      -- The cost above the price that is paid for each anyway.
       spent = spent + max(0, counted * Forgetting.COUNTED - gone * Forgetting.PRICE)
       stopped = stopped or cut_short
     end
@@ -288,7 +288,8 @@ function Upkeep.trim(limit)
   return trimmed, false, spent + 6 * #Upkeep.queues(), stopped
 end
 
--- Forget the tags that lines have passed, and lines with nobody to come; so many tags in all.
+-- Forget the tags of fair keys that the virtual time has passed, and the fair state of queues without unfinished jobs;
+-- at most `limit` tags.
 function Upkeep.pass_lines(limit)
   for _, queue in ipairs(Upkeep.queues()) do
     local name = queue.name
@@ -316,7 +317,7 @@ function Upkeep.pass_lines(limit)
   return 0, false, #Upkeep.queues()
 end
 
--- Forget the queues that have no jobs, and nothing to be remembered by.
+-- Remove queues without jobs, settings and a count of discarded jobs.
 function Upkeep.forget_queues()
   for _, queue in ipairs(Upkeep.queues()) do
     local name = queue.name
@@ -350,8 +351,8 @@ function Upkeep.forget_queues()
   return 0, false, 4 * #Upkeep.queues()
 end
 
--- Take the first so many members that are over by now from a sorted set, and from the hash beside it; return how many
--- those were, and which.
+-- Remove members with scores up to `until_when` from a sorted set and from its hash, at most `limit`; return their
+-- number and names.
 local function forget_first(index, beside, limit, until_when)
   local over = up_to(key(index), until_when, limit)
   for from = 1, #over, 1000 do
@@ -363,7 +364,7 @@ local function forget_first(index, beside, limit, until_when)
   return #over, over
 end
 
--- Forget who took no leave and has been silent for long.
+-- Remove workers that have disappeared without leaving, after they have been silent for long.
 function Upkeep.forget_workers(limit)
   local forgotten, owners = forget_first('seen', 'workers', limit, NOW - WORKER_KEPT)
   for _, owner in ipairs(owners) do
@@ -372,12 +373,12 @@ function Upkeep.forget_workers(limit)
   return forgotten
 end
 
--- Forget the keys whose time is over.
+-- Remove keys that were held for a time which is over.
 function Upkeep.forget_windows(limit)
   return (forget_first('windows', 'window', limit, NOW))
 end
 
--- Forget the time of rates that has gone by.
+-- Remove rates whose taken time has passed.
 function Upkeep.forget_rates(limit)
   return (forget_first('taken', 'reach', limit, NOW))
 end
@@ -396,7 +397,7 @@ local function is_aged(entry)
   return false
 end
 
--- How many of the oldest events are too old, up to a limit; and the number of the oldest.
+-- Return how many of the oldest events are too old, up to a limit; and the number of the oldest event.
 local function aged_events(events, limit)
   local aged, oldest, from, read = 0, nil, '-', 1
   while aged < limit do
@@ -416,7 +417,7 @@ local function aged_events(events, limit)
   return aged, oldest
 end
 
--- Forget the oldest events.
+-- Delete the oldest events.
 function Upkeep.forget_events(limit)
   local events = key('events')
   local surplus = max(0, call('XLEN', events) - EVENTS.count)

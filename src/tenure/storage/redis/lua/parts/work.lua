@@ -1,15 +1,15 @@
 -- requires: cell, step, bytes, index, record, journal, shelf, parking, forgetting
--- The work of a script that may move jobs of all kinds.
+-- Runs the work of a script that may move jobs of all kinds.
 local Work = {}
 
--- Who was not made has nothing to write.
+-- A part that was not used has nothing to write.
 local function flush(part)
   if is_made(part) then
     part.flush()
   end
 end
 
--- Keep the jobs whose records could not be read as they were read instead, and record it.
+-- Store the jobs with unreadable records as they were salvaged, and record events for that.
 local function set_aside()
   local unreadable = is_made(Record) and Record.unreadable or {}
   while #unreadable > 0 do
@@ -29,7 +29,7 @@ local function set_aside()
   end
 end
 
--- Write down what was put off until all is done.
+-- Write all deferred changes.
 function Work.write_down()
   set_aside()
   flush(Record)
@@ -44,7 +44,7 @@ function Work.carry_out(work)
   return Step.carry_out(work, Work.write_down)
 end
 
--- Let others in line where a key was left, if any was: only Shelf moves those that hold keys.
+-- Unpark jobs if keys were freed. Only Shelf moves jobs that hold keys, so without it there are no freed keys.
 function Work.let_in()
   if is_made(Shelf) then
     Parking.let_in()
