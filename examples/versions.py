@@ -67,7 +67,7 @@ async def main() -> None:
             assert upgraded == "new code: 150 cents, EUR"
             assert isinstance(failure, JobFailedError)
             assert failure.reason == "undecodable"
-            assert (record.state, record.starts, record.failures) == ("delayed", 1, 0)
+            assert (record.state, record.starts, record.failures) == ("waiting", 1, 0)
 
 
 asyncio.run(main())
