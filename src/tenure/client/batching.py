@@ -20,7 +20,10 @@ from tenure.errors import NotDurableError, StorageFullError, StorageUnavailableE
 from tenure.storage.protocol import EnqueueResult, Storage
 
 JOBS = 100
-"""The most jobs in one call: Redis does nothing else while it stores them (docs/why/short-scripts.md)."""
+"""The most jobs in one call: Redis does nothing else while it stores them.
+
+See docs/decisions/026-short-redis-scripts.md.
+"""
 
 BYTES = 1_000_000
 """The bytes of arguments after which a batch takes no more jobs."""

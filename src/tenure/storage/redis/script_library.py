@@ -2,7 +2,8 @@
 
 A part is a file of `lua/parts` that fills one table, for example `local Rates = {}`; its other names are local to it.
 In a script, the part's text becomes a function that runs when the table is first asked for a member. So a call defines
-only the parts that it needs (docs/why/short-scripts.md), and a part may only define things while it loads. The part
+only the parts that it needs (docs/decisions/026-short-redis-scripts.md), and a part may only define things while it
+loads. The part
 `cell` has no table: it is defined in every call, because all other parts use its functions.
 
 A part's text is placed where a script first requires it. Most calls return early, before the parts that only the rest

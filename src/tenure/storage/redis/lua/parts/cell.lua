@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the partition's base key: the hash tag with which all of its keys begin. No key has exactly this name.
 --          Because it is absent, a Cluster that migrates the slot refuses a call before it starts
---          (docs/why/connections.md)
+--          (docs/decisions/024-redis-connections.md)
 -- ARGV[1]  now in microseconds; empty: use the server's clock
 -- ARGV[2]  the request, as msgpack
 -- ARGV[3]  and on: bytes, to which the request refers by their place
@@ -15,7 +15,7 @@ end
 local ASKED = cmsgpack.unpack(ARGV[2])
 
 -- A part is defined when a script first uses one of its members. Most calls need few parts, and defining all of them
--- would take longer than the actual work (docs/why/short-scripts.md).
+-- would take longer than the actual work (docs/decisions/026-short-redis-scripts.md).
 local UNMADE = {
   __index = function(part, name)
     local make = part[1]

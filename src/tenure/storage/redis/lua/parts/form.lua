@@ -1,5 +1,5 @@
 -- requires: cell
--- The binary form of a record: numbers at fixed places, then fields that seldom change. docs/why/records.md has the
+-- The binary form of a record: numbers at fixed places, then fields that seldom change. docs/decisions/025-redis-records.md has the
 -- reasons.
 --
 --   head    always   form, state, marks; the lengths of fixed, payload and rare; the instants and numbers that every
