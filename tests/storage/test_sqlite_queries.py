@@ -38,6 +38,7 @@ MAY_SCAN = {
     ("sweep", "forget_tags"): "the fair queues that have jobs, up to the limit",
     ("sweep", "idle_lines"): "the fair queues; those without jobs are forgotten, up to the limit",
     ("sweep", "lengths"): "one entry for each length, by LIMIT 1",
+    ("sweep", "stateless"): "the damaged jobs, of which there are none, up to the limit",
     ("tally", "recount"): "doctor's audit",
     ("tally", "recount_calls"): "doctor's audit",
     ("tally", "recount_keys"): "doctor's audit",

@@ -4,14 +4,21 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
+from tenure.core.events import JobFailed
+from tenure.core.job import Key, NewJob
 from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.outcome import Returned
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import ClaimRequest, Query, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import schema
 from tenure.testing import ManualClock
-from tests.storage.unreadable import claim_in_a_lane, go_on_beside, some_of
+from tests.storage.unreadable import BAD, GOOD, ME, REAPER, SECOND, claim_in_a_lane, go_on_beside, some_of
 
 pytestmark = pytest.mark.thorough
 
@@ -68,13 +75,42 @@ async def test_garbage_in_a_column_stops_no_neighbour(
     column, value = CASES[case]
     bad, failed = await go_on_beside(storage, clock, state, lambda: damage(storage, column, value))
 
-    assert bad is None or column == "state" or bad.job.state in TERMINAL
+    assert bad is None or bad.job.state in TERMINAL
     if column in STRUCTURED and state in ("waiting", "delayed"):
         assert bad is not None
         assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
         assert bad.job.error is not None
         assert column in bad.job.error.message
         assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
+@pytest.mark.parametrize("value", GARBAGE["TEXT"])
+@pytest.mark.parametrize("state", ["waiting", "delayed", "active", "settled"])
+async def test_an_unreadable_state_fails_the_job_and_frees_its_key(
+    storage: SQLiteStorage, clock: ManualClock, state: str, value: object
+) -> None:
+    common: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "keys": (Key("k", 1),)}
+    delay = SECOND if state == "delayed" else 0
+    await storage.enqueue([NewJob(**common, id="bad", delay=delay), NewJob(**common, id="good", delay=delay)])
+    order = ClaimRequest(("q",), 10)
+    held = (await storage.exchange(ME, (), order)).leases if state in ("active", "settled") else ()
+    await damage(storage, "state", value)
+    if state == "settled":
+        answer = await storage.exchange(ME, [settlement(lease, Returned(b"1"), Random(1)) for lease in held])
+        assert [verdict.verdict for verdict in answer.verdicts] == ["lost"]
+    clock.advance(10)
+    await storage.sweep(SweepRequest(REAPER, term=None))
+    claimed = (await storage.exchange(ME, (), order)).leases
+    page = await storage.find(Query(queues=("q",), states=(State.FAILED,)))
+    survey = await storage.survey()
+    events = (await storage.events(limit=1000, ref=BAD)).events
+    findings = await storage.examine()
+
+    assert [lease.ref for lease in claimed] == [GOOD]
+    assert [(job.ref, job.reason) for job in page.jobs] == [(BAD, "undecodable")]
+    assert survey.queues[0].counts == {State.ACTIVE: 1, State.FAILED: 1}
+    assert [event.reason for event in events if isinstance(event, JobFailed)] == ["undecodable"]
+    assert not [finding for finding in findings if finding.level == "error"]
 
 
 @pytest.mark.parametrize("state", ["active", "lost"])

@@ -58,6 +58,7 @@ def sweep(step: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     did, troubles = {"reclaimed": len(stalled)}, [no_burial, no_reclaim]
     if clock_set_back:
         troubles.append(step.chore(lambda: rates.look_anew(step), None)[1])
+    troubles.append(step.chore(lambda: sweep_steps.set_aside(step), None)[1])
     # In the order of the protocol: an expired job is not promoted, and a redriven job is not trimmed.
     for name, chore in (
         ("suspected", lambda: sweep_steps.suspect(step, bid.grace, resumed_at)),

@@ -37,6 +37,7 @@ from tenure.storage.sqlite.transitions import drop, expire, the_job
 _LENGTHS = query("sweep", "lengths")
 _OUT = query("sweep", "out")
 _AHEAD = query("sweep", "ahead")
+_STATELESS = query("sweep", "stateless")
 _ENDLESS = query("sweep", "endless")
 _UNREACHABLE = query("sweep", "unreachable")
 _SUSPECT = query("sweep", "suspect")
@@ -77,6 +78,14 @@ LOOKS = 500
 """How many counters a sweep examines for jobs past retention."""
 
 _WHENEVER = (1 << 63) - 1
+
+
+def set_aside(step: Transaction) -> None:
+    """Fail the jobs whose state is unreadable: no query for another state finds them."""
+    for (seq,) in step.all(_STATELESS, (SWEEP_LIMIT,)):
+        # Reading the record repairs it.
+        the_job(step, seq)
+    concurrency_keys.let_in(step)
 
 
 def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:

@@ -250,6 +250,8 @@ class Transaction:
                 self.run(_COUNT, (queue, state, -difference))
             self.run(_RECOUNT_KEYS, {"queue": queue})
             self.run(_FORGET_KEYS, {"queue": queue})
+            # Jobs that were repaired into an end state are under the queue's retention from now on.
+            self.run(_LOOK_AT_ONCE, (queue,))
         self.recounted.clear()
 
     def _garbled(self, sql: str, values: Values) -> list[Row]:

@@ -5,7 +5,7 @@ import logging
 from msgspec import structs
 
 from tenure.core.events import JobFailed, JobRepaired, QueueDrained
-from tenure.core.job import CollectKey, DebounceKey, JobRecord, Ref, unreadable_record
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, Key, Ref, unreadable_record
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.transition import expired, expiry
 from tenure.storage.protocol import RATE, job_topic
@@ -24,7 +24,7 @@ _TAKEN_IN = query("get", "taken_in")
 _GATHERED = query("get", "gathered")
 _MEND = query("mend", "mend")
 _SET_ASIDE = query("mend", "set_aside")
-_FORGET_SLOTS = query("mend", "forget_slots")
+_SLOTS_OF = query("mend", "slots_of")
 
 logger = logging.getLogger("tenure")
 
@@ -92,10 +92,20 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
                 error=unreadable_record(flaws),
             )
         )
-    if not job.keys:
-        step.run(_FORGET_SLOTS, (job.queue, job.id))
+        step.knocked.append(job_topic(job.ref))
+        if job.finished is None:
+            concurrency_keys.count(step, job.queue, job.keys, -1)
+    if was != job.state or not job.keys:
+        _free_keys(step, job)
     # The counters of its queue may be wrong because of the unreadable values.
     step.recounted.add(job.queue)
+
+
+def _free_keys(step: Transaction, job: JobRecord) -> None:
+    """Remove a job from the holders of all keys that it holds, and offer these and its own keys to other jobs."""
+    held = tuple(Key(name, 1) for (name,) in step.all(_SLOTS_OF, (job.queue, job.id)))
+    concurrency_keys.leave(step, job.queue, job.id, held)
+    concurrency_keys.offer(step, job.queue, (*job.keys, *held))
 
 
 def taken_in(step: Transaction, call: Ref) -> Ref | None:

@@ -77,9 +77,10 @@ UPDATE job
        redrive_at = NULL
  WHERE seq = ?;
 
--- name: forget_slots
+-- name: slots_of
+-- The keys that a job holds.
 -- Parameters: queue, id.
-DELETE FROM slot WHERE queue = ? AND id = ?;
+SELECT key FROM slot WHERE queue = ? AND id = ?;
 
 -- name: miscounted
 -- Returns the counters of a queue that differ from its jobs, with the difference.

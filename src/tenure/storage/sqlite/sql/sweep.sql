@@ -161,6 +161,21 @@ SELECT seq
    AND run_at >= 288230376151711744
  LIMIT ?;
 
+-- name: stateless
+-- Jobs whose state is not valid. Only a damaged record can be so.
+-- Parameters: limit.
+SELECT seq
+  FROM job INDEXED BY job_stateless
+ WHERE state <> 'waiting'
+   AND state <> 'active'
+   AND state <> 'completed'
+   AND state <> 'delayed'
+   AND state <> 'failed'
+   AND state <> 'cancelled'
+   AND state <> 'expired'
+ ORDER BY seq
+ LIMIT ?;
+
 -- name: ahead
 -- Leases of one length that end further ahead than their length.
 -- Parameters: length, now + length, limit.
