@@ -137,6 +137,18 @@ async def test_garbage_in_a_field_stops_no_neighbour(
         forget_all(storage, client)
 
 
+@pytest.mark.parametrize("field", ["headers", "tags", "keys", "rates", "merge", "pinned"])
+async def test_a_damaged_job_whose_run_raises_does_not_run_again(
+    storage: RedisStorage, client: Any, clock: ManualClock, field: str
+) -> None:
+    change = partial(_in_fixed, field, "garbage{")
+    bad, failed = await go_on_beside(storage, clock, "raised", lambda: damage(storage, client, change))
+
+    assert bad is not None
+    assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
+    assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
 @pytest.mark.parametrize(("case", "plain"), [(case, number % 2 == 0) for number, case in enumerate(CASES)])
 async def test_a_damaged_job_whose_claim_was_lost_is_claimed_once_more_at_most(
     storage: RedisStorage, client: Any, clock: ManualClock, case: str, plain: bool

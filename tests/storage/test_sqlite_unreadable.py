@@ -84,6 +84,17 @@ async def test_garbage_in_a_column_stops_no_neighbour(
         assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
 
 
+@pytest.mark.parametrize("column", [name for name in STRUCTURED if name != "error"])
+async def test_a_damaged_job_whose_run_raises_does_not_run_again(
+    storage: SQLiteStorage, clock: ManualClock, column: str
+) -> None:
+    bad, failed = await go_on_beside(storage, clock, "raised", lambda: damage(storage, column, "garbage{"))
+
+    assert bad is not None
+    assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
+    assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
 @pytest.mark.parametrize("value", GARBAGE["TEXT"])
 @pytest.mark.parametrize("state", ["waiting", "delayed", "active", "settled"])
 async def test_an_unreadable_state_fails_the_job_and_frees_its_key(

@@ -5,11 +5,11 @@ from random import Random
 from typing import Any
 
 from tenure.core.events import JobFailed
-from tenure.core.job import JobDetail, Key, NewJob, Owner, RateKey, Ref, unreadable_record
+from tenure.core.job import JobDetail, Key, NewJob, Owner, RateKey, RecordedError, Ref, unreadable_record
 from tenure.core.lane import Lane
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.outcome import Interrupted, Returned, Unreadable
+from tenure.core.outcome import Interrupted, Outcome, Raised, Returned, Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import (
@@ -27,8 +27,9 @@ from tenure.storage.protocol import (
 from tenure.testing import ManualClock
 
 BAD, GOOD = Ref("q", "bad"), Ref("q", "good")
-STATES = ("waiting", "again", "delayed", "active", "lost", "completed")
-"""`again`: it waits for its second run. `active`: its run is settled. `lost`: its worker is silent."""
+STATES = ("waiting", "again", "delayed", "active", "raised", "lost", "completed")
+"""`again`: it waits for its second run. `active`: its run is settled. `raised`: its run is settled with an exception.
+`lost`: its worker is silent."""
 SECOND = 1_000_000
 
 ME = Owner("00000000000000aa", "me", "here", 1)
@@ -81,7 +82,7 @@ async def go_on_beside(
         clock.advance(11)
         held = await _claimed(storage)
         assert (GOOD in held) == (state != "completed")
-    await _settle(storage, held)
+    await _settle(storage, held, raised=BAD if state == "raised" else None)
     await _look(storage)
 
     clock.advance(600)
@@ -162,20 +163,19 @@ async def _claimed(storage: Storage) -> dict[Ref, Lease]:
     return {lease.ref: lease for lease in answer.leases}
 
 
-def _ended(held: dict[Ref, Lease]) -> list[Settlement]:
+def _ended(held: dict[Ref, Lease], raised: Ref | None = None) -> list[Settlement]:
     """Return how runs end, as a worker says it: what is unreadable never ran."""
-    return [
-        settlement(
-            lease,
-            Returned(b"1") if lease.job.unreadable is None else Unreadable(unreadable_record(lease.job.unreadable)),
-            Random(1),
-        )
-        for lease in held.values()
-    ]
+
+    def outcome(lease: Lease) -> Outcome:
+        if lease.job.unreadable is not None:
+            return Unreadable(unreadable_record(lease.job.unreadable))
+        return Raised(RecordedError("ValueError", "no")) if lease.ref == raised else Returned(b"1")
+
+    return [settlement(lease, outcome(lease), Random(1)) for lease in held.values()]
 
 
-async def _settle(storage: Storage, held: dict[Ref, Lease]) -> None:
-    answer = await storage.exchange(ME, _ended(held))
+async def _settle(storage: Storage, held: dict[Ref, Lease], raised: Ref | None = None) -> None:
+    answer = await storage.exchange(ME, _ended(held, raised))
     verdicts = {verdict.ref: verdict.verdict for verdict in answer.verdicts}
     assert verdicts.get(GOOD, "done") == "done"
 

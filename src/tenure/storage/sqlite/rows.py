@@ -123,6 +123,8 @@ added."""
 _counts = itemgetter(*map(_COLUMNS.index, _COUNTS))
 _all_numbers = itemgetter(*map(_COLUMNS.index, (*_LARGE, *_COUNTS, *_NUMBERS)))
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
+UNREADABLE_ERROR = _encode(unreadable_record("*")).decode().partition("*")[0] + "*"
+"""The pattern (GLOB) of a stored error that says that the record was unreadable."""
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
 

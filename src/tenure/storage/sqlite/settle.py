@@ -177,6 +177,7 @@ def _note(step: Transaction, owner: Owner, asked: Settlement, seq: int, boost: i
         "owner": owner.id,
         "error": rows.error_text(asked.decision.error),
         "reason": asked.decision.reason,
+        "unreadable": rows.UNREADABLE_ERROR,
     }
     match asked.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):

@@ -82,7 +82,8 @@ UPDATE job
 
 -- name: put_back
 -- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
--- that was asked to stop is not put back.
+-- that was asked to stop is not put back. An error that matches `unreadable` stays: because of it the job fails at its
+-- next run, instead of running with neutral values.
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
@@ -92,7 +93,7 @@ UPDATE job
                WHEN lifo THEN score
                ELSE min(score, :reached - boost)
                END,
-       error = coalesce(:error, error),
+       error = CASE WHEN error GLOB :unreadable THEN error ELSE coalesce(:error, error) END,
        reason = :reason,
        failures = failures + :failures,
        stalls = stalls + :stalls,

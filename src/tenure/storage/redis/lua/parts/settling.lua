@@ -1,4 +1,4 @@
--- requires: cell, step, record, hints, journal, line, shelf, flow, forgetting, rates, known
+-- requires: cell, step, folding, record, hints, journal, line, shelf, flow, forgetting, rates, known
 -- Settles runs of all kinds of jobs; parts/passage.lua has the fast path for plain ones.
 --
 -- Settlements have the form that exchange.lua describes.
@@ -52,7 +52,8 @@ local function apply(job, asked)
     end
   else
     changes.run_at = NOW + asked.after
-    changes.error = asked.error
+    -- Keep an "unreadable" error; without it the job would run with neutral values, for example without its keys.
+    changes.error = not Folding.is_unreadable(job) and asked.error or nil
     if asked.after == 0 then
       changes.state, changes.score = 'waiting', Line.score_again(job)
     else
