@@ -253,6 +253,28 @@ async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_
     assert (other.job.stalls, other.job.releases) == (0, 2 * FREE_DEATHS + 2)
 
 
+@pytest.mark.parametrize("cause", ["not begun", "another", "blocked", "from outside"])
+async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: str) -> None:
+    storage = MemoryStorage()
+    apart, other = await held(storage, "send", "resize", max_stalls=10)
+    refs, none = frozenset({apart.ref}), frozenset[Ref]()
+    unknown = CrashEvidence(DEATH.ending, suspects=none, apart=refs)
+    known = {
+        "not begun": CrashEvidence(DEATH.ending, suspects=none, waiting=refs),
+        "another": CrashEvidence(DEATH.ending, suspects=none, apart=refs, culprits=frozenset({other.ref})),
+        "blocked": CrashEvidence(DEATH.ending, suspects=none, apart=refs, hung=True),
+        "from outside": CrashEvidence(DEATH.ending, suspects=none, apart=refs, blameless=True),
+    }[cause]
+    # None of the known deaths is charged, and none counts for the unknown ones.
+    for witness in (*[known] * (FREE_DEATHS + 1), *[unknown] * FREE_DEATHS, known, unknown):
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+        await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
+    detail = await detail_of(storage, apart)
+
+    assert [run.ended for run in detail.runs[:-1]] == [*["released"] * (2 * FREE_DEATHS + 2), "stalled"]
+    assert detail.job.stalls == 1
+
+
 async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charged_for_its_death() -> None:
     storage = MemoryStorage()
     apart, waiting, unheard = await held(storage, "send", "resize", "resize")

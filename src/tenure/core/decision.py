@@ -28,6 +28,10 @@ STALL_ERROR = "JobStalledError"
 AGAIN = "its worker failed while it ran, for the second time in a row"
 """The cause of a stall that replaces a second uncharged put-back in a row."""
 
+WORKER_DIED = "worker_died"
+"""The reason in the run history of an uncharged run that may have caused the death of its worker from a process of its
+own."""
+
 SHORTAGE_REST = 1_000_000
 """The delay before a job runs again after its worker ran out of descriptors, threads or memory, in microseconds."""
 
@@ -221,6 +225,8 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
             return RunEnd("rejected", error.type, error.message)
         case Unreadable(error):
             return RunEnd("undecodable", error.type, error.message)
+        case Stalled(detail=detail, apart=True) if decision.charge == "releases":
+            return RunEnd("released", WORKER_DIED, detail)
         case Stalled(reason=reason, detail=detail):
             return RunEnd("released" if decision.charge == "releases" else "stalled", reason, detail)
         case Cancelled(reason):

@@ -105,7 +105,8 @@ class Stalled(Struct, frozen=True, tag=True):
     """The run's holder fell silent or died. A reaper or a supervisor reports this, never the run itself.
 
     `blameless`: another run certainly ended the process, so this run is not charged. `begun`: False if its handler was
-    certainly never called. `delay`: after how many microseconds the job may run again.
+    certainly never called. `delay`: after how many microseconds the job may run again. `apart`: its worker died, for a
+    reason that is not known, while it ran in a process of its own.
     """
 
     reason: StallReason
@@ -115,6 +116,7 @@ class Stalled(Struct, frozen=True, tag=True):
     blameless: bool = False
     begun: bool = True
     delay: int = 0
+    apart: bool = False
 
 
 Outcome = Returned | Raised | TimedOut | Rejected | Unreadable | Unknown | Snoozed | Interrupted | Cancelled | Stalled

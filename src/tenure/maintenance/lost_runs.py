@@ -13,6 +13,7 @@ from typing import assert_never
 
 from msgspec import Struct, field, structs
 
+from tenure.core.decision import WORKER_DIED
 from tenure.core.duration import spoken
 from tenure.core.events import JobStalled
 from tenure.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
@@ -68,6 +69,11 @@ class CrashEvidence(Struct, frozen=True):
     def clears(self, ref: Ref) -> bool:
         """Return True if the run of a job cannot have ended the process: it was in another one, or had not begun."""
         return ref in self.apart or self.not_begun(ref)
+
+    def allows(self, ref: Ref) -> bool:
+        """Return True if a run may have caused the death from its isolated process: no other cause is known."""
+        known = self.blameless or self.hung or bool(self.culprits - {ref})
+        return ref in self.apart and not self.not_begun(ref) and not known
 
     def not_begun(self, ref: Ref) -> bool:
         """Return True if it is known that the run of a job had not begun.
@@ -140,10 +146,17 @@ class _StalledRuns:
         return next((run for run in reversed(runs) if run.number == one.lease.run), None)
 
     def deaths(self, one: StalledLease) -> int:
-        """Return how many runs of the job in a row, up to this one, were released because their workers died."""
+        """Return how many earlier runs of the job in a row may have caused the deaths of their workers.
+
+        Runs that had not begun when their workers died, or whose workers died for a known reason, are passed over.
+        """
         detail = self.details.get(one.lease.ref)
         earlier = [] if detail is None else [run for run in detail.runs if run.number < one.lease.run]
-        return len(list(takewhile(lambda run: run.reason == "process_died" and run.ended == "released", earlier[::-1])))
+        lost = takewhile(
+            lambda run: run.ended == "released" and run.reason in (WORKER_DIED, "process_died", "loop_blocked"),
+            reversed(earlier),
+        )
+        return sum(run.reason == WORKER_DIED for run in lost)
 
     def beside(self, one: StalledLease, witness: CrashEvidence | None) -> list[str]:
         """Return the tasks that ran in the same process, without those known to have run elsewhere or not begun."""
@@ -186,9 +199,8 @@ def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | Non
         max_block=max_block,
     )
     begun = witness is None or not witness.not_begun(one.lease.ref)
-    deaths = 0
-    if witness is not None and begun and witness.clears(one.lease.ref) and not witness.blameless:
-        deaths = seen.deaths(one)
+    apart = witness is not None and witness.allows(one.lease.ref)
+    deaths = seen.deaths(one) if apart else 0
     if deaths >= FREE_DEATHS:
         # This many deaths in a row are hardly chance. An isolated run can kill its worker, too.
         cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
@@ -201,7 +213,8 @@ def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | Non
             or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
         )
     )
-    return Stalled(reason, one.silent_for, one.owner, _text(one, cause, seen, witness), blameless, begun)
+    text = _text(one, cause, seen, witness)
+    return Stalled(reason, one.silent_for, one.owner, text, blameless, begun, apart=apart)
 
 
 def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: CrashEvidence | None) -> Outcome:

@@ -18,6 +18,7 @@ _HANDED_BACK = {
     "shutdown": "was handed back by a worker that shut down",
     "prefetch": "was handed back before it began",
     "snoozed": "asked to run later",
+    "worker_died": "was handed back because its worker died",
     "worker_failed": "was handed back because its worker failed",
     "unreachable": "was stopped because its worker could not reach the storage",
     "unknown_task": "came to a worker that does not know the task",
