@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tenure.core.events import JobFailed
-from tenure.core.job import Key, NewJob
+from tenure.core.events import JobFailed, JobRepaired
+from tenure.core.job import Key, NewJob, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
@@ -121,6 +121,35 @@ async def test_an_unreadable_state_fails_the_job_and_frees_its_key(
     assert [(job.ref, job.reason) for job in page.jobs] == [(BAD, "undecodable")]
     assert survey.queues[0].counts == {State.ACTIVE: 1, State.FAILED: 1}
     assert [event.reason for event in events if isinstance(event, JobFailed)] == ["undecodable"]
+    assert not [finding for finding in findings if finding.level == "error"]
+
+
+@pytest.mark.parametrize("state", ["waiting", "delayed", "active"])
+@pytest.mark.parametrize("column", ["id", "queue"])
+async def test_a_job_with_an_unreadable_name_fails_once_under_another_name(
+    storage: SQLiteStorage, clock: ManualClock, column: str, state: str
+) -> None:
+    common: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "keys": (Key("k", 1),)}
+    delay = SECOND if state == "delayed" else 0
+    await storage.enqueue([NewJob(**common, id="bad", delay=delay), NewJob(**common, id="good", delay=delay)])
+    order = ClaimRequest(("q",), 10)
+    if state == "active":
+        await storage.exchange(ME, (), order)
+    await damage(storage, column, b"\xff\xfe")
+    claimed: list[Ref] = []
+    for _ in range(6):
+        clock.advance(60)
+        await storage.sweep(SweepRequest(REAPER, term=None))
+        leases = (await storage.exchange(ME, (), order)).leases
+        claimed += [lease.ref for lease in leases]
+        await storage.exchange(ME, [settlement(lease, Returned(b"1"), Random(1)) for lease in leases])
+    page = await storage.find(Query(states=(State.FAILED,)))
+    events = (await storage.events(limit=1000)).events
+    findings = await storage.examine()
+
+    assert claimed == [GOOD]
+    assert [job.reason for job in page.jobs] == ["undecodable"]
+    assert len([event for event in events if isinstance(event, JobRepaired)]) == 1
     assert not [finding for finding in findings if finding.level == "error"]
 
 

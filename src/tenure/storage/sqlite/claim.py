@@ -7,6 +7,7 @@ from msgspec import MsgspecError
 
 from tenure.core.job import JobRecord, Owner
 from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
 from tenure.core.order import came_at
 from tenure.core.transition import begun, claimed, lapsed
 from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
@@ -49,6 +50,9 @@ def promote(step: Transaction, queue: str, limit: int) -> int:
 
 def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
     """Promote one job whose score depends on the jobs that wait before it."""
+    if job.state is not State.DELAYED:
+        # The repair of its record has ended the job.
+        return
     at = came_at(job.score, boost=job.boost, lifo=job.lifo)
     step.run(_COME_IN, (fair_queue.score(step, job, at), seq))
     step.moved(job.queue, left="delayed", to="waiting")
@@ -128,7 +132,7 @@ def _first_known(step: Transaction, queue: str, known: Sequence[str], limit: int
     """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
     seqs = first_seqs(step, queue, known, limit)
     records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
-    return [(seq, records[seq], False) for seq in seqs]
+    return _waiting([(seq, records[seq], False) for seq in seqs])
 
 
 def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
@@ -151,7 +155,12 @@ def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int,
         else:
             found.append((job.seq, records[job.seq], False))
         begins = ends
-    return found
+    return _waiting(found)
+
+
+def _waiting(found: list[tuple[int, JobRecord, bool]]) -> list[tuple[int, JobRecord, bool]]:
+    """Leave out the jobs that the repair of their records has ended."""
+    return [one for one in found if one[1].state is State.WAITING]
 
 
 def _fresh(step: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:

@@ -176,6 +176,10 @@ def _living(step: Transaction, queue: str, key: MergeKey) -> Ref | None:
             asked |= {"most": max_size, "bytes": GATHERED_LIMIT}
     while (row := step.one(statement, asked)) is not None:
         seq, id_, too_old = row
+        if type(id_) is rows.Garbled:
+            # Reading the record ends the job.
+            the_job(step, seq)
+            continue
         if not too_old:
             return Ref(queue, id_)
         expire(step, seq, the_job(step, seq))

@@ -1,11 +1,12 @@
 """The leader's turn in SQL: the election, the reclaims, then the other chores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tenure.core.events import LeadershipAcquired, LeadershipLost
-from tenure.core.job import Owner, StallReason
+from tenure.core.job import JobRecord, Owner, StallReason
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.core.transition import reclaimed, silence, stall_reason
 from tenure.storage.protocol import (
@@ -16,7 +17,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
 )
-from tenure.storage.sqlite import rates, schedules, sweep_steps
+from tenure.storage.sqlite import concurrency_keys, rates, schedules, sweep_steps
 from tenure.storage.sqlite.rows import Row
 from tenure.storage.sqlite.statements import query
 from tenure.storage.sqlite.transaction import Transaction
@@ -106,8 +107,8 @@ def reclaim(step: Transaction, dead: str, owner: Owner) -> ReclaimResult:
     held = step.all(_HELD, {"owner": dead, "limit": SWEEP_LIMIT + 1})
     doubtful = step.one(_HELD, {"owner": owner.id, "limit": 1}) is not None
     step.run(_BURY_WORKER, (dead,))
-    stalled = tuple(_take(step, row, owner, "process_died") for row in held[:SWEEP_LIMIT])
-    return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+    stalled = _taken(step, held[:SWEEP_LIMIT], owner, "process_died")
+    return ReclaimResult(tuple(stalled), more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
 
 
 def resign(step: Transaction, term: Term) -> None:
@@ -153,7 +154,7 @@ def _bury(step: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
     for (owner,) in step.all(_HOLDERS):
         if owner is not None and len(stalled) < SWEEP_LIMIT and not alive(owner):
             held = step.all(_HELD, {"owner": owner, "limit": SWEEP_LIMIT - len(stalled)})
-            stalled += [_take(step, row, bidder, "process_died") for row in held]
+            stalled += _taken(step, held, bidder, "process_died")
     for (owner,) in step.all(_WORKERS):
         if not alive(owner):
             step.run(_BURY_WORKER, (owner,))
@@ -162,11 +163,20 @@ def _bury(step: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
 
 def _reclaim_overdue(step: Transaction, bidder: Owner, limit: int) -> list[StalledLease]:
     """Take the leases whose grace is over."""
-    return [_take(step, row, bidder) for row in step.all(_OVERDUE, (step.now, limit))]
+    return _taken(step, step.all(_OVERDUE, (step.now, limit)), bidder)
 
 
-def _take(step: Transaction, row: Row, owner: Owner, reason: StallReason | None = None) -> StalledLease:
-    now, job = step.now, whole(step, row)
+def _taken(
+    step: Transaction, held: Sequence[Row], owner: Owner, reason: StallReason | None = None
+) -> list[StalledLease]:
+    """Take the leases in these rows, except those of jobs that the repair of their records has ended."""
+    jobs = [(row[0], whole(step, row)) for row in held]
+    concurrency_keys.let_in(step)
+    return [_take(step, seq, job, owner, reason) for seq, job in jobs if job.state is State.ACTIVE]
+
+
+def _take(step: Transaction, seq: int, job: JobRecord, owner: Owner, reason: StallReason | None) -> StalledLease:
+    now = step.now
     taken = reclaimed(job, owner.id, now)
-    step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, row[0]))
+    step.run(_TAKE, (taken.fence, taken.owner, taken.heard_at, taken.lease_until, seq))
     return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))

@@ -38,6 +38,7 @@ _LENGTHS = query("sweep", "lengths")
 _OUT = query("sweep", "out")
 _AHEAD = query("sweep", "ahead")
 _STATELESS = query("sweep", "stateless")
+_MISNAMED = tuple(query("sweep", name) for name in ("misnamed_waiting", "misnamed_delayed"))
 _ENDLESS = query("sweep", "endless")
 _UNREACHABLE = query("sweep", "unreachable")
 _SUSPECT = query("sweep", "suspect")
@@ -81,8 +82,10 @@ _WHENEVER = (1 << 63) - 1
 
 
 def set_aside(step: Transaction) -> None:
-    """Fail the jobs whose state is unreadable: no query for another state finds them."""
-    for (seq,) in step.all(_STATELESS, (SWEEP_LIMIT,)):
+    """Fail the jobs that no other query finds: their state is unreadable, or they wait in a queue whose name is."""
+    found = [seq for (seq,) in step.all(_STATELESS, (SWEEP_LIMIT,))]
+    found += [seq for statement in _MISNAMED for queue, seq in step.all(statement) if type(queue) is Garbled]
+    for seq in found[:SWEEP_LIMIT]:
         # Reading the record repairs it.
         the_job(step, seq)
     concurrency_keys.let_in(step)
@@ -93,6 +96,9 @@ def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:
     found = _doubtful(step)
     for seq in found:
         job = the_job(step, seq)
+        if job.state is not State.ACTIVE:
+            # The repair of its record has ended the job.
+            continue
         until = grace_end(
             step.now,
             terms=job.stall,
@@ -103,6 +109,7 @@ def suspect(step: Transaction, grace: int, resumed_at: int | None) -> int:
         step.run(_SUSPECT, (until, seq))
         if recorded(step, job.queue, "suspected"):
             step.record(suspected(job, step.now))
+    concurrency_keys.let_in(step)
     step.run(_RECALL, {"now": step.now, "grace": grace})
     return len(found)
 

@@ -24,7 +24,11 @@ _TAKEN_IN = query("get", "taken_in")
 _GATHERED = query("get", "gathered")
 _MEND = query("mend", "mend")
 _SET_ASIDE = query("mend", "set_aside")
+_RENAME = query("mend", "rename")
+_NAMED = query("mend", "named")
+_SLOTS_OF_NONE = query("mend", "slots_of_none")
 _SLOTS_OF = query("mend", "slots_of")
+_QUEUES = query("find", "queues")
 
 logger = logging.getLogger("tenure")
 
@@ -53,19 +57,25 @@ def whole(step: Transaction, row: Row) -> JobRecord:
 
 
 def _read(step: Transaction, row: Row) -> JobRecord:
-    """Return the record in a row. An unreadable record is repaired, if this transaction may write."""
+    """Return the record in a row. An unreadable record is repaired, if this transaction may write.
+
+    The repair may end the job: then its state is failed, although the caller looked for another one.
+    """
     job, flaws = rows.checked(row)
-    if flaws is not None and step.mends:
-        _mend(step, row, job, flaws)
-    return job
+    return _mend(step, row, job, flaws) if flaws is not None and step.mends else job
 
 
-def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
+def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
     """Replace unreadable values by neutral ones, and record an error that says so.
 
-    Because of the error the job fails at its next run, instead of running with neutral values.
+    Because of the error the job fails at its next run, instead of running with neutral values. A job without a valid
+    state, queue or id cannot run, and fails at once.
     """
     seq, was, kept = row[0], row[4], rows.as_kept(row, job)
+    renamed = rows.Garbled in (type(row[1]), type(row[2]))
+    if renamed:
+        job = _rename(step, seq, job)
+    ends = was != job.state or (renamed and job.state not in TERMINAL)
     step.run(_MEND, kept)
     step.record(
         JobRepaired(
@@ -74,12 +84,11 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
             task=job.task,
             run=job.starts,
             found=f"unreadable: {flaws}",
-            mended="set aside" if job.state not in TERMINAL or was != job.state else "emptied",
+            mended="set aside" if ends or job.state not in TERMINAL else "emptied",
         )
     )
     logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
-    if was != job.state:
-        # Without a valid state the job ends at once.
+    if ends:
         step.run(_SET_ASIDE, (step.now, seq))
         step.record(
             JobFailed(
@@ -93,12 +102,27 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> None:
             )
         )
         step.knocked.append(job_topic(job.ref))
-        if job.finished is None:
+        if job.finished is None and not renamed:
             concurrency_keys.count(step, job.queue, job.keys, -1)
-    if was != job.state or not job.keys:
+    if ends or not job.keys:
         _free_keys(step, job)
     # The counters of its queue may be wrong because of the unreadable values.
     step.recounted.add(job.queue)
+    return structs.replace(job, state=State.FAILED, reason="undecodable", finished=step.now) if ends else job
+
+
+def _rename(step: Transaction, seq: int, job: JobRecord) -> JobRecord:
+    """Give a job a queue and an id that can be read. Its former ones are lost, and with them what it held by them."""
+    id_ = f"{job.id}-{seq}"
+    while step.one(_NAMED, (job.queue, id_)) is not None:
+        id_ += "-"
+    step.run(_RENAME, (job.queue, id_, seq))
+    for queue, key, holder in step.all(_SLOTS_OF_NONE):
+        held = (Key(key, 1),)
+        concurrency_keys.leave(step, queue, holder, held)
+        concurrency_keys.offer(step, queue, held)
+    step.recounted.update(queue for (queue,) in step.all(_QUEUES))
+    return structs.replace(job, id=id_)
 
 
 def _free_keys(step: Transaction, job: JobRecord) -> None:
@@ -154,6 +178,9 @@ def drop(step: Transaction, seq: int, job: JobRecord) -> int:
 def expire(step: Transaction, seq: int, job: JobRecord) -> int:
     """Expire a job that is too old to start, or delete it at once; return 1, or how many calls were deleted with it."""
     calls = 1
+    if job.state in TERMINAL:
+        # The repair of its record has ended the job.
+        return calls
     if job.policy.on_expire == "discard":
         calls = drop(step, seq, job)
         step.moved(job.queue, to="discarded")

@@ -77,6 +77,20 @@ UPDATE job
        redrive_at = NULL
  WHERE seq = ?;
 
+-- name: rename
+-- Parameters: queue, id, seq.
+UPDATE job SET queue = ?, id = ? WHERE seq = ?;
+
+-- name: named
+-- Parameters: queue, id.
+SELECT 1 FROM job WHERE queue = ? AND id = ?;
+
+-- name: slots_of_none
+-- The slots of jobs that do not exist.
+SELECT queue, key, id
+  FROM slot
+ WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = slot.queue AND job.id = slot.id);
+
 -- name: slots_of
 -- The keys that a job holds.
 -- Parameters: queue, id.

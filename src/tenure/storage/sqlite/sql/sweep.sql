@@ -176,6 +176,34 @@ SELECT seq
  ORDER BY seq
  LIMIT ?;
 
+-- name: misnamed_waiting
+-- The queues that have waiting jobs and whose names are not plain ASCII, each with one of these jobs.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue,
+       (SELECT seq FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND job.queue = found.queue LIMIT 1)
+  FROM found
+ WHERE queue GLOB '*[^ -~]*';
+
+-- name: misnamed_delayed
+-- The queues that have delayed jobs and whose names are not plain ASCII, each with one of these jobs.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue,
+       (SELECT seq FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND job.queue = found.queue LIMIT 1)
+  FROM found
+ WHERE queue GLOB '*[^ -~]*';
+
 -- name: ahead
 -- Leases of one length that end further ahead than their length.
 -- Parameters: length, now + length, limit.
