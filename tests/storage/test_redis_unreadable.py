@@ -10,7 +10,15 @@ import redis
 
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError
-from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, SweepRequest, SweepResult, WorkerInfo
+from tenure.storage.protocol import (
+    ClaimRequest,
+    LeaseRenewal,
+    Query,
+    RenewRequest,
+    SweepRequest,
+    SweepResult,
+    WorkerInfo,
+)
 from tenure.storage.redis.address import read
 from tenure.storage.redis.keytypes import TYPES
 from tenure.storage.redis.records import FORM, HEAD, RAN, RUN, FixedFields, RareFields
@@ -18,7 +26,7 @@ from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import client_of
 from tests.storage.twins import STEPS, Twins
-from tests.storage.unreadable import BAD, ME, REAPER, claim_in_a_lane, go_on_beside, job, some_of
+from tests.storage.unreadable import BAD, GOOD, ME, REAPER, claim_in_a_lane, go_on_beside, job, some_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.thorough]
 
@@ -147,6 +155,21 @@ async def test_a_damaged_job_whose_run_raises_does_not_run_again(
     assert bad is not None
     assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
     assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
+@pytest.mark.parametrize("case", ["made nan", "random bytes"])
+async def test_a_damaged_job_that_lost_its_number_is_listed(
+    storage: RedisStorage, client: Any, clock: ManualClock, case: str
+) -> None:
+    await storage.enqueue([job(BAD), job(GOOD)])
+    await damage(storage, client, CASES[case])
+    before = await storage.find(Query(queues=("q",)))
+    await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+    clock.advance(10)
+    await storage.sweep(SweepRequest(REAPER, term=None))
+    after = await storage.find(Query(queues=("q",)))
+
+    assert {found.ref for found in before.jobs} == {found.ref for found in after.jobs} == {BAD, GOOD}
 
 
 @pytest.mark.parametrize(("case", "plain"), [(case, number % 2 == 0) for number, case in enumerate(CASES)])

@@ -157,6 +157,18 @@ end
 -- The jobs with unreadable records, in the order they were met: {job, the unreadable parts, true if that made it fail}.
 Record.unreadable = {}
 
+-- Return the number of a job from the listings of its queue, or 1, which is the lowest that listings show.
+local function number_of(ref)
+  local queue, id = parts_of(ref)
+  for _, state in ipairs({ 'waiting', 'again', 'active', 'delayed', 'completed', 'failed', 'cancelled', 'expired' }) do
+    local made = tonumber(call('ZSCORE', key('in', pair(queue, state)), id) or '')
+    if made and made >= 1 then
+      return made
+    end
+  end
+  return 1
+end
+
 -- Decode a record. Unreadable fields get neutral values, and the job's error says so: such a job must not block others.
 function Record.read(ref, body)
   local readable, fields = pcall(Folding.unfold, body)
@@ -165,6 +177,9 @@ function Record.read(ref, body)
     return Record.new(ref, fields)
   end
   local salvaged, what, failed = Folding.salvage(body)
+  if salvaged.made < 1 then
+    salvaged.made = number_of(ref)
+  end
   local job = Record.new(ref, salvaged)
   Record.unreadable[#Record.unreadable + 1] = { job, what, failed }
   return job
