@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import redis
 
+from tenure.core.events import JobRepaired
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError
 from tenure.storage.protocol import (
@@ -155,6 +156,23 @@ async def test_a_damaged_job_whose_run_raises_does_not_run_again(
     assert bad is not None
     assert (bad.job.state, bad.job.reason) == (State.FAILED, "undecodable")
     assert [(event.id, event.reason) for event in failed] == [("bad", "undecodable")]
+
+
+@pytest.mark.parametrize("case", ["random bytes", "keys 'garbage{'", "lease nan"])
+async def test_a_repair_is_logged_and_recorded_as_on_other_storages(
+    storage: RedisStorage, client: Any, clock: ManualClock, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await storage.enqueue([job(BAD), job(GOOD)])
+    await damage(storage, client, CASES[case])
+    for _ in range(3):
+        await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+        await storage.sweep(SweepRequest(REAPER, term=None))
+        clock.advance(10)
+    events = (await storage.events(limit=1000)).events
+
+    repairs = [event for event in events if isinstance(event, JobRepaired) and event.found.startswith("unreadable")]
+    assert [event.mended for event in repairs] == ["set aside"]
+    assert len([one for one in caplog.messages if "bad" in one and "has an unreadable record" in one]) == 1
 
 
 @pytest.mark.parametrize("case", ["made nan", "random bytes"])

@@ -1,6 +1,7 @@
 """One partition: all keys with the same hash tag. Each verb on it is one or more calls of the verb's Lua script."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import merge
@@ -91,6 +92,8 @@ ANSWER_BYTES = 8_000_000
 TAKEN_BYTES = 2_000_000
 """The same limit for jobs taken from dead or silent workers. It is lower because those leases last five seconds."""
 
+
+logger = logging.getLogger("tenure")
 
 Explain = Callable[[str, StorageError], Awaitable[StorageError]]
 
@@ -422,11 +425,27 @@ class Partition:
     async def _call(self, name: str, arguments: Sequence[bytes], *, durable: bool = False) -> Any:
         now = b"" if self._clock is None else self._clock.now()
         try:
-            return await self._caller.call(verb(name), self.base, now, *arguments, durable=durable)
+            return _answer(await self._caller.call(verb(name), self.base, now, *arguments, durable=durable))
+        except UnconfirmedError as error:
+            error.reply = _answer(error.reply)
+            raise
         except StorageError as error:
             if self._explain is None or WRONG_TYPE not in str(error):
                 raise
             raise await self._explain(self.base, error) from error
+
+
+def _answer(reply: Any) -> Any:
+    """Return the answer in a script's reply, and log the jobs with unreadable records that the script has repaired."""
+    match reply:
+        case [b"\0repaired", repaired, answer]:
+            for ref, task, what in repaired:
+                queue, _, id_ = ref.decode(errors="replace").partition("\0")
+                message = "job %s (%s) in queue %s has an unreadable record: %s"
+                logger.error(message, id_, task.decode(errors="replace"), queue, what.decode(errors="replace"))
+            return answer
+        case _:
+            return reply
 
 
 def weight(leases: Iterable[Lease]) -> int:

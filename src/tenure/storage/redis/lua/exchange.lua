@@ -397,7 +397,7 @@ local function hand_back()
   end
 end
 
-return Step.carry_out(function()
+return Work.answer(Step.carry_out(function()
   settle_all(ASKED.settlements)
   hand_back()
   Work.let_in()
@@ -411,4 +411,4 @@ return Step.carry_out(function()
 end, function()
   Work.write_down()
   note_claims()
-end)
+end))

@@ -175,7 +175,7 @@ if ends then
   end
 end
 Hints.flush()
-return {
+return Work.answer({
   false,
   epoch or false,
   stalled,
@@ -188,4 +188,4 @@ return {
   not ends and go_on,
   done,
   rests,
-}
+})

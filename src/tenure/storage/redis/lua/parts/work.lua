@@ -9,6 +9,9 @@ local function flush(part)
   end
 end
 
+-- The jobs with unreadable records that this script has repaired: {ref, task, the unreadable parts} of each.
+local repaired = {}
+
 -- Store the jobs with unreadable records as they were salvaged, and record events for that.
 local function set_aside()
   local unreadable = is_made(Record) and Record.unreadable or {}
@@ -18,7 +21,11 @@ local function set_aside()
     if Record.at(job.ref) == job then
       Record.keep(job)
     end
-    Journal.record_of(job, 'repaired', { found = 'unreadable: ' .. what, mended = failed and 'failed' or 'set aside' })
+    Journal.record_of(job, 'repaired', {
+      found = 'unreadable: ' .. what,
+      mended = (failed or not TERMINAL[job.state]) and 'set aside' or 'emptied',
+    })
+    repaired[#repaired + 1] = { job.ref, job.task, what }
     if failed then
       Journal.record_of(job, 'failed', {
         attempt = job.failures + 1,
@@ -40,8 +47,14 @@ function Work.write_down()
   end
 end
 
+-- Return an answer of the script, together with the repaired jobs if there are any, so that the caller logs them.
+function Work.answer(answer)
+  return #repaired == 0 and answer or { '\0repaired', repaired, answer or false }
+end
+
 function Work.carry_out(work)
-  return Step.carry_out(work, Work.write_down)
+  local answer, rest = Step.carry_out(work, Work.write_down)
+  return Work.answer(answer), rest
 end
 
 -- Unpark jobs if keys were freed. Only Shelf moves jobs that hold keys, so without it there are no freed keys.
