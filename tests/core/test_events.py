@@ -43,6 +43,7 @@ from tenure.core.events import (
     ScheduleFired,
     ScheduleMissed,
     ScheduleSkipped,
+    StorageLogDeleted,
     StorageReplaced,
     StorageRewound,
     UnreadableEvent,
@@ -117,6 +118,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     WorkerHung(owner=OWNER, blocked_for=600.5, stack="somewhere"),
     StorageReplaced(partition="cell 3", old="0123456789abcdef", new="fedcba9876543210"),
     StorageRewound(partition="*", by=16),
+    StorageLogDeleted(partition="*"),
     WorkerFailed(error="out of reach", retry_in=0.05),
     ReaperFailed(scope="*", error="out of reach"),
     EventsTrimmed(oldest="41"),
@@ -137,6 +139,7 @@ LOG_NAMES: dict[type[Event], str] = {
     WorkerHung: "worker_hung",
     StorageReplaced: "storage_replaced",
     StorageRewound: "storage_rewound",
+    StorageLogDeleted: "storage_log_deleted",
     EventsTrimmed: "events_trimmed",
     UnreadableEvent: "unreadable_event",
 }

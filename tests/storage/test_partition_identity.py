@@ -1,17 +1,24 @@
 """By the identity of a partition a worker notices that the storage was emptied, replaced or set back."""
 
+import contextlib
+import logging
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 import redis
+from msgspec.structs import replace
 
-from tenure.core.events import StorageReplaced, StorageRewound, WorkerStopping
-from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionState, compare
-from tenure.storage.protocol import RenewRequest, Storage, WorkerInfo
+from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound, WorkerStopping
+from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionEvent, PartitionState, compare
+from tenure.errors import StorageUnavailableError
+from tenure.storage.protocol import Query, RenewRequest, Storage, WorkerInfo
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite import SQLiteStorage
+from tenure.testing.clock import ManualClock
+from tenure.worker.partitions import PartitionWatch
 from tests.servers import client_of, command
 from tests.storage.worlds import job, owner
 
@@ -146,6 +153,78 @@ async def test_a_deleted_write_ahead_log_is_found_by_the_next_beat_and_told_once
     await storage.close()
 
     assert (before.trouble, found.trouble, later.trouble) == ("", LOG_LOST, "")
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["seen", "unseen"])
+async def test_commits_of_a_deleted_log_outlive_the_process(tmp_path: Path, idle: bool) -> None:
+    path, crashed = tmp_path / "jobs.db", tmp_path / "crashed.db"
+    storage, other = SQLiteStorage(path), SQLiteStorage(path)
+    await storage.enqueue([job("before")])
+    await other.enqueue([job("theirs")])
+    await other.survey()
+    (tmp_path / "jobs.db-wal").unlink()
+    await storage.enqueue([job("after")])
+    if not idle:
+        # It has the deleted log open, and must not write there.
+        await other.enqueue([job("theirs-after")])
+    await storage.enqueue([job("later")])
+    # A crash leaves only what is in the directory.
+    shutil.copy(path, crashed)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy(f"{path}-wal", f"{crashed}-wal")
+    copy = SQLiteStorage(crashed)
+    expected = {"before", "theirs", "after", "later"} | (set() if idle else {"theirs-after"})
+    found = [{one.ref.id for one in (await of.find(Query(limit=9))).jobs} for of in (copy, storage, other)]
+    for each in (copy, other, storage):
+        await each.close()
+
+    assert found == [expected] * 3
+
+
+async def test_writes_are_refused_while_a_deleted_log_cannot_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("before")])
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM job").fetchall()
+    await storage.enqueue([job("more")])
+    # A reader holds on to an earlier state, so the log cannot be emptied. The default patience is 5 s.
+    storage._sessions[0].use().execute("PRAGMA busy_timeout = 50")
+    (tmp_path / "jobs.db-wal").unlink()
+    with pytest.raises(StorageUnavailableError, match="-wal was deleted"):
+        await storage.enqueue([job("refused")])
+    reader.close()
+    await storage.enqueue([job("again")])
+    found = {one.ref.id for one in (await storage.find(Query(limit=9))).jobs}
+    await storage.close()
+
+    assert found == {"before", "more", "again"}
+
+
+def test_a_deleted_log_is_an_alarm_with_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[PartitionEvent] = []
+    watch = watch_of(told)
+    state = PartitionState("*", "0123", 1)
+    watch.compare((replace(state, trouble=LOG_LOST),), ())
+    watch.compare((state,), ())
+
+    assert told == [StorageLogDeleted(partition="*")]
+    assert LOG_LOST in watch.alarm
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def watch_of(told: list[PartitionEvent], read: str = "") -> PartitionWatch:
+    """Return a worker's watch that appends its events to a list."""
+    return PartitionWatch(
+        worker="w",
+        clock=ManualClock(),
+        logger=logging.getLogger("tenure"),
+        read=lambda: read,
+        announce=told.append,
+        forget_read=lambda: None,
+        replaced=lambda place: None,
+    )
 
 
 def keys_of(client: redis.Redis, url: str) -> list[bytes]:

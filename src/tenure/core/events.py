@@ -365,6 +365,15 @@ class StorageRewound(Event, frozen=True, kw_only=True):
     by: int
 
 
+class StorageLogDeleted(Event, frozen=True, kw_only=True):
+    """A worker found that the write-ahead log of a SQLite file was deleted or replaced while it was in use.
+
+    The commits in it were copied into the file.
+    """
+
+    partition: str
+
+
 class WorkerFailed(Event, frozen=True, kw_only=True):
     """A worker could not reach the storage and tries again after `retry_in` seconds. Local, not recorded."""
 
@@ -429,6 +438,7 @@ AnyEvent = (
     | WorkerHung
     | StorageReplaced
     | StorageRewound
+    | StorageLogDeleted
     | WorkerFailed
     | ReaperFailed
     | EventsTrimmed

@@ -2,16 +2,16 @@
 
 from msgspec import Struct
 
-from tenure.core.events import StorageReplaced, StorageRewound
+from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound
 
 IDENTITY_LOST = "the partition had lost its identity, though its jobs are there; the identity is written again"
 """The message of a storage that had to write an identity again."""
 
 LOG_LOST = (
-    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use, and what it held may be lost; "
-    "stop all processes that use the file, then start them again"
+    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use; the commits in it were copied "
+    "into the file, and work goes on with a new log; find what deletes it, and run `tenure doctor`"
 )
-"""The message of a SQLite storage whose write-ahead log was replaced."""
+"""The message of a SQLite storage whose write-ahead log was deleted or replaced."""
 
 
 class PartitionState(Struct, frozen=True):
@@ -31,6 +31,10 @@ class PartitionState(Struct, frozen=True):
     continues: bool = True
     trouble: str = ""
     place: int = 0
+
+
+PartitionEvent = StorageReplaced | StorageRewound | StorageLogDeleted
+"""What a worker may find at a partition."""
 
 
 def compare(seen: PartitionState, now: PartitionState, read: int = 0) -> StorageReplaced | StorageRewound | None:

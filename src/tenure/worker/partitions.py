@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 from tenure.clock import Clock
-from tenure.core.events import StorageReplaced, StorageRewound
-from tenure.core.partition import PartitionState, compare
+from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound
+from tenure.core.partition import LOG_LOST, PartitionEvent, PartitionState, compare
 from tenure.storage.cursors import numbers_of
 
 ALARM_KEPT = 3600.0
@@ -22,7 +22,7 @@ class PartitionWatch:
         clock: Clock,
         logger: logging.Logger,
         read: Callable[[], str],
-        announce: Callable[[StorageReplaced | StorageRewound], None],
+        announce: Callable[[PartitionEvent], None],
         forget_read: Callable[[], None],
         replaced: Callable[[int], None],
     ) -> None:
@@ -60,7 +60,10 @@ class PartitionWatch:
         for now in found:
             seen = self._seen.get(now.partition)
             self._seen[now.partition] = now
-            if now.trouble:
+            if now.trouble == LOG_LOST:
+                self._raise(logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}")
+                self._announce(StorageLogDeleted(partition=now.partition))
+            elif now.trouble:
                 self._logger.warning("worker %s: partition %s: %s", self._worker, now.partition, now.trouble)
             if seen is None:
                 continue

@@ -52,6 +52,10 @@ class DatabaseReader:
         with self._session.gate:
             try:
                 connection = self._session.use()
+                if self._session.log_state() == "replaced":
+                    # A writer has saved the deleted log and writes a new one. Until then the deleted one is right.
+                    self._session.leave_log()
+                    connection = self._session.use()
                 connection.execute(_READ)
                 try:
                     step = Transaction(connection)

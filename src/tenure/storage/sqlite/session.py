@@ -4,6 +4,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 from tenure.errors import StorageError
 
@@ -20,7 +21,7 @@ class ThreadConnection:
         self._file: tuple[int, int] | None = None
         self._log: tuple[int, int] | None = None
         self.log_lost = False
-        """True if the write-ahead log was deleted or replaced while this connection used it."""
+        """True once the write-ahead log was deleted or replaced while this connection used it."""
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._tainted = False
@@ -38,12 +39,26 @@ class ThreadConnection:
             self.close()
         if self._connection is None:
             self._connection = self._connect()
-            self._file, self._log = self._there(), None
-        log = self._there("-wal")
-        if self._log not in (None, log):
-            self.log_lost = True
-        self._log = log
+            self._file, self._log = self._there(), self._there("-wal")
         return self._connection
+
+    def log_state(self) -> Literal["kept", "deleted", "replaced"]:
+        """Return what happened to the write-ahead log that the connection uses. The caller holds the gate.
+
+        SQLite does not notice: it goes on writing into the deleted file, which nothing can read after a crash.
+        """
+        if self._connection is None or self._log is None:
+            return "kept"
+        match self._there("-wal"):
+            case None:
+                return "deleted"
+            case there:
+                return "kept" if there == self._log else "replaced"
+
+    def leave_log(self) -> None:
+        """Close a connection whose log was deleted or replaced; the next use opens the new log."""
+        self.log_lost = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection. The caller holds the gate, or no other code has a reference."""

@@ -47,6 +47,7 @@ BUDGET = 30.0
 _WRITE = query("session", "write")
 _COMMIT = query("session", "commit")
 _ROLLBACK = query("session", "rollback")
+_EMPTY_LOG = query("session", "empty_log")
 
 
 class Operation:
@@ -296,11 +297,13 @@ class Writer:
         try:
             with self._session.gate:
                 connection = self._session.use()
+                if self._session.log_state() != "kept":
+                    connection = self._save_log(connection)
                 left = self._peek(connection, wanted)
                 if left:
-                    self._write(connection, left, knocked)
+                    self._write(left, knocked)
                 if knocked and self._hub.heard:
-                    self._others.told(connection, knocked)
+                    self._others.told(self._session.use(), knocked)
         except Exception as error:
             # After any exception the callers get the error, and the thread goes on.
             for operation in wanted:
@@ -333,12 +336,16 @@ class Writer:
         claim_numbers.keep(self._lanes, step)
         return left
 
-    def _write(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+    def _write(self, batch: list[Operation], knocked: list[str]) -> None:
         while batch:
+            connection, kept = self._session.use(), True
             try:
                 with self._locks.writing():
-                    self._transact(connection, batch, knocked)
-                return
+                    # Looked at under the lock: another process may have saved the log since, and write a new one.
+                    kept = self._session.log_state() == "kept"
+                    if kept:
+                        self._transact(connection, batch, knocked)
+                        return
             except Exception as error:
                 if connection.in_transaction:
                     connection.execute(_ROLLBACK)
@@ -350,8 +357,36 @@ class Writer:
                     return
                 else:
                     half = len(batch) // 2
-                    self._write(connection, batch[:half], knocked)
+                    self._write(batch[:half], knocked)
                     batch = batch[half:]
+            if not kept:
+                self._save_log(connection)
+
+    def _save_log(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """Copy a log that was deleted or replaced into the file, and return a connection that uses a new log.
+
+        The first process that notices copies the commits of all, because all have the same deleted file open. The copy
+        leaves that file empty, so a later process cannot copy it again over newer commits.
+
+        Raises:
+            StorageUnavailableError: the log cannot be copied yet.
+        """
+        with self._locks.writing():
+            try:
+                busy, *_ = connection.execute(_EMPTY_LOG).fetchone()
+                failure = "a reader still uses it" if busy else ""
+            except sqlite3.Error as error:
+                failure = f"{error}"
+            # If another process has already copied the log and filled a new one, this connection cannot read that one.
+            if failure and self._session.log_state() == "deleted":
+                raise StorageUnavailableError(
+                    f"the write-ahead log {self._path}-wal was deleted while it was in use, and its commits cannot be "
+                    f"copied into the file yet ({failure}); nothing more is written until they are. Do not stop this "
+                    "process"
+                )
+        # Opening takes the writers' lock itself.
+        self._session.leave_log()
+        return self._session.use()
 
     def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
         connection.execute(_WRITE)

@@ -58,6 +58,10 @@ PRAGMA data_version;
 -- name: checkpoint
 PRAGMA wal_checkpoint(PASSIVE);
 
+-- name: empty_log
+-- Copies the whole log into the file and empties it. Returns 1 first if a reader prevents this, else 0.
+PRAGMA wal_checkpoint(TRUNCATE);
+
 -- name: write
 BEGIN IMMEDIATE;
 
