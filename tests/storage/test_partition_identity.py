@@ -4,6 +4,7 @@ import contextlib
 import logging
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -214,7 +215,21 @@ def test_a_deleted_log_is_an_alarm_with_an_event(caplog: pytest.LogCaptureFixtur
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def watch_of(told: list[PartitionEvent], read: str = "") -> PartitionWatch:
+def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
+    told: list[PartitionEvent] = []
+    places: list[tuple[int, int]] = []
+    watch = watch_of(told, rewound=lambda place, last: places.append((place, last)))
+    state = PartitionState("cell 1", "0123", 1, last_event=20, place=1)
+    watch.compare((state,), ())
+    watch.compare((replace(state, last_event=15),), ())
+
+    assert told == [StorageRewound(partition="cell 1", by=5)]
+    assert places == [(1, 15)]
+
+
+def watch_of(
+    told: list[PartitionEvent], read: str = "", rewound: Callable[[int, int], None] = lambda place, last: None
+) -> PartitionWatch:
     """Return a worker's watch that appends its events to a list."""
     return PartitionWatch(
         worker="w",
@@ -224,6 +239,7 @@ def watch_of(told: list[PartitionEvent], read: str = "") -> PartitionWatch:
         announce=told.append,
         forget_read=lambda: None,
         replaced=lambda place: None,
+        rewound=rewound,
     )
 
 

@@ -19,7 +19,7 @@ from tenure.events.follow import pages
 from tenure.failures import is_a, log_failure
 from tenure.handlers.context import event_handler_entered
 from tenure.handlers.functions import is_async
-from tenure.storage.cursors import recorded_within, restarted
+from tenure.storage.cursors import recorded_within, set_back
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
 from tenure.threads import DaemonExecutor, NoThreadError
 from tenure.waiting import first
@@ -128,8 +128,8 @@ class EventBus:
         self._unrecorded: set[str] = set()
         """The events for which a warning has said that no queue records them."""
         self._handling: tuple[EventReader | None, str | None] = None, None
-        self._restarts: set[int] = set()
-        """The indexes of partitions whose logs handlers of scope "every" must read from the start."""
+        self._set_back: dict[int, int] = {}
+        """The events, by the index of their partition, after which handlers of scope "every" must read again."""
         self.read_to = ""
         """The cursor up to which this bus has read the log."""
         self._stopping = asyncio.Event()
@@ -177,8 +177,13 @@ class EventBus:
     def begin_again(self, place: int) -> None:
         """Read the log of one partition from its start, because it is a new log. `place`: the partition's index."""
         # A named reader loses its position with the log, and the storage puts it at the start of the new log.
+        self.set_back(place, 0)
+
+    def set_back(self, place: int, last: int) -> None:
+        """Read the log of one partition on from event `last` at the latest, because later ones were lost."""
+        # A storage knows what it has lent to a named reader, so it ignores cursors beyond that.
         if "every" in self._placed:
-            self._restarts.add(place)
+            self._set_back[place] = min(last, self._set_back.get(place, last))
 
     async def run(self) -> None:
         """Follow the log until `stop` is called or this task is cancelled."""
@@ -245,8 +250,8 @@ class EventBus:
                 else:
                     reader = structs.replace(reader, begin=begin)
                 self._placed.add(scope)
-            while reader is None and place is not None and self._restarts:
-                place = restarted(place, self._restarts.pop())
+            while reader is None and place is not None and self._set_back:
+                place = set_back(place, *self._set_back.popitem())
             page = await self._storage.events(place, limit=BATCH, reader=reader)
             self.read_to = page.next
             return page

@@ -9,11 +9,11 @@ def numbers_of(cursor: str) -> tuple[int, ...]:
     return tuple(int(word) if word.isascii() and word.isdecimal() else 0 for word in cursor.split("."))
 
 
-def restarted(cursor: str, place: int) -> str:
-    """Return a copy of the cursor that starts again at the beginning of one partition's log."""
+def set_back(cursor: str, place: int, last: int) -> str:
+    """Return a copy of the cursor that is not after event `last` in one partition's log."""
     words = cursor.split(".")
-    if place < len(words):
-        words[place] = "0"
+    if place < len(words) and words[place].isdecimal():
+        words[place] = str(min(int(words[place]), last))
     return ".".join(words)
 
 

@@ -25,6 +25,7 @@ class PartitionWatch:
         announce: Callable[[PartitionEvent], None],
         forget_read: Callable[[], None],
         replaced: Callable[[int], None],
+        rewound: Callable[[int, int], None],
     ) -> None:
         """Create a watch. `read` returns the cursor up to which the worker has read the event log."""
         self._worker = worker
@@ -34,6 +35,7 @@ class PartitionWatch:
         self._announce = announce
         self._forget_read = forget_read
         self._replaced = replaced
+        self._rewound = rewound
         self._seen: dict[str, PartitionState] = {}
         self._alarm = ""
         self._raised_at = 0.0
@@ -84,6 +86,7 @@ class PartitionWatch:
                         f"{max(seen.last_event, read_to)} was seen and is not in its log, which ends at "
                         f"{now.last_event}; acknowledged writes are lost",
                     )
+                    self._rewound(now.place, now.last_event)
                 case None:
                     continue
             # The cursor belongs to the log as it was before.

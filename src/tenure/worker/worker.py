@@ -224,6 +224,7 @@ class Worker:
             announce=self._announce,
             forget_read=self._bus.forget_read,
             replaced=self._storage_replaced,
+            rewound=self._storage_rewound,
         )
         self._replaced = asyncio.Event()
         self._keeper = Keeper(
@@ -467,6 +468,11 @@ class Worker:
         """Begin again with a storage partition that lost its data. Called from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._begin_again, place, context=self._context)
+
+    def _storage_rewound(self, place: int, last: int) -> None:
+        """Read events again after a storage partition lost its last ones. Called from the keeper's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._bus.set_back, place, last, context=self._context)
 
     def _begin_again(self, place: int) -> None:
         self._bus.begin_again(place)

@@ -11,9 +11,10 @@ from tenure.storage.protocol import EVENT_LOAN, EVENTS_END, TRIM_LIMIT, EventPag
 
 @dataclass
 class _ReaderPosition:
-    """A named reader's cursor, and the caller that its next batch is lent to."""
+    """A named reader's cursor, the end of all batches that were lent, and the caller that the next one is lent to."""
 
     cursor: int
+    lent_upto: int
     lent_to: str | None = None
     until: int = 0
 
@@ -53,17 +54,18 @@ class EventLog:
     def lend(self, cursor: str | None, limit: int, reader: EventReader, now: int) -> EventPage:
         """Lend a named reader's next batch to this caller only; the cursor says how far the last batch was handled."""
         handled = place_of(cursor) if cursor else 0
-        if handled > self.last or reader.name not in self.readers:
-            # The cursor belongs to an earlier log and is meaningless in this one.
-            handled = 0
         begin = self.last if reader.begin is None else min(place_of(reader.begin), self.last)
-        kept = self.readers.setdefault(reader.name, _ReaderPosition(self._trimmed if cursor else begin))
-        # Handled events count as handled, even if the batch has been lent to another caller since.
-        kept.cursor = max(kept.cursor, handled)
+        if cursor:
+            begin = self._trimmed
+        kept = self.readers.setdefault(reader.name, _ReaderPosition(begin, begin))
+        # Handled events count as handled, even if the batch has been lent to another caller since. A cursor beyond what
+        # was lent belongs to an earlier log and is meaningless in this one.
+        kept.cursor = max(kept.cursor, handled if handled <= kept.lent_upto else 0)
         # A loan that ends further ahead than its length was made before the clock was set back.
         if kept.lent_to not in (None, reader.caller) and kept.until - EVENT_LOAN <= now < kept.until:
             return EventPage((), str(kept.cursor))
         page = self._read(kept.cursor, limit)
+        kept.lent_upto = max(kept.lent_upto, place_of(page.next))
         kept.lent_to = reader.caller if page.events else None
         kept.until = now + EVENT_LOAN
         return page

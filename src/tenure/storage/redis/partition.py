@@ -396,9 +396,9 @@ class Partition:
         told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
         events = [*told.trimmed, *told.events]
         left = limit - len(told.events)
-        # If another caller has the named reader's batch on loan, this batch is empty even if there are events.
-        while left > 0 and told.next < told.last and (events or reader is None):
-            told = await self._events(told.next, left, ref=None if reader else ref)
+        # A named reader gets no more than the script has lent to it.
+        while left > 0 and told.next < told.last and reader is None:
+            told = await self._events(told.next, left, ref=ref)
             events += [*told.trimmed, *told.events]
             left -= len(told.events)
         return EventPage(tuple(events), str(told.next))

@@ -113,19 +113,18 @@ def events(step: Transaction, cursor: str | None, limit: int, of: Ref | None = N
 def lend_events(step: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage:
     """Lend a named reader's next batch to this caller only, and keep the reader's cursor."""
     handled = place_of(cursor) if cursor else 0
-    if handled > _bounds(step)[1] or step.one(_READER, (reader.name,)) is None:
-        # The cursor belongs to an earlier log and is meaningless in this one.
-        handled = 0
     step.write_down()
-    kept, lent_to, until = _place(step, reader, cursor)
-    if handled > kept:
+    kept, lent_to, until, lent_upto = _place(step, reader, cursor)
+    # A cursor beyond what was lent belongs to an earlier log and is meaningless in this one.
+    if kept < handled <= lent_upto:
         # Handled events count as handled, even if the batch has been lent to another caller since.
         kept = handled
-        step.run(_KEEP, (reader.name, kept, lent_to, until))
+        step.run(_KEEP, (reader.name, kept, lent_to, until, lent_upto))
     if _lent_elsewhere(step, reader, lent_to, until):
         return EventPage((), str(kept))
     page = _read(step, kept, limit)
-    step.run(_KEEP, (reader.name, kept, reader.caller if page.events else None, step.now + EVENT_LOAN))
+    lent_to, lent_upto = reader.caller if page.events else None, max(lent_upto, place_of(page.next))
+    step.run(_KEEP, (reader.name, kept, lent_to, step.now + EVENT_LOAN, lent_upto))
     return page
 
 
@@ -134,8 +133,8 @@ def nothing_to_lend(step: Transaction, cursor: str | None, limit: int, reader: E
     row = step.one(_READER, (reader.name,))
     if row is None:
         return None
-    kept, lent_to, until = row
-    if cursor and place_of(cursor) > kept:
+    kept, lent_to, until, lent_upto = row
+    if cursor and kept < place_of(cursor) <= lent_upto:
         return None
     if _lent_elsewhere(step, reader, lent_to, until):
         return EventPage((), str(kept))
@@ -236,8 +235,9 @@ def _place(step: Transaction, reader: EventReader, cursor: str | None) -> rows.R
     trimmed, last = _bounds(step)
     if cursor:
         # An unknown reader with a cursor was lost together with an earlier log.
-        return (trimmed, None, 0)
-    return (last if reader.begin is None else min(place_of(reader.begin), last), None, 0)
+        return (trimmed, None, 0, trimmed)
+    begin = last if reader.begin is None else min(place_of(reader.begin), last)
+    return (begin, None, 0, begin)
 
 
 def _lent_elsewhere(step: Transaction, reader: EventReader, lent_to: str | None, until: int) -> bool:

@@ -258,7 +258,9 @@ CREATE TABLE reader (
     name TEXT PRIMARY KEY,
     cursor INTEGER NOT NULL,
     lent_to TEXT,
-    until INTEGER NOT NULL
+    until INTEGER NOT NULL,
+    -- The end of all batches that were lent. A cursor beyond it belongs to an earlier log.
+    lent_upto INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE schedule (

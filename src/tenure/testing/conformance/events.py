@@ -536,6 +536,19 @@ class EventsConformance(Conformance):
         assert (await storage.events(page.next, reader=lost)).events == ()
         assert (await storage.events(reader=new)).events == ()
 
+    async def test_a_named_reader_ignores_a_cursor_beyond_what_was_lent(self, storage: Storage) -> None:
+        app = EventReader("app", "process-1")
+        await storage.events(reader=app)
+        await settle(storage, ALICE, await start(storage, new_job("lent")))
+        await storage.events(reader=app)
+        await settle(storage, ALICE, await start(storage, new_job("not-lent")))
+
+        # The storage went back in time, and its log has grown past this cursor since.
+        page = await storage.events((await storage.events(EVENTS_END)).next, reader=app)
+
+        assert ids(page.events) == ["lent", "not-lent"]
+        assert (await storage.events(page.next, reader=app)).events == ()
+
     async def test_a_named_reader_that_had_all_has_missed_nothing(self, storage: Storage, clock: ManualClock) -> None:
         app = EventReader("app", "process-1")
         await storage.events(reader=app)

@@ -92,14 +92,17 @@ local function lend(reader)
   if kept then
     -- Handled events count, even if another caller got the loan meanwhile.
     local handled = ASKED.after or 0
-    -- A cursor beyond the end belongs to an earlier log, so ignore it.
-    kept.cursor = max(kept.cursor, handled <= last and handled or 0)
+    -- A cursor beyond what this log has lent belongs to an earlier log, so ignore it. (An entry of an earlier version
+    -- does not say what it has lent.)
+    kept.lent_upto = kept.lent_upto or last
+    kept.cursor = max(kept.cursor, handled <= kept.lent_upto and handled or 0)
   elseif ASKED.after then
     -- The reader has a cursor but is unknown here: its entry was lost with an earlier log.
     kept = { cursor = trimmed }
   else
     kept = { cursor = min(reader.begin or last, last) }
   end
+  kept.lent_upto = kept.lent_upto or kept.cursor
   -- If a loan ends later than its whole length from now, the clock was set back since: it counts as over.
   local elsewhere = kept.lent_to
     and kept.lent_to ~= reader.caller
@@ -111,6 +114,7 @@ local function lend(reader)
   else
     page = read(kept.cursor, ASKED.limit)
     local lends = #page[1] > 0 or page[3]
+    kept.lent_upto = max(kept.lent_upto, page[2])
     kept.lent_to = lends and reader.caller or nil
     kept['until'] = lends and NOW + EVENT_LOAN or nil
   end

@@ -29,11 +29,12 @@ SELECT id, at, body
  LIMIT ?;
 
 -- name: reader
-SELECT cursor, lent_to, until FROM reader WHERE name = ?;
+SELECT cursor, lent_to, until, lent_upto FROM reader WHERE name = ?;
 
 -- name: keep
-INSERT INTO reader (name, cursor, lent_to, until) VALUES (?, ?, ?, ?)
+INSERT INTO reader (name, cursor, lent_to, until, lent_upto) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE
    SET cursor = excluded.cursor,
        lent_to = excluded.lent_to,
-       until = excluded.until;
+       until = excluded.until,
+       lent_upto = excluded.lent_upto;

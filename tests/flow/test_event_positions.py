@@ -1,0 +1,86 @@
+"""Where the event bus goes on reading after the storage lost its log, or the end of it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from random import Random
+
+from tenure.core.events import WorkerStopping
+from tenure.core.job import Owner, Ref
+from tenure.errors import StorageUnavailableError
+from tenure.events.bus import EventBus, Handlers
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.protocol import EventPage, EventReader, RenewRequest, Storage
+
+OWNER = Owner("a" * 16, "a", "h", 1)
+
+
+class LosingStorage(MemoryStorage):
+    """A storage whose event log can be exchanged for another, and whose next reads can fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: MemoryStorage | None = None
+        self.failing = 0
+
+    async def events(
+        self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
+    ) -> EventPage:
+        """See `Storage.events`."""
+        if self.failing:
+            self.failing -= 1
+            raise StorageUnavailableError("a read fails")
+        source: Storage = self.log or super()
+        return await source.events(cursor, limit=limit, reader=reader, ref=ref)
+
+
+async def record(storage: Storage, first: int, last: int) -> None:
+    """Record events whose reasons are these numbers."""
+    events = tuple(WorkerStopping(owner="o", reason=str(number)) for number in range(first, last + 1))
+    await storage.renew(RenewRequest(OWNER, events=events))
+
+
+@contextlib.asynccontextmanager
+async def following(storage: Storage) -> AsyncGenerator[tuple[EventBus, asyncio.Queue[str]]]:
+    """Run a bus with a handler of scope "every"; yield it with the reasons of the events that the handler got."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    handlers = Handlers()
+
+    async def handler(event: WorkerStopping) -> None:
+        heard.put_nowait(event.reason)
+
+    handlers.add(WorkerStopping, handler, scope="every", task=None)
+    bus = EventBus(
+        storage,
+        handlers,
+        reader="r",
+        caller="c",
+        rng=Random(1),
+        decode=lambda body: body,
+        logger=logging.getLogger("tenure"),
+    )
+    await bus.subscribe()
+    running = asyncio.create_task(bus.run())
+    try:
+        async with asyncio.timeout(20):
+            yield bus, heard
+    finally:
+        await bus.stop()
+        await running
+
+
+async def take(heard: asyncio.Queue[str], count: int) -> list[str]:
+    """Return the next reasons, in order."""
+    return [await heard.get() for _ in range(count)]
+
+
+async def test_after_a_rewind_the_events_after_the_end_of_the_log_are_read() -> None:
+    storage = LosingStorage()
+    async with following(storage) as (bus, heard):
+        await record(storage, 1, 7)
+        await take(heard, 7)
+        bus.set_back(0, 4)
+        await record(storage, 8, 8)
+
+        assert await take(heard, 4) == ["5", "6", "7", "8"]
