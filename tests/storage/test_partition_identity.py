@@ -85,6 +85,35 @@ async def test_an_identity_that_alone_is_missing_is_written_again(redis_url: str
 
 
 @pytest.mark.redis
+async def test_a_worker_that_saw_nothing_leaves_a_missing_identity_to_those_that_saw_it(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    seen = await look(storage)
+    command(client, "DEL", f"{base(redis_url)}:identity")
+    new = await look(storage)
+    found = await look(storage, seen)
+    later = await look(storage, new)
+    await storage.close()
+
+    assert (new.identity, new.trouble) == ("", "")
+    assert (compare(seen, found), compare(new, later)) == (None, None)
+    assert later.identity == seen.identity
+
+
+async def test_a_new_worker_leaves_a_files_missing_identity_to_those_that_saw_it(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    seen = await look(storage)
+    forget_identity(tmp_path / "jobs.db")
+    new = await look(storage)
+    found = await look(storage, seen)
+    later = await look(storage, new)
+    await storage.close()
+
+    assert (new.identity, new.trouble) == ("", "")
+    assert (compare(seen, found), compare(new, later)) == (None, None)
+    assert later.identity == seen.identity
+
+
+@pytest.mark.redis
 async def test_a_server_with_an_older_log_is_rewound_though_it_has_as_many_events(redis_url: str) -> None:
     storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
     await record(storage, 3)
@@ -225,6 +254,11 @@ def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
 
     assert told == [StorageRewound(partition="cell 1", by=5)]
     assert places == [(1, 15)]
+
+
+def forget_identity(path: Path) -> None:
+    with sqlite3.connect(path) as beside:
+        beside.execute("DELETE FROM meta WHERE key IN ('identity', 'created')")
 
 
 def watch_of(

@@ -18,7 +18,8 @@ class PartitionState(Struct, frozen=True):
     """The state of one partition of the storage at a beat.
 
     `partition`: its name, "*" if there is only one; `place`: its position among all. `identity`: a random text, written
-    once when the partition was created, at the instant `created`. `last_event`: the number of the last event in its
+    once when the partition was created, at the instant `created`; empty if it is missing and the worker saw nothing
+    yet, because another worker may have seen it and write it again. `last_event`: the number of the last event in its
     log, recorded at `last_event_at` (0: that event has been trimmed). `continues`: the log still holds the event that
     the beat named as the last one, or has trimmed it. `trouble`: a repair that the storage had to make, as a message.
     """
@@ -39,7 +40,7 @@ PartitionEvent = StorageReplaced | StorageRewound | StorageLogDeleted
 
 def compare(seen: PartitionState, now: PartitionState, read: int = 0) -> StorageReplaced | StorageRewound | None:
     """Return what happened to a partition since a worker saw it. `read`: the last event that the worker has read."""
-    if seen.identity != now.identity:
+    if seen.identity and seen.identity != now.identity:
         return StorageReplaced(partition=now.partition, old=seen.identity, new=now.identity)
     last_seen = max(seen.last_event, read)
     if now.last_event < last_seen or not now.continues:

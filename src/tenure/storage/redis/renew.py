@@ -136,7 +136,7 @@ def new_identity() -> str:
 def _seen(states: Sequence[PartitionState], scope: str) -> Seen:
     for state in states:
         if state.partition == scope:
-            return Seen(state.identity, state.created, state.last_event, state.last_event_at)
+            return Seen(state.identity or None, state.created or None, state.last_event, state.last_event_at)
     return Seen()
 
 

@@ -69,14 +69,15 @@ def _partition(step: Transaction, states: Sequence[PartitionState]) -> Partition
     last: int = bounds[1] if bounds else 0
     while True:
         identity, created, at, seen_at = step.one(_PARTITION, (last, seen.last_event)) or (None, 0, None, None)
-        if identity is not None:
+        if identity is not None or not states:
+            # If it is missing, another worker may have seen it and writes it again. A worker that saw nothing waits.
             break
         mended = True
         step.run(_IDENTIFY, ("identity", seen.identity or None))
         step.run(_IDENTIFY, ("created", seen.created or step.now))
     return PartitionState(
         "*",
-        str(identity),
+        identity or "",
         created or 0,
         last,
         at or 0,

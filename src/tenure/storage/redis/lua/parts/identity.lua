@@ -23,18 +23,23 @@ local function mend(seen, layout, fresh)
     Identity.write(layout, fresh)
     return 0
   end
+  if not seen.last_event then
+    -- Another worker may have seen the identity, and writes it again with its next beat. This one comes back.
+    return 0
+  end
   write(seen.identity or fresh, seen.created or NOW)
   return 1
 end
 
 -- Return the state of the partition, and compare its log with what a worker saw: {identity and creation, the last
--- event's number, its instant, 1 if the log continues what the worker saw, 1 if only the identity was missing}.
+-- event's number, its instant, 1 if the log continues what the worker saw, 1 if only the identity was missing}. The
+-- identity is empty if it is missing and the worker saw nothing yet.
 -- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
 function Identity.state(seen, layout, fresh)
   local identity, mended = call('GET', key('identity')), 0
   if not identity then
     mended = mend(seen, layout, fresh)
-    identity = call('GET', key('identity'))
+    identity = call('GET', key('identity')) or ''
   end
   local last, at = Journal.last()
   return { identity, last, at, Journal.continues(seen, last) and 1 or 0, mended }
