@@ -114,6 +114,49 @@ async def test_a_new_worker_leaves_a_files_missing_identity_to_those_that_saw_it
 
 
 @pytest.mark.redis
+async def test_a_namespace_of_an_earlier_version_gets_an_identity_without_a_message(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    await record(storage, 2)
+    command(client, "DEL", f"{base(redis_url)}:identity")
+    first = await look(storage)
+    second = await look(storage, first)
+    third = await look(storage, second)
+    await storage.close()
+
+    assert second.identity
+    assert second.identity == third.identity
+    assert (first.trouble, second.trouble, third.trouble) == ("", "", "")
+    assert (compare(first, second), compare(second, third)) == (None, None)
+
+
+@pytest.mark.redis
+async def test_a_shorter_log_without_an_identity_is_another_partition(redis_url: str) -> None:
+    storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
+    await record(storage, 5)
+    seen = await look(storage)
+    command(client, "DEL", f"{base(redis_url)}:identity", f"{base(redis_url)}:events")
+    await record(storage, 2)
+    now = await look(storage, seen)
+    await storage.close()
+
+    assert isinstance(compare(seen, now), StorageReplaced)
+    assert not now.trouble
+
+
+async def test_a_file_without_an_identity_gets_one_without_a_message(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.open()
+    forget_identity(tmp_path / "jobs.db")
+    first = await look(storage)
+    second = await look(storage, first)
+    await storage.close()
+
+    assert second.identity
+    assert (first.trouble, second.trouble) == ("", "")
+    assert compare(first, second) is None
+
+
+@pytest.mark.redis
 async def test_a_server_with_an_older_log_is_rewound_though_it_has_as_many_events(redis_url: str) -> None:
     storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
     await record(storage, 3)

@@ -72,9 +72,10 @@ def _partition(step: Transaction, states: Sequence[PartitionState]) -> Partition
         if identity is not None or not states:
             # If it is missing, another worker may have seen it and writes it again. A worker that saw nothing waits.
             break
-        mended = True
-        step.run(_IDENTIFY, ("identity", seen.identity or None))
-        step.run(_IDENTIFY, ("created", seen.created or step.now))
+        # A file without an identity whose log is shorter too is another file. One that never had it needs no message.
+        mended = bool(seen.identity) and seen.last_event <= last
+        step.run(_IDENTIFY, ("identity", seen.identity if mended else None))
+        step.run(_IDENTIFY, ("created", seen.created if mended else step.now))
     return PartitionState(
         "*",
         identity or "",

@@ -18,7 +18,7 @@ function Identity.write(layout, fresh)
 end
 
 -- Write the identity that is missing. Return 1 if nothing else was missing, else 0.
-local function mend(seen, layout, fresh)
+local function mend(seen, layout, fresh, last)
   if call('EXISTS', key('schema')) == 0 then
     Identity.write(layout, fresh)
     return 0
@@ -27,8 +27,13 @@ local function mend(seen, layout, fresh)
     -- Another worker may have seen the identity, and writes it again with its next beat. This one comes back.
     return 0
   end
-  write(seen.identity or fresh, seen.created or NOW)
-  return 1
+  if seen.identity and seen.last_event <= last then
+    write(seen.identity, seen.created or NOW)
+    return 1
+  end
+  -- A partition that an earlier version created has no identity. If the log is shorter too, the rest is lost as well.
+  write(fresh, NOW)
+  return 0
 end
 
 -- Return the state of the partition, and compare its log with what a worker saw: {identity and creation, the last
@@ -37,10 +42,10 @@ end
 -- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
 function Identity.state(seen, layout, fresh)
   local identity, mended = call('GET', key('identity')), 0
+  local last, at = Journal.last()
   if not identity then
-    mended = mend(seen, layout, fresh)
+    mended = mend(seen, layout, fresh, last)
     identity = call('GET', key('identity')) or ''
   end
-  local last, at = Journal.last()
   return { identity, last, at, Journal.continues(seen, last) and 1 or 0, mended }
 end
