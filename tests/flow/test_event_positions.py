@@ -31,8 +31,9 @@ class LosingStorage(MemoryStorage):
         if self.failing:
             self.failing -= 1
             raise StorageUnavailableError("a read fails")
-        source: Storage = self.log or super()
-        return await source.events(cursor, limit=limit, reader=reader, ref=ref)
+        if self.log is not None:
+            return await self.log.events(cursor, limit=limit, reader=reader, ref=ref)
+        return await super().events(cursor, limit=limit, reader=reader, ref=ref)
 
 
 async def record(storage: Storage, first: int, last: int) -> None:
@@ -84,3 +85,32 @@ async def test_after_a_rewind_the_events_after_the_end_of_the_log_are_read() -> 
         await record(storage, 8, 8)
 
         assert await take(heard, 4) == ["5", "6", "7", "8"]
+
+
+async def test_a_new_log_that_is_read_already_is_not_read_twice() -> None:
+    storage = LosingStorage()
+    async with following(storage) as (bus, heard):
+        await record(storage, 1, 7)
+        await take(heard, 7)
+        storage.log = MemoryStorage()
+        await record(storage.log, 11, 13)
+        await record(storage, 8, 8)  # wakes the bus
+        assert await take(heard, 3) == ["11", "12", "13"]
+        bus.begin_again(0)
+        await record(storage.log, 14, 14)
+        await record(storage, 9, 9)
+
+        assert await take(heard, 1) == ["14"]
+
+
+async def test_a_new_log_that_has_grown_past_the_place_is_read_from_its_start() -> None:
+    storage = LosingStorage()
+    async with following(storage) as (bus, heard):
+        await record(storage, 1, 2)
+        await take(heard, 2)
+        storage.log = MemoryStorage()
+        await record(storage.log, 11, 14)
+        bus.begin_again(0)
+        await record(storage, 8, 8)
+
+        assert await take(heard, 4) == ["11", "12", "13", "14"]

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.check import shown
-from tenure.core.events import Event, JobCompleted, JobEvent, OnRequest, event_name
+from tenure.core.events import Event, EventsTrimmed, JobCompleted, JobEvent, OnRequest, event_name
 from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.events.follow import pages
 from tenure.failures import is_a, log_failure
@@ -130,6 +130,8 @@ class EventBus:
         self._handling: tuple[EventReader | None, str | None] = None, None
         self._set_back: dict[int, int] = {}
         """The events, by the index of their partition, after which handlers of scope "every" must read again."""
+        self._moved: set[int] = set()
+        """The indexes of partitions where handlers of scope "every" read on in a new log that no one announced yet."""
         self.read_to = ""
         """The cursor up to which this bus has read the log."""
         self._stopping = asyncio.Event()
@@ -182,7 +184,10 @@ class EventBus:
     def set_back(self, place: int, last: int) -> None:
         """Read the log of one partition on from event `last` at the latest, because later ones were lost."""
         # A storage knows what it has lent to a named reader, so it ignores cursors beyond that.
-        if "every" in self._placed:
+        if place in self._moved:
+            # Handlers of scope "every" found the loss before the worker's beat did.
+            self._moved.discard(place)
+        elif "every" in self._placed:
             self._set_back[place] = min(last, self._set_back.get(place, last))
 
     async def run(self) -> None:
@@ -253,6 +258,10 @@ class EventBus:
             while reader is None and place is not None and self._set_back:
                 place = set_back(place, *self._set_back.popitem())
             page = await self._storage.events(place, limit=BATCH, reader=reader)
+            if reader is None and place is not None:
+                for moved in begun_before(place, page):
+                    if self._set_back.pop(moved, None) is None:
+                        self._moved.add(moved)
             self.read_to = page.next
             return page
 
@@ -364,6 +373,23 @@ class EventBus:
         except BaseException:
             # A codec is user code without an await, so this cannot be a cancellation of the bus.
             return structs.replace(event, result=None)
+
+
+def begun_before(place: str, page: EventPage) -> list[int]:
+    """Return the indexes of the partitions where a page begins before the place from which it was read.
+
+    A storage answers so if the place is beyond the end of the log: the log is not the one that the place belongs to.
+    """
+    if not page.events:
+        return []
+    first = page.events[0]
+    begin = first.oldest if isinstance(first, EventsTrimmed) else first.cursor or place
+    pairs = zip(place.split("."), begin.split("."), strict=False)
+    return [
+        index
+        for index, (asked, begun) in enumerate(pairs)
+        if asked.isdecimal() and begun.isdecimal() and int(begun) < int(asked)
+    ]
 
 
 async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:

@@ -78,7 +78,7 @@ def _partition(step: Transaction, states: Sequence[PartitionState]) -> Partition
         step.run(_IDENTIFY, ("created", seen.created if mended else step.now))
     return PartitionState(
         "*",
-        identity or "",
+        "" if identity is None else str(identity),
         created or 0,
         last,
         at or 0,
