@@ -114,3 +114,15 @@ async def test_a_new_log_that_has_grown_past_the_place_is_read_from_its_start() 
         await record(storage, 8, 8)
 
         assert await take(heard, 4) == ["11", "12", "13", "14"]
+
+
+async def test_a_failed_read_does_not_lose_the_order_to_begin_again() -> None:
+    storage = LosingStorage()
+    async with following(storage) as (bus, heard):
+        await record(storage, 1, 3)
+        await take(heard, 3)
+        storage.failing = 1
+        bus.begin_again(0)
+        await record(storage, 4, 4)
+
+        assert await take(heard, 4) == ["1", "2", "3", "4"]

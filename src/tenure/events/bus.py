@@ -255,10 +255,17 @@ class EventBus:
                 else:
                     reader = structs.replace(reader, begin=begin)
                 self._placed.add(scope)
-            while reader is None and place is not None and self._set_back:
-                place = set_back(place, *self._set_back.popitem())
-            page = await self._storage.events(place, limit=BATCH, reader=reader)
-            if reader is None and place is not None:
+            if reader is not None or place is None:
+                page = await self._storage.events(place, limit=BATCH, reader=reader)
+            else:
+                orders = dict(self._set_back)
+                for index, last in orders.items():
+                    place = set_back(place, index, last)
+                page = await self._storage.events(place, limit=BATCH)
+                # Orders that a failed read did not carry out are still there; so are those that came meanwhile.
+                for index, last in orders.items():
+                    if self._set_back.get(index) == last:
+                        del self._set_back[index]
                 for moved in begun_before(place, page):
                     if self._set_back.pop(moved, None) is None:
                         self._moved.add(moved)
