@@ -95,6 +95,8 @@ class Keeper:
         self._recorded = 0
         """The number of events that the storage has recorded."""
         self._last_beat = -math.inf
+        self._looked_at = -math.inf
+        """The uptime of the last answered beat that asked for the state of the partitions."""
         self._retry_at = -math.inf
         self._failures = 0
         self._hinted = False
@@ -183,6 +185,8 @@ class Keeper:
         sent: list[PendingRenewal] = []
         events = self._announced()
         news = unanswered = 0
+        # Short leases make beats more frequent, but not these looks, which ask every partition of the worker's queues.
+        looks = asked_at - self._looked_at >= self._beat - SHORTEST
         # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
         limit = max(SHORTEST, min([self._beat, *self._ends(held, asked_at)]))
         within = round(answer_limit(every, limit) * SECOND)
@@ -201,11 +205,13 @@ class Keeper:
                         first_event=self._recorded + 1,
                         answer_within=within,
                         lanes=self._lanes(),
-                        seen=self._partitions.seen,
+                        seen=self._partitions.seen if looks else None,
                     )
                     read = self._partitions.read
                     pulse = await self._timed(beat)
                     self._partitions.compare(pulse.partitions, read)
+                    if looks:
+                        self._looked_at, looks = asked_at, False
                     # If `orders` is missing, the part of the storage that keeps the events has not answered.
                     if pulse.orders is not None:
                         self._recorded += len(events)

@@ -1,0 +1,91 @@
+"""The keeper's beats: how often they look at the storage's partitions, and what a failing look may not do."""
+
+import logging
+from collections.abc import Callable
+from random import Random
+
+from msgspec import structs
+
+from tenure import Timing
+from tenure.core.job import Owner
+from tenure.core.lease import Lease
+from tenure.core.partition import PartitionEvent
+from tenure.metrics import MetricsRegistry
+from tenure.storage.memory.storage import MemoryStorage
+from tenure.storage.protocol import RenewRequest, RenewResult, WorkerInfo
+from tenure.testing.clock import ManualClock
+from tenure.worker.active_runs import ActiveRun, ActiveRuns
+from tenure.worker.keeper import Keeper
+from tenure.worker.loop_lag import LoopMonitor
+from tenure.worker.partitions import PartitionWatch
+from tenure.worker.worker_metrics import WorkerMetrics
+from tests.core.cases import active
+
+OWNER = Owner("a" * 16, "a", "h", 1)
+
+
+class CountingStorage(MemoryStorage):
+    """Memory that counts the beats, and those that ask for the state of the partitions."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.beats = self.looks = 0
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        self.beats += 1
+        self.looks += beat.seen is not None
+        return await super().renew(beat)
+
+
+def keeper_of(
+    storage: CountingStorage,
+    clock: ManualClock,
+    holdings: ActiveRuns,
+    *,
+    obey: Callable[[tuple[str, ...]], None] = lambda orders: None,
+) -> tuple[Keeper, PartitionWatch]:
+    told: list[PartitionEvent] = []
+    logger = logging.getLogger("tenure")
+    watch = PartitionWatch(
+        worker="w",
+        clock=clock,
+        logger=logger,
+        read=lambda: "",
+        announce=told.append,
+        forget_read=lambda: None,
+        replaced=lambda place: None,
+        rewound=lambda place, last: None,
+    )
+    keeper = Keeper(
+        storage,
+        OWNER,
+        holdings,
+        LoopMonitor(None),
+        timing=Timing(beat="5s", lease="20s"),
+        clock=clock,
+        rng=Random(1),
+        logger=logger,
+        info=lambda: WorkerInfo(queues=("q",)),
+        stop=lambda held, why, cause: None,
+        obey=obey,
+        wanted=lambda: True,
+        given_up=lambda: False,
+        lanes=lambda: (),
+        tally=WorkerMetrics(MetricsRegistry()),
+        partitions=watch,
+    )
+    return keeper, watch
+
+
+async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> None:
+    clock = ManualClock()
+    storage, holdings = CountingStorage(clock), ActiveRuns()
+    job = active()
+    holdings.add(ActiveRun(Lease(structs.replace(job, fence=7, stall=structs.replace(job.stall, lease=2_000_000)))))
+    keeper, _ = keeper_of(storage, clock, holdings)
+    for _ in range(40):
+        await keeper.turn()
+        clock.advance(0.5)
+
+    assert storage.beats == 40
+    assert storage.looks == 4
