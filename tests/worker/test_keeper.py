@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from random import Random
 
+import pytest
 from msgspec import structs
 
 from tenure import Timing
@@ -30,11 +31,14 @@ class CountingStorage(MemoryStorage):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
         self.beats = self.looks = 0
+        self.identity = "first"
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         self.beats += 1
         self.looks += beat.seen is not None
-        return await super().renew(beat)
+        found = await super().renew(beat)
+        states = tuple(structs.replace(state, identity=self.identity) for state in found.partitions)
+        return structs.replace(found, partitions=states)
 
 
 def keeper_of(
@@ -42,8 +46,8 @@ def keeper_of(
     clock: ManualClock,
     holdings: ActiveRuns,
     *,
-    obey: Callable[[tuple[str, ...]], None] = lambda orders: None,
-) -> tuple[Keeper, PartitionWatch]:
+    replaced: Callable[[int], None] = lambda place: None,
+) -> Keeper:
     told: list[PartitionEvent] = []
     logger = logging.getLogger("tenure")
     watch = PartitionWatch(
@@ -53,10 +57,10 @@ def keeper_of(
         read=lambda: "",
         announce=told.append,
         forget_read=lambda: None,
-        replaced=lambda place: None,
+        replaced=replaced,
         rewound=lambda place, last: None,
     )
-    keeper = Keeper(
+    return Keeper(
         storage,
         OWNER,
         holdings,
@@ -67,14 +71,13 @@ def keeper_of(
         logger=logger,
         info=lambda: WorkerInfo(queues=("q",)),
         stop=lambda held, why, cause: None,
-        obey=obey,
+        obey=lambda orders: None,
         wanted=lambda: True,
         given_up=lambda: False,
         lanes=lambda: (),
         tally=WorkerMetrics(MetricsRegistry()),
         partitions=watch,
     )
-    return keeper, watch
 
 
 async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> None:
@@ -82,10 +85,30 @@ async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> 
     storage, holdings = CountingStorage(clock), ActiveRuns()
     job = active()
     holdings.add(ActiveRun(Lease(structs.replace(job, fence=7, stall=structs.replace(job.stall, lease=2_000_000)))))
-    keeper, _ = keeper_of(storage, clock, holdings)
+    keeper = keeper_of(storage, clock, holdings)
     for _ in range(40):
         await keeper.turn()
         clock.advance(0.5)
 
     assert storage.beats == 40
     assert storage.looks == 4
+
+
+async def test_a_beat_counts_as_answered_though_the_look_at_the_storage_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(place: int) -> None:
+        raise RuntimeError("a failing callback")
+
+    clock = ManualClock()
+    storage = CountingStorage(clock)
+    keeper = keeper_of(storage, clock, ActiveRuns(), replaced=failing)
+    await keeper.turn()
+    storage.identity = "another"
+    clock.advance(5)
+    wait = await keeper.turn()
+
+    assert storage.beats == 2
+    assert wait == 5
+    assert "cannot compare" in caplog.text
+    assert "cannot renew" not in caplog.text

@@ -22,6 +22,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner
 from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
+from tenure.core.partition import PartitionState
 from tenure.core.postmortem import stall_cause
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.options import Timing
@@ -209,9 +210,6 @@ class Keeper:
                     )
                     read = self._partitions.read
                     pulse = await self._timed(beat)
-                    self._partitions.compare(pulse.partitions, read)
-                    if looks:
-                        self._looked_at, looks = asked_at, False
                     # If `orders` is missing, the part of the storage that keeps the events has not answered.
                     if pulse.orders is not None:
                         self._recorded += len(events)
@@ -219,6 +217,9 @@ class Keeper:
                     news += self._heed(sent, pulse, asked_at)
                     unanswered += len(pulse.unanswered)
                     sent = []
+                    if looks:
+                        self._looked_at, looks = asked_at, False
+                        self._compare(pulse.partitions, read)
             if unanswered:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
@@ -249,6 +250,13 @@ class Keeper:
                 ExponentialDelay(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
             )
             self._heeds_at = asked_at + rest
+
+    def _compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
+        try:
+            self._partitions.compare(found, read)
+        except Exception as error:
+            # The beat was answered: its leases are renewed and its events recorded.
+            self._logger.error("cannot compare the state of the storage", exc_info=error)
 
     async def _timed(self, beat: RenewRequest) -> RenewResult:
         asked_at = self._clock.uptime()
