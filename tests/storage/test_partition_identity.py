@@ -299,20 +299,37 @@ def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
     assert places == [(1, 15)]
 
 
+def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
+    clock = ManualClock()
+    watch = watch_of([], clock=clock)
+    states = [PartitionState(f"cell {place}", f"{place}123", 1, place=place) for place in range(3)]
+    watch.compare(tuple(states), ())
+    watch.compare(tuple(replace(state, identity="4567") for state in states[:2]), ())
+    kept = watch.alarm
+    clock.advance(3600)
+
+    assert "partition cell 0 " in kept
+    assert "partition cell 1 " in kept
+    assert watch.alarm == ""
+
+
 def forget_identity(path: Path) -> None:
     with sqlite3.connect(path) as beside:
         beside.execute("DELETE FROM meta WHERE key IN ('identity', 'created')")
 
 
 def watch_of(
-    told: list[PartitionEvent], read: str = "", rewound: Callable[[int, int], None] = lambda place, last: None
+    told: list[PartitionEvent],
+    *,
+    clock: ManualClock | None = None,
+    rewound: Callable[[int, int], None] = lambda place, last: None,
 ) -> PartitionWatch:
     """Return a worker's watch that appends its events to a list."""
     return PartitionWatch(
         worker="w",
-        clock=ManualClock(),
+        clock=clock or ManualClock(),
         logger=logging.getLogger("tenure"),
-        read=lambda: read,
+        read=lambda: "",
         announce=told.append,
         forget_read=lambda: None,
         replaced=lambda place: None,

@@ -146,6 +146,34 @@ async def put_later(storage: Storage, schedules: Collection[Schedule], *, rng: R
             return
 
 
+async def put_back(
+    storage: Storage,
+    schedules: Collection[Schedule],
+    *,
+    lost: asyncio.Event,
+    rng: Random,
+    logger: logging.Logger,
+) -> None:
+    """Store the declared schedules again each time `lost` is set. No error ends this; a failed attempt is repeated."""
+    while True:
+        await lost.wait()
+        left, failures = schedules, 0
+        while left or lost.is_set():
+            if lost.is_set():
+                lost.clear()
+                left = schedules
+            why = "a part of the storage is out of reach"
+            try:
+                left = await put_all(storage, left)
+            except Exception as error:
+                why = f"{error!r}"
+            if left:
+                failures += 1
+                if failures == 1:
+                    logger.error("cannot put back schedules that code declares, trying again: %s", why)
+                await asyncio.sleep(PATIENCE.rest(failures, rng))
+
+
 async def _put(storage: Storage, now: int, schedules: Collection[Schedule]) -> None:
     changes = [PutSchedule(begun(schedule, now)) for schedule in schedules]
     for start in range(0, len(changes), DUE_LIMIT):

@@ -37,15 +37,14 @@ class PartitionWatch:
         self._replaced = replaced
         self._rewound = rewound
         self._seen: dict[str, PartitionState] = {}
-        self._alarm = ""
-        self._raised_at = 0.0
+        self._alarms: dict[str, tuple[str, float]] = {}
+        """The last alarm of each partition, and the uptime at which it was raised."""
 
     @property
     def alarm(self) -> str:
-        """The storage's problem, for health and doctor. Empty if none was found within the last hour."""
-        if self._alarm and self._clock.uptime() - self._raised_at >= ALARM_KEPT:
-            self._alarm = ""
-        return self._alarm
+        """The storage's problems, for health and doctor. Empty if none was found within the last hour."""
+        now = self._clock.uptime()
+        return "; ".join(alarm for alarm, raised_at in tuple(self._alarms.values()) if now - raised_at < ALARM_KEPT)
 
     @property
     def seen(self) -> tuple[PartitionState, ...]:
@@ -63,7 +62,7 @@ class PartitionWatch:
             seen = self._seen.get(now.partition)
             self._seen[now.partition] = now
             if now.trouble == LOG_LOST:
-                self._raise(logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}")
+                self._raise(now.partition, logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}")
                 self._announce(StorageLogDeleted(partition=now.partition))
             elif now.trouble:
                 self._logger.warning("worker %s: partition %s: %s", self._worker, now.partition, now.trouble)
@@ -74,6 +73,7 @@ class PartitionWatch:
             match event:
                 case StorageReplaced():
                     self._raise(
+                        now.partition,
                         logging.CRITICAL,
                         f"partition {now.partition} of the storage was replaced: identity {event.old} is now "
                         f"{event.new}, and everything that it held is lost",
@@ -81,6 +81,7 @@ class PartitionWatch:
                     self._replaced(now.place)
                 case StorageRewound():
                     self._raise(
+                        now.partition,
                         logging.WARNING,
                         f"partition {now.partition} of the storage went back in time: event "
                         f"{max(seen.last_event, read_to)} was seen and is not in its log, which ends at "
@@ -93,6 +94,6 @@ class PartitionWatch:
             self._forget_read()
             self._announce(event)
 
-    def _raise(self, level: int, alarm: str) -> None:
+    def _raise(self, partition: str, level: int, alarm: str) -> None:
         self._logger.log(level, "worker %s: %s", self._worker, alarm)
-        self._alarm, self._raised_at = alarm, self._clock.uptime()
+        self._alarms[partition] = alarm, self._clock.uptime()

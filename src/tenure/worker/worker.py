@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from tenure.client.app_location import not_while_loading
-from tenure.client.schedules import put_all, put_later
+from tenure.client.schedules import put_all, put_back, put_later
 from tenure.clock import SECOND
 from tenure.core.check import named
 from tenure.core.duration import Duration, duration
@@ -32,7 +32,7 @@ from tenure.core.events import Event, JobStopIgnored, WorkerStarted, WorkerStopp
 from tenure.core.job import Owner, RecordedError
 from tenure.core.outcome import StopCode
 from tenure.core.schedule import Schedule
-from tenure.errors import StorageError, TenureError, UsageError
+from tenure.errors import TenureError, UsageError
 from tenure.events.bus import EventBus
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.runtime import Runtime
@@ -481,15 +481,13 @@ class Worker:
     async def _put_back_schedules(self) -> None:
         """Store the declared schedules again each time the storage has lost them, as at a start."""
         equipment = self._equipment
-        while True:
-            await self._replaced.wait()
-            self._replaced.clear()
-            try:
-                left = await put_all(equipment.storage, equipment.schedules.values())
-            except StorageError as error:
-                equipment.logger.error("the storage refuses schedules that code declares: %s", error)
-                continue
-            await put_later(equipment.storage, left, rng=equipment.rng, logger=equipment.logger)
+        await put_back(
+            equipment.storage,
+            equipment.schedules.values(),
+            lost=self._replaced,
+            rng=equipment.rng,
+            logger=equipment.logger,
+        )
 
     async def _retire(self) -> None:
         """End once this process must be recycled and its runs are over. The runs get all the time that they need."""
