@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -81,6 +82,22 @@ async def test_a_killed_worker_turns_stale_within_three_beats_and_its_queue_degr
     assert record["age"] > 1.5
     assert record["age"] < 0.5 + took + 1.0
     assert (seen["status"], seen["queues"]["default"]["waiting"]) == ("degraded", 1)
+
+
+async def test_a_supervisor_serves_at_the_port_that_the_environment_names(farm: MakeFarm) -> None:
+    crew = farm()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    crew.env["TENURE_WORKER_HTTP"] = str(port)
+    parent = crew.worker("--log-level", "info")
+
+    async def ready() -> bool:
+        return await served(crew) == port and (await ask(port, "/ready")).status == 200
+
+    await crew.until(ready, within=PATIENCE)
+    parent.send_signal(signal.SIGTERM)
+
+    assert await asyncio.to_thread(parent.wait, PATIENCE) == 0
 
 
 @pytest.mark.slow

@@ -40,6 +40,9 @@ logger = logging.getLogger("tenure.worker")
 SUPERVISES = os.name == "posix"
 """True if this system has sessions, socket pairs and inherited descriptors, which a supervisor needs."""
 
+HTTP_VARIABLE = "TENURE_WORKER_HTTP"
+"""The environment variable of --http."""
+
 CLOSING = 0.3
 """Seconds that the health server and the storage get to close before the process exits; all results are stored then."""
 
@@ -317,6 +320,8 @@ def _supervised(
     """
     from tenure.supervisor.supervisor import supervise
 
+    # Only this process serves health. A child that inherits the variable would bind the same port.
+    os.environ.pop(HTTP_VARIABLE, None)
     own = [sys.executable, "-m", "tenure", "worker", target, *crew.options(), *logging_options]
     command = [*own, "--processes", "1"]
     code = supervise(
