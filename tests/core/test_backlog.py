@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.backlog import Backlog, Thresholds, seen
+from tenure.core.backlog import Backlog, Thresholds, observe
 
 FEW = Thresholds(most=10, patience=60.0)
 
@@ -13,7 +13,7 @@ def fed(looks: list[tuple[float, int]], thresholds: Thresholds = FEW) -> Backlog
     """Return what is known of one queue after looks at these times, which found so many waiting."""
     known = Backlog()
     for now, jobs in looks:
-        known = seen(known, thresholds, {"mail": jobs}, now=now)
+        known = observe(known, thresholds, {"mail": jobs}, now=now)
     return known
 
 
@@ -21,7 +21,7 @@ def fed(looks: list[tuple[float, int]], thresholds: Thresholds = FEW) -> Backlog
 def test_a_backlog_that_stays_above_its_threshold_for_longer_than_its_time_is_overdue() -> None:
     known = fed([(0, 11), (30, 12), (60, 11)])
 
-    assert known.lasted("mail", now=60) == 60
+    assert known.seconds_above("mail", now=60) == 60
     assert not known.overdue("mail", FEW, now=60)
     assert known.overdue("mail", FEW, now=60.1)
 
@@ -38,7 +38,7 @@ def test_a_short_spike_trips_nothing() -> None:
 def test_a_recovery_resets_the_time() -> None:
     known = fed([(0, 11), (59, 11), (60, 10), (61, 11), (120, 11)])
 
-    assert known.lasted("mail", now=120) == 59
+    assert known.seconds_above("mail", now=120) == 59
     assert not known.overdue("mail", FEW, now=120)
     assert known.overdue("mail", FEW, now=121.5)
 
@@ -48,14 +48,14 @@ def test_as_many_as_may_wait_are_not_too_many() -> None:
 
 
 def test_a_queue_that_is_gone_has_recovered() -> None:
-    known = seen(fed([(0, 11)]), FEW, {}, now=30)
+    known = observe(fed([(0, 11)]), FEW, {}, now=30)
 
-    assert known.lasted("mail", now=30) is None
+    assert known.seconds_above("mail", now=30) is None
 
 
 def test_a_queue_of_its_own_threshold_is_judged_by_that_and_the_others_by_theirs() -> None:
     thresholds = Thresholds(most=10, named={"bulk": 1000}, patience=1.0)
-    known = seen(Backlog(), thresholds, {"bulk": 500, "mail": 500}, now=0)
+    known = observe(Backlog(), thresholds, {"bulk": 500, "mail": 500}, now=0)
 
     assert not known.overdue("bulk", thresholds, now=5)
     assert known.overdue("mail", thresholds, now=5)
@@ -63,7 +63,7 @@ def test_a_queue_of_its_own_threshold_is_judged_by_that_and_the_others_by_theirs
 
 def test_without_a_threshold_any_number_may_wait() -> None:
     only = Thresholds(named={"mail": 0})
-    known = seen(seen(Backlog(), Thresholds(), {"bulk": 10**9}, now=0), only, {"bulk": 10**9, "mail": 1}, now=1)
+    known = observe(observe(Backlog(), Thresholds(), {"bulk": 10**9}, now=0), only, {"bulk": 10**9, "mail": 1}, now=1)
 
     assert dict(known.since) == {"mail": 1}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.duration import Duration, duration, instant, micros, moment, spoken
+from tenure.core.duration import Duration, duration, duration_text, instant, micros, moment
 from tenure.errors import UsageError
 
 
@@ -128,7 +128,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
 
 @pytest.mark.parametrize("value", ["2026-07-01", 30, date(2026, 7, 1), None])
 def test_what_is_no_datetime_is_no_instant(value: object) -> None:
-    with pytest.raises(UsageError, match="is no datetime; give one with a time zone"):
+    with pytest.raises(UsageError, match="is not a datetime; give one with a time zone"):
         instant(value, field="run_at")
 
 
@@ -148,12 +148,12 @@ def test_what_is_no_datetime_is_no_instant(value: object) -> None:
     ],
 )
 def test_a_duration_is_spoken_in_the_largest_unit_without_a_fraction(length: int, words: str) -> None:
-    assert spoken(length) == words
+    assert duration_text(length) == words
 
 
 @given(st.integers(1, 3_153_600_000).map(lambda millis: millis * 1000))
 def test_a_duration_spoken_can_be_read_again(length: int) -> None:
-    assert micros(duration(spoken(length), field="ttl")) == length
+    assert micros(duration(duration_text(length), field="ttl")) == length
 
 
 @pytest.mark.parametrize("value", ["36501d", timedelta(days=36_501), timedelta.max])

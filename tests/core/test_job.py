@@ -38,6 +38,8 @@ def test_no_two_wishes_share_what_can_be_changed() -> None:
 def test_a_later_word_on_stalls_counts_for_what_it_names() -> None:
     before = StallSetting(lease=8, max_stalls=2)
 
-    assert before.under(StallSetting(max_stalls=0, renewed=False)) == StallSetting(lease=8, max_stalls=0, renewed=False)
-    assert before.under(StallSetting(start_grace=5)) == StallSetting(lease=8, max_stalls=2, start_grace=5)
-    assert before.under(StallSetting()) == before
+    assert before.updated_with(StallSetting(max_stalls=0, renewed=False)) == StallSetting(
+        lease=8, max_stalls=0, renewed=False
+    )
+    assert before.updated_with(StallSetting(start_grace=5)) == StallSetting(lease=8, max_stalls=2, start_grace=5)
+    assert before.updated_with(StallSetting()) == before

@@ -5,7 +5,15 @@ from random import Random
 import pytest
 
 from tenure.core.events import LeadershipAcquired, LeadershipLost
-from tenure.core.leadership import LATE, LeaderStatus, Term, answered, ask_again_in, resigned, unanswered
+from tenure.core.leadership import (
+    LATE,
+    LeaderStatus,
+    Term,
+    after_answer,
+    after_failure,
+    after_resignation,
+    next_sweep_in,
+)
 
 TERM = Term("*", "00000000000000aa", 7, 4_000_000)
 OTHER = Term("mail", "00000000000000aa", 3, 2_000_000)
@@ -13,12 +21,12 @@ OTHER = Term("mail", "00000000000000aa", 3, 2_000_000)
 
 def test_nobody_leads_before_it_is_told_so() -> None:
     assert not LeaderStatus().leads
-    assert answered(LeaderStatus(), (), asked_at=100.0) == (LeaderStatus(), [])
+    assert after_answer(LeaderStatus(), (), asked_at=100.0) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(108, 115)
 def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
-    standing, told = answered(LeaderStatus(), (TERM,), asked_at=100.0)
+    standing, told = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
 
     assert standing == LeaderStatus((TERM,), 104.0)
     assert standing.leads
@@ -26,15 +34,15 @@ def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
 
 
 def test_a_term_renewed_is_no_news() -> None:
-    standing, _ = answered(LeaderStatus(), (TERM,), asked_at=100.0)
-    standing, told = answered(standing, (TERM,), asked_at=102.0)
+    standing, _ = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
+    standing, told = after_answer(standing, (TERM,), asked_at=102.0)
 
     assert (standing, told) == (LeaderStatus((TERM,), 106.0), [])
 
 
 @pytest.mark.statement(109, 115)
 def test_an_answer_without_the_term_says_that_another_leads() -> None:
-    standing, told = answered(LeaderStatus((TERM,), 104.0), (), asked_at=105.0)
+    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (), asked_at=105.0)
 
     assert standing == LeaderStatus()
     assert told == [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded")]
@@ -42,7 +50,7 @@ def test_an_answer_without_the_term_says_that_another_leads() -> None:
 
 def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
     later = Term("*", TERM.owner, 9, 4_000_000)
-    standing, told = answered(LeaderStatus((TERM,), 104.0), (later,), asked_at=110.0)
+    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (later,), asked_at=110.0)
 
     assert standing == LeaderStatus((later,), 114.0)
     assert told == [
@@ -52,7 +60,7 @@ def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
 
 
 def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
-    standing, told = answered(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
+    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
 
     assert standing == LeaderStatus((TERM, OTHER), 104.0)
     assert told == [LeadershipAcquired(scope="mail", owner=OTHER.owner, epoch=3)]
@@ -63,8 +71,8 @@ def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
 def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
     standing = LeaderStatus((TERM, OTHER), 104.0)
 
-    assert unanswered(standing, at=103.9) == (standing, [])
-    assert unanswered(standing, at=104.0) == (
+    assert after_failure(standing, at=103.9) == (standing, [])
+    assert after_failure(standing, at=104.0) == (
         LeaderStatus(),
         [
             LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="unreachable"),
@@ -74,25 +82,25 @@ def test_a_leader_without_an_answer_leads_until_its_trust_runs_out() -> None:
 
 
 def test_a_follower_without_an_answer_is_a_follower() -> None:
-    assert unanswered(LeaderStatus(), at=1e9) == (LeaderStatus(), [])
+    assert after_failure(LeaderStatus(), at=1e9) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(115)
 def test_who_resigns_says_so_once() -> None:
-    standing, told = resigned(LeaderStatus((TERM,), 104.0))
+    standing, told = after_resignation(LeaderStatus((TERM,), 104.0))
 
     assert (standing, told) == (
         LeaderStatus(),
         [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="resigned")],
     )
-    assert resigned(standing) == (LeaderStatus(), [])
+    assert after_resignation(standing) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(107)
 def test_a_leader_asks_at_its_sweep_and_a_follower_after_the_term() -> None:
     dice = Random(3)
-    waits = [ask_again_in(2.0, 1.5, dice) for _ in range(200)]
+    waits = [next_sweep_in(2.0, 1.5, dice) for _ in range(200)]
 
-    assert ask_again_in(2.0, None, dice) == 2.0
+    assert next_sweep_in(2.0, None, dice) == 2.0
     assert all(1.5 <= wait <= 1.5 + LATE for wait in waits)
     assert max(waits) - min(waits) > LATE / 2

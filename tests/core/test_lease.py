@@ -144,13 +144,13 @@ def test_the_terms_by_default_are_twenty_seconds_and_one_stall() -> None:
 def test_a_queues_setting_lies_over_all_that_a_call_left_open() -> None:
     setting = StallSetting(lease=8 * SECOND, max_stalls=4, start_grace=1, renewed=False)
 
-    assert StallTerms().under(setting) == StallTerms(8 * SECOND, 4, 1, renewed=False)
-    assert StallTerms(lease=9, pinned=("lease", "renewed")).under(setting) == StallTerms(
+    assert StallTerms().with_setting(setting) == StallTerms(8 * SECOND, 4, 1, renewed=False)
+    assert StallTerms(lease=9, pinned=("lease", "renewed")).with_setting(setting) == StallTerms(
         9, 4, 1, renewed=True, pinned=("lease", "renewed")
     )
-    assert StallTerms(max_stalls=7).under(StallSetting(lease=9)) == StallTerms(9, 7)
-    assert StallTerms(7).under(StallSetting()) == StallTerms(7)
-    assert StallTerms(max_stalls=7).under(StallSetting(max_stalls=0)) == StallTerms(max_stalls=0)
+    assert StallTerms(max_stalls=7).with_setting(StallSetting(lease=9)) == StallTerms(9, 7)
+    assert StallTerms(7).with_setting(StallSetting()) == StallTerms(7)
+    assert StallTerms(max_stalls=7).with_setting(StallSetting(max_stalls=0)) == StallTerms(max_stalls=0)
 
 
 def limits(**told: int | None) -> tuple[int | None, int | None]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.order import FAIR_SHARE, Fairness, came_at, next_tag, place, share
+from tenure.core.order import FAIR_SHARE, Fairness, entered_at, next_tag, score_at, share
 from tests.core.cases import NOW
 
 STEP = 60_000_000
@@ -12,23 +12,23 @@ STRICT = 10_000_000_000_000
 
 
 def test_a_step_of_priority_is_worth_a_minute_of_waiting() -> None:
-    assert place(NOW + STEP, boost=STEP) == place(NOW, boost=0)
-    assert place(NOW + STEP + 1, boost=STEP) > place(NOW, boost=0) > place(NOW + STEP - 1, boost=STEP)
+    assert score_at(NOW + STEP, boost=STEP) == score_at(NOW, boost=0)
+    assert score_at(NOW + STEP + 1, boost=STEP) > score_at(NOW, boost=0) > score_at(NOW + STEP - 1, boost=STEP)
 
 
 def test_no_waiting_makes_up_for_a_strict_step() -> None:
-    assert place(NOW + 100 * 86_400 * 1_000_000, boost=STRICT) < place(NOW, boost=0)
+    assert score_at(NOW + 100 * 86_400 * 1_000_000, boost=STRICT) < score_at(NOW, boost=0)
 
 
 def test_the_newest_first_stand_before_all_others_and_each_other() -> None:
-    assert place(NOW + 1, boost=0, lifo=True) < place(NOW, boost=0, lifo=True) < place(NOW, boost=0)
+    assert score_at(NOW + 1, boost=0, lifo=True) < score_at(NOW, boost=0, lifo=True) < score_at(NOW, boost=0)
 
 
 @given(st.integers(0, 2 * NOW), st.integers(-500, 500).map(lambda steps: steps * STRICT), st.booleans())
 def test_a_score_tells_when_its_job_came_and_fits_a_double(at: int, boost: int, lifo: bool) -> None:
-    score = place(at, boost=boost, lifo=lifo)
+    score = score_at(at, boost=boost, lifo=lifo)
 
-    assert came_at(score, boost=boost, lifo=lifo) == at
+    assert entered_at(score, boost=boost, lifo=lifo) == at
     assert int(float(score)) == score
 
 
@@ -38,7 +38,7 @@ def served(line: Fairness, jobs: list[tuple[int, str, int]], count: int) -> list
     for _ in range(count):
         score, tenant, boost = best = min(jobs)
         jobs.remove(best)
-        line.given_out(score, boost)
+        line.mark_dispatched(score, boost)
         given_out.append(tenant)
     return given_out
 
@@ -47,7 +47,7 @@ def come(
     line: Fairness, jobs: list[tuple[int, str, int]], tenant: str, count: int, *, boost: int = 0, w: int = 1
 ) -> None:
     for _ in range(count):
-        jobs.append((place(line.tag(tenant, boost=boost, weight=w), boost=boost), tenant, boost))
+        jobs.append((score_at(line.tag(tenant, boost=boost, weight=w), boost=boost), tenant, boost))
 
 
 def test_a_newcomer_stands_at_the_front_whatever_the_others_have_queued() -> None:

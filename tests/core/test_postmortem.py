@@ -54,7 +54,7 @@ def text(**told: Any) -> str:
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
-        ("process_died", "its process died, and nobody saw how"),
+        ("process_died", "its process died, and its exit status is unknown"),
         ("lease_expired", "its worker was silent for 27.0 s, longer than the lease of 20s"),
         ("no_progress", "its handler gave no sign of progress for longer than its heartbeat_timeout of 5s"),
         ("loop_blocked", "the event loop of its worker was blocked for longer than max_block of 10m"),
@@ -102,23 +102,23 @@ def test_limits_that_nobody_knows_are_not_made_up() -> None:
     assert stall_cause(taken(), "loop_blocked", silent_for=0).endswith("longer than max_block")
 
 
-def test_all_that_is_known_of_a_run_is_told() -> None:
+def test_a_post_mortem_holds_all_known_facts() -> None:
     told = text(
         job=taken(timeout=60 * SECOND, progress=0.5, progress_note="half of it"),
         run=a_run(trace=TRACE),
         log=[said(1, order="17"), structs.replace(said(2), run=1), said(3)],
-        workplace=Workplace(lag=0, memory=2 << 30, told_ago=1_500_000),
+        workplace=Workplace(lag=0, memory=2 << 30, report_age=1_500_000),
         ending=Ending("was killed", peak_memory=3 << 30),
-        beside=["send", "resize", "send"],
+        other_tasks=["send", "resize", "send"],
     )
 
     assert told.splitlines() == [
         "its process died",
         "job: a of queue mail, task send, run 2, fence 7",
         "worker: web-1:42, host web-1, pid 42",
-        "ran for 12.0 s; last heard of 3.2 s before it died; lease 20s; timeout 1m",
+        "ran for 12.0 s; last sign of life 3.2 s before it died; lease 20s; timeout 1m",
         "process: 2.0 GiB of memory at its last beat; 3.0 GiB at most",
-        "beside it ran: 3 others, of send (2), resize",
+        "other runs in its process: 3 others, of send (2), resize",
         "progress: 0.5 (half of it)",
         "its last log lines:",
         "  2027-01-15 07:59:59Z info: sent 1 order=17",
@@ -132,21 +132,21 @@ def test_all_that_is_known_of_a_run_is_told() -> None:
 def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
     told = text(workplace=Workplace(lag=3_400_000))
 
-    assert "\nprocess: its event loop had kept others waiting for 3.4 s\n" in told
+    assert "\nprocess: its event loop had been blocked for 3.4 s\n" in told
     assert "process:" not in text(workplace=Workplace(lag=3_400))
 
 
-def test_who_had_a_process_to_himself_ran_beside_nobody() -> None:
-    assert "\nit had a process to itself, beside its worker's\n" in text(alone=True, beside=["send"])
-    assert "beside it ran" not in text(alone=True, beside=["send"])
+def test_a_run_with_a_process_of_its_own_has_no_neighbours() -> None:
+    assert "\nit had a process of its own, a child of its worker\n" in text(alone=True, other_tasks=["send"])
+    assert "beside it ran" not in text(alone=True, other_tasks=["send"])
 
 
 def test_what_is_not_known_is_not_told_but_for_the_place() -> None:
     assert text(died=False).splitlines() == [
         "its process died",
         "job: a of queue mail, task send, run 2",
-        "last heard of 3.2 s before it was given up; lease 20s",
-        "where its handler was is not known: no beat has told of it",
+        "last sign of life 3.2 s before it was given up; lease 20s",
+        "the position of its handler is unknown: no beat reported it",
     ]
 
 
@@ -158,10 +158,12 @@ def test_the_stack_of_who_was_asked_before_it_was_killed_comes_before_an_older_o
     )
 
 
-def test_one_other_run_is_one_and_of_many_tasks_the_most_frequent_are_named() -> None:
-    assert "beside it ran: 1 other, of send" in text(beside=["send"])
-    assert "beside it ran: 30 others, of 0 (2), 1 (2)" in text(beside=[str(number % 15) for number in range(30)])
-    assert "7, and 7 more tasks" in text(beside=[str(number % 15) for number in range(15)])
+def test_other_runs_are_counted_and_the_most_frequent_tasks_named() -> None:
+    assert "other runs in its process: 1 other, of send" in text(other_tasks=["send"])
+    assert "other runs in its process: 30 others, of 0 (2), 1 (2)" in text(
+        other_tasks=[str(number % 15) for number in range(30)]
+    )
+    assert "7, and 7 more tasks" in text(other_tasks=[str(number % 15) for number in range(15)])
 
 
 def test_a_post_mortem_is_bounded_and_keeps_the_innermost_frame_and_the_last_lines() -> None:

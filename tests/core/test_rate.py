@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.core.job import RateKey
-from tenure.core.rate import RateReservation, free, heeded, is_of_task, opens_at, retuned, taken, taken_if_open
+from tenure.core.rate import RateReservation, effective_rates, free, is_of_task, opens_at, retuned, taken, taken_if_open
 from tests.core.cases import NOW
 
 TENTH = RateKey("mail", 100_000)
@@ -114,9 +114,9 @@ def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
     others = (RateKey("task:b", 3), RateKey("key:a:b", 4), RateKey("key/5:a:b", 5), RateKey("tasks:a:b", 6))
     told = RateKey("task:a:b", 7)
 
-    assert heeded((*own, *others, RateKey("free", 0)), None, "a:b") == [*own, *others]
-    assert heeded((*own, *others), told, "a:b") == [told, *others]
-    assert heeded((*own, *others), RateKey("task:a:b", 0), "a:b") == list(others)
+    assert effective_rates((*own, *others, RateKey("free", 0)), None, "a:b") == [*own, *others]
+    assert effective_rates((*own, *others), told, "a:b") == [told, *others]
+    assert effective_rates((*own, *others), RateKey("task:a:b", 0), "a:b") == list(others)
     assert [is_of_task(rate.name, "a:b") for rate in (*own, *others)] == [True, True, False, False, False, False]
 
 

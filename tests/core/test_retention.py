@@ -29,8 +29,10 @@ def test_what_is_told_counts_and_what_is_not_is_as_built_in(state: State) -> Non
 def test_a_later_word_counts_for_what_it_names() -> None:
     before = RetentionRules(completed=SHORT, failed=SHORT)
 
-    assert before.under(RetentionRules(failed=LONG, expired=LONG)) == RetentionRules(
+    assert before.updated_with(RetentionRules(failed=LONG, expired=LONG)) == RetentionRules(
         completed=SHORT, failed=LONG, expired=LONG
     )
-    assert before.under(RetentionRules(cancelled=LONG)) == RetentionRules(completed=SHORT, failed=SHORT, cancelled=LONG)
-    assert before.under(RetentionRules()) == before
+    assert before.updated_with(RetentionRules(cancelled=LONG)) == RetentionRules(
+        completed=SHORT, failed=SHORT, cancelled=LONG
+    )
+    assert before.updated_with(RetentionRules()) == before

@@ -9,7 +9,7 @@ from tenure.core.duration import moment
 from tenure.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import State
-from tenure.core.schedule import AHEAD, Fate, Overlap, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from tenure.core.schedule import AHEAD, Fate, Overlap, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
 from tests.core.cases import NOW
 
 DAY = 86_400 * SECOND
@@ -21,9 +21,9 @@ KNOWN = Schedule(
 
 def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -> None:
     told = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
-    after = put_over(KNOWN, told, NOW)
+    after = redefined(KNOWN, told, NOW)
 
-    assert put_over(None, told, NOW) == told
+    assert redefined(None, told, NOW) == told
     assert (after.job.task, after.overlap) == ("ring", "allow")
     assert (after.made, after.last_tick, after.next_tick, after.paused, after.last_id) == (
         1,
@@ -37,17 +37,17 @@ def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -
 @pytest.mark.parametrize("other", [{"cron": "0 5 * * *"}, {"tz": "Europe/Vienna"}, {"cron": None, "every": 30}])
 def test_other_ticks_hold_from_when_they_are_put(other: dict[str, object]) -> None:
     told = structs.replace(KNOWN, last_tick=NOW + 5, next_tick=NOW + 50, **other)
-    after = put_over(KNOWN, told, NOW + 5)
+    after = redefined(KNOWN, told, NOW + 5)
 
     assert (after.last_tick, after.next_tick) == (NOW + 5, NOW + 50)
-    assert put_over(structs.replace(KNOWN, last_tick=NOW + 7), told, NOW + 5).last_tick == NOW + 7
+    assert redefined(structs.replace(KNOWN, last_tick=NOW + 7), told, NOW + 5).last_tick == NOW + 7
 
 
 @pytest.mark.parametrize("other", [{}, {"cron": "0 5 * * *"}])
 def test_what_is_put_after_the_clock_was_set_back_goes_on_from_then(other: dict[str, object]) -> None:
     far = structs.replace(KNOWN, last_tick=NOW + DAY, next_tick=NOW + DAY + 9, paused=False)
     told = structs.replace(KNOWN, last_tick=NOW, next_tick=NOW + 9, **other)
-    after = put_over(far, told, NOW)
+    after = redefined(far, told, NOW)
 
     assert (after.last_tick, after.next_tick, after.last_id) == (NOW, NOW + 9, "cron:x")
 
@@ -105,7 +105,7 @@ def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fat
 
 
 def test_a_tick_is_told_of_after_those_given_up_with_it() -> None:
-    after, told = moved_on(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
+    after, told = after_tick(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
 
     assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x")
     assert told == [
@@ -115,8 +115,8 @@ def test_a_tick_is_told_of_after_those_given_up_with_it() -> None:
 
 
 def test_a_tick_without_a_job_leaves_the_latest_one() -> None:
-    skipped, told = moved_on(KNOWN, NOW + 9, None, missed=0, fate="throttled", now=NOW + 9)
-    passed, nothing = moved_on(KNOWN, NOW + 9, None, missed=0, fate=None, now=NOW + 9)
+    skipped, told = after_tick(KNOWN, NOW + 9, None, missed=0, fate="throttled", now=NOW + 9)
+    passed, nothing = after_tick(KNOWN, NOW + 9, None, missed=0, fate=None, now=NOW + 9)
 
     assert skipped == passed == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=None)
     assert told == [ScheduleSkipped(name="nightly", tick=moment(NOW + 9), reason="throttled")]
@@ -127,4 +127,4 @@ def test_a_tick_without_a_job_leaves_the_latest_one() -> None:
     ("paused", "expected", "may"), [(False, NOW, True), (False, NOW - 1, False), (True, NOW, False)]
 )
 def test_a_schedule_goes_on_from_its_last_tick_unless_it_is_paused(paused: bool, expected: int, may: bool) -> None:
-    assert structs.replace(KNOWN, paused=paused).goes_on_from(expected) is may
+    assert structs.replace(KNOWN, paused=paused).is_at_tick(expected) is may

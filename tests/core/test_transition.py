@@ -36,7 +36,7 @@ from tenure.core.job import (
 )
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.lifecycle import State
-from tenure.core.order import place
+from tenure.core.order import score_at
 from tenure.core.transition import (
     begun,
     claimed,
@@ -44,7 +44,7 @@ from tenure.core.transition import (
     enqueued,
     expired,
     expiry,
-    lapsed,
+    is_expired,
     merged,
     progressed,
     reclaimed,
@@ -134,7 +134,7 @@ def test_a_reclaim_is_of_the_same_run_under_a_new_fence_for_as_long_as_a_decisio
     [(None, NOW, False), (NOW, NOW - 1, False), (NOW, NOW, True), (NOW, NOW + 1, True)],
 )
 def test_a_job_is_too_old_from_the_very_instant(expires_at: int | None, now: int, too_old: bool) -> None:
-    assert lapsed(structs.replace(WAITING, expires_at=expires_at), now) is too_old
+    assert is_expired(structs.replace(WAITING, expires_at=expires_at), now) is too_old
 
 
 @pytest.mark.statement(57)
@@ -273,17 +273,17 @@ def test_a_job_with_a_new_time_waits_for_that_and_one_with_a_past_time_comes_int
     later = retimed(parked, LATER, delay=9, priority=None, boost=None)
     at_once = retimed(later, LATER, delay=0, priority=None, boost=None)
 
-    assert (later.state, later.run_at, later.score) == (State.DELAYED, LATER + 9, place(LATER + 9, boost=5))
+    assert (later.state, later.run_at, later.score) == (State.DELAYED, LATER + 9, score_at(LATER + 9, boost=5))
     assert later.parked_under is None
-    assert (at_once.state, at_once.run_at, at_once.score) == (State.WAITING, LATER, place(LATER, boost=5))
+    assert (at_once.state, at_once.run_at, at_once.score) == (State.WAITING, LATER, score_at(LATER, boost=5))
 
 
 @pytest.mark.parametrize("state", [State.DELAYED, State.WAITING])
 def test_a_job_with_a_new_priority_stays_where_it_is_whatever_the_clock_says(state: State) -> None:
-    job = structs.replace(WAITING, state=state, run_at=LATER, score=place(LATER, boost=0))
+    job = structs.replace(WAITING, state=state, run_at=LATER, score=score_at(LATER, boost=0))
     raised = retimed(job, NOW, delay=None, priority=2, boost=7)
 
-    assert raised == structs.replace(job, priority=2, boost=7, score=place(LATER, boost=7))
+    assert raised == structs.replace(job, priority=2, boost=7, score=score_at(LATER, boost=7))
 
 
 GATHER = CollectKey("k", 5 * SECOND, 3, 20 * SECOND)

@@ -128,14 +128,14 @@ async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> 
 
     assert text.startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
     assert f"run 1, fence {lease.fence}\nworker: web-1:42, host web-1, pid 42\n" in text
-    assert "last heard of 3.2 s before it died; lease 20s" in text
+    assert "last sign of life 3.2 s before it died; lease 20s" in text
     assert "1.0 GiB at most" in text
-    assert "beside it ran: 1 other, of resize" in text
+    assert "other runs in its process: 1 other, of resize" in text
     assert "progress: 0.4 (page 17)" in text
     assert "info: page 17 of 40 size=3" in text
     assert "where its handler was at its last beat, 3.2 s before it died:\n  Traceback" in text
     assert [event.post_mortem for event in events if event.id == lease.job.id] == [text]
-    assert "beside it ran: 1 other, of send" in await told(storage, other)
+    assert "other runs in its process: 1 other, of send" in await told(storage, other)
 
 
 @pytest.mark.parametrize("trouble", [None, OSError("gone"), ValueError("not of ours")])
@@ -149,7 +149,9 @@ async def test_what_cannot_be_read_makes_a_post_mortem_shorter_and_keeps_no_job_
     detail = await detail_of(storage, lease)
 
     assert (detail.job.state, detail.job.stalls) == (State.WAITING, 1)
-    assert (detail.runs[0].detail or "").startswith("its process died, and nobody saw how\njob: 0000 of queue mail")
+    assert (detail.runs[0].detail or "").startswith(
+        "its process died, and its exit status is unknown\njob: 0000 of queue mail"
+    )
 
 
 async def test_what_is_on_record_may_be_anything() -> None:
@@ -318,8 +320,8 @@ async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_besid
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
 
     assert "beside it ran" not in await told(storage, alone)
-    assert "beside it ran: 1 other, of resize\n" in await told(storage, one)
-    assert "beside it ran: 1 other, of resize\n" in await told(storage, other)
+    assert "other runs in its process: 1 other, of resize\n" in await told(storage, one)
+    assert "other runs in its process: 1 other, of resize\n" in await told(storage, other)
 
 
 @pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])

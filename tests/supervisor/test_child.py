@@ -78,13 +78,13 @@ async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was
     wards: list[ChildProcess], clock: SystemClock
 ) -> None:
     wards.append(ward := started("import time; time.sleep(600)", clock))
-    untold = ward.workplace(5.0).told_ago
+    untold = ward.workplace(5.0).report_age
     ward.slate.told(5.0)
     # Its thread still looks whether its loop turns, while the storage is out of reach.
     ward.slate.beaten(9.5, 1 << 20)
 
     assert untold is None
-    assert ward.workplace(10.0).told_ago == 5_000_000
+    assert ward.workplace(10.0).report_age == 5_000_000
 
 
 async def test_a_child_that_has_died_by_itself_is_not_killed_though_nobody_has_heard_of_its_death_yet(

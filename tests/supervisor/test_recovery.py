@@ -122,7 +122,7 @@ async def test_a_post_mortem_counts_to_the_death_and_not_to_the_burial_that_had_
     await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0)
 
     [text] = [event.post_mortem or "" for event in (await storage.events()).events if isinstance(event, JobStalled)]
-    assert "ran for 2.0 s; last heard of 2.0 s before it died" in text
+    assert "ran for 2.0 s; last sign of life 2.0 s before it died" in text
 
 
 class Partial(Mute):

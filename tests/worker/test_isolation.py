@@ -283,7 +283,7 @@ async def test_where_a_handler_was_is_told_of_it_when_its_process_has_died(mod: 
 
     assert "in last_seen_here\n" in text
     # It never gave a sign, but somebody looked at it with each beat.
-    assert "last heard of 3." in text
+    assert "last sign of life 3." in text
     assert float(ago) < 2
 
 

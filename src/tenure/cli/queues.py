@@ -14,7 +14,7 @@ from tenure.cli.lookup import who
 from tenure.cli.render import as_json, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.clock import SECOND
-from tenure.core.duration import duration, micros, spoken
+from tenure.core.duration import duration, duration_text, micros
 from tenure.core.job import FOREVER, JobRecord
 from tenure.core.lifecycle import TERMINAL
 from tenure.errors import UsageError
@@ -154,14 +154,14 @@ def _pace(interval: int) -> str:
         count = -(-span // interval)
         if -(-span // count) == interval:
             return f"{count}/{unit}"
-    return f"1/{spoken(interval)}"
+    return f"1/{duration_text(interval)}"
 
 
 _UNITS = {unit: micros(duration(f"1{unit}", field="unit")) for unit in ("s", "m", "h", "d")}
 
 
 def _length(seconds: float) -> str:
-    return spoken(round(seconds * SECOND))
+    return duration_text(round(seconds * SECOND))
 
 
 def targeted(command: F) -> F:

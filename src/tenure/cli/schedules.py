@@ -13,7 +13,7 @@ from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.schedules import coming, look_up, pause, remove, trigger
 from tenure.clock import SECOND, SystemClock, entropy
-from tenure.core.duration import spoken
+from tenure.core.duration import duration_text
 from tenure.ids import JobIds
 from tenure.ops.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.storage.protocol import Storage
@@ -69,7 +69,7 @@ def _row(one: ScheduleView) -> list[str]:
 
 
 def _when(one: ScheduleView) -> str:
-    return f"{one.cron} {one.tz}" if one.every is None else f"every {spoken(round(one.every * SECOND))}"
+    return f"{one.cron} {one.tz}" if one.every is None else f"every {duration_text(round(one.every * SECOND))}"
 
 
 @schedules.command("pause")

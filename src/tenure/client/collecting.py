@@ -9,7 +9,7 @@ from tenure.background_loop import PORTAL
 from tenure.client.call_keys import collect_key
 from tenure.client.task import DeclaredTask, Task
 from tenure.core.check import named
-from tenure.core.deduplication import may_be_come_to, merge_name
+from tenure.core.deduplication import accepts_merge, merge_name
 from tenure.core.duration import moment
 from tenure.core.job import CollectKey, JobRecord, Ref
 from tenure.core.lifecycle import State
@@ -82,7 +82,7 @@ class CollectTask(Task[[Item], R]):
         storage = await app.opened()
         ref = await _joined(storage, queue, merge)
         detail = None if ref is None else (await storage.get([ref]))[0]
-        if detail is None or not may_be_come_to(detail.job, merge):
+        if detail is None or not accepts_merge(detail.job, merge):
             # It may have started since the query.
             return None
         job = detail.job
@@ -183,7 +183,7 @@ async def _joined(storage: Storage, queue: str, key: CollectKey) -> Ref | None:
         asked = Query(queues=(queue,), states=states, merge=merge_name(key), limit=_LOOKED_AT, after=after)
         page = await storage.find(asked)
         # Pages list the newest jobs first.
-        eldest = next((job for job in reversed(page.jobs) if may_be_come_to(job, key)), eldest)
+        eldest = next((job for job in reversed(page.jobs) if accepts_merge(job, key)), eldest)
         after = page.next
         if after is None:
             return None if eldest is None else eldest.ref

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from tenure.core.check import named, no_others, several, shown
-from tenure.core.duration import duration, instant, micros, spoken
+from tenure.core.duration import duration, duration_text, instant, micros
 from tenure.core.job import Key, NewJob, Policy
 from tenure.core.text import storable
 from tenure.errors import UsageError
@@ -172,7 +172,8 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
 def _in_time(delay: int, ttl: int | None) -> None:
     if ttl is not None and delay >= ttl:
         raise UsageError(
-            f"delay = {spoken(delay)} is not under the ttl of {spoken(ttl)}: the job would expire before it may start; "
+            f"delay = {duration_text(delay)} is not under the ttl of {duration_text(ttl)}: the job would expire "
+            "before it may start; "
             "give a longer ttl"
         )
 

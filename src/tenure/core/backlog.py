@@ -32,18 +32,18 @@ class Backlog(Struct, frozen=True):
 
     since: Mapping[str, float] = {}
 
-    def lasted(self, queue: str, *, now: float) -> float | None:
+    def seconds_above(self, queue: str, *, now: float) -> float | None:
         """Return for how many seconds a queue has been above its threshold, None if it is not."""
         began = self.since.get(queue)
         return None if began is None else max(0.0, now - began)
 
     def overdue(self, queue: str, thresholds: Thresholds, *, now: float) -> bool:
         """Return True if a queue has been above its threshold for longer than the patience."""
-        lasted = self.lasted(queue, now=now)
+        lasted = self.seconds_above(queue, now=now)
         return lasted is not None and lasted > thresholds.patience
 
 
-def seen(before: Backlog, thresholds: Thresholds, waiting: Mapping[str, int], *, now: float) -> Backlog:
+def observe(before: Backlog, thresholds: Thresholds, waiting: Mapping[str, int], *, now: float) -> Backlog:
     """Return the state after a look at all queues; a queue that is missing has no jobs."""
     above = {
         queue: before.since.get(queue, now)

@@ -92,13 +92,13 @@ def several(values: object, *, field: str) -> tuple[object, ...]:
     Raises:
         UsageError: it is a single text, whose letters would become items, or is not iterable.
     """
-    told = shown(values)
+    value_text = shown(values)
     if isinstance(values, str | bytes):
-        raise UsageError(f"{field} = {told} is a single text, not several; write {field}=[{told}]")
+        raise UsageError(f"{field} = {value_text} is a single text, not several; write {field}=[{value_text}]")
     try:
         items = iter(cast(Iterable[object], values))
     except TypeError:
-        raise UsageError(f'{field} = {told} must be several, in a list; write {field}=["one", "two"]') from None
+        raise UsageError(f'{field} = {value_text} must be several, in a list; write {field}=["one", "two"]') from None
     return tuple(items)
 
 

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from msgspec import Struct
 
 from tenure.core.check import shown
-from tenure.core.duration import Duration, duration, micros, moment, spoken
+from tenure.core.duration import Duration, duration, duration_text, micros, moment
 from tenure.errors import UsageError
 
 _SECOND = 1_000_000
@@ -62,30 +62,32 @@ class Cron(Struct, frozen=True):
         """
         if not isinstance(text, str):
             raise UsageError(f"{field} = {shown(text)} must be a text; {_REMEDY}")
-        said = f"{field} = {shown(text)}"
+        setting = f"{field} = {shown(text)}"
         words = text.split()
         if len(words) == 1 and words[0].startswith("@"):
             if words[0].lower() not in _NICKNAMES:
-                raise UsageError(f"{said} is unknown; use one of {', '.join(_NICKNAMES)}")
+                raise UsageError(f"{setting} is unknown; use one of {', '.join(_NICKNAMES)}")
             words = _NICKNAMES[words[0].lower()].split()
         if len(words) not in (5, 6):
-            raise UsageError(f"{said} has {len(words)} fields, not 5 or 6; {_REMEDY}")
+            raise UsageError(f"{setting} has {len(words)} fields, not 5 or 6; {_REMEDY}")
         second, minute, hour, day, month, weekday = words if len(words) == 6 else ["0", *words]
         kept = [part for part in day.split(",") if part.upper() != "L"]
         last_day = len(kept) < len(day.split(","))
-        months = _MONTH.read(month, said)
-        days = _DAY.read(",".join(kept), said) if kept else ()
+        months = _MONTH.read(month, setting)
+        days = _DAY.read(",".join(kept), setting) if kept else ()
         # As in Vixie's cron, a field that begins with a star does not restrict the days, and both fields must match.
         either = day[0] not in "*?" and weekday[0] not in "*?"
-        weekdays = tuple(sorted({number % 7 for number in _WEEKDAY.read(weekday, said)}))
+        weekdays = tuple(sorted({number % 7 for number in _WEEKDAY.read(weekday, setting)}))
         if not (either or last_day or min(days) <= max(_LONGEST[number] for number in months)):
-            raise UsageError(f"{said} is never due: none of its months has a day {min(days)}; L is a month's last day")
+            raise UsageError(
+                f"{setting} is never due: none of its months has a day {min(days)}; L is a month's last day"
+            )
         return cls(
             text=" ".join(text.split()),
             zone=_zone(tz, field=zone),
-            seconds=_SECOND_FIELD.read(second, said),
-            minutes=_MINUTE.read(minute, said),
-            hours=_HOUR.read(hour, said),
+            seconds=_SECOND_FIELD.read(second, setting),
+            minutes=_MINUTE.read(minute, setting),
+            hours=_HOUR.read(hour, setting),
             days=days,
             last_day=last_day,
             months=months,
@@ -95,7 +97,7 @@ class Cron(Struct, frozen=True):
         )
 
     def next_after(self, at: int) -> int | None:
-        """Return the first tick after an instant; None if there is none in fifty years, or before the year 9999."""
+        """Return the first tick after an instant, or None if the next fifty years (until 9999) have none."""
         return self._moving_after(at) if self.moving else self._fixed_after(at)
 
     def between(self, after: int, until: int, limit: int) -> tuple[int, ...]:
@@ -197,10 +199,10 @@ class Cron(Struct, frozen=True):
             for month in self.months:
                 if (year, month) < (day.year, day.month):
                     continue
-                one = day + timedelta(days=1) if (year, month) == (day.year, day.month) else date(year, month, 1)
-                while one.month == month:
-                    yield one
-                    one += timedelta(days=1)
+                next_date = day + timedelta(days=1) if (year, month) == (day.year, day.month) else date(year, month, 1)
+                while next_date.month == month:
+                    yield next_date
+                    next_date += timedelta(days=1)
 
 
 class Every(Struct, frozen=True):
@@ -239,7 +241,7 @@ class Every(Struct, frozen=True):
         return max(0, until // self.interval - after // self.interval)
 
     def __str__(self) -> str:
-        return f"every {spoken(self.interval)}"
+        return f"every {duration_text(self.interval)}"
 
 
 Rhythm = Cron | Every
@@ -275,51 +277,52 @@ class _Field(Struct, frozen=True):
     names: Mapping[str, int] = {}
     of_days: bool = False
 
-    def read(self, text: str, said: str) -> tuple[int, ...]:
+    def read(self, text: str, setting: str) -> tuple[int, ...]:
         """Return the numbers that a field stands for, in order."""
         numbers: set[int] = set()
         for part in text.split(","):
             read = _PART.fullmatch(part)
             if read is None:
-                raise self._wrong(part, said)
+                raise self._wrong(part, setting)
             low, high, step = read["low"], read["high"], read["step"]
             if low in ("*", "?"):
                 if high is not None or (low == "?" and (text != "?" or not self.of_days)):
-                    raise self._wrong(part, said)
+                    raise self._wrong(part, setting)
                 first, last = self.least, self.most
             else:
-                first = self._number(low, part, said)
-                last = first if high is None else self._number(high, part, said)
+                first = self._number(low, part, setting)
+                last = first if high is None else self._number(high, part, setting)
                 if self.name == "day of week" and last == 0 < first:
                     last = 7
             if last < first:
                 raise UsageError(
-                    f"{said}: {self.name} {part!r} runs backwards; write two ranges, such as {low}-{self.most},"
+                    f"{setting}: {self.name} {part!r} runs backwards; write two ranges, such as {low}-{self.most},"
                     f"{self.least}-{high}"
                 )
             if step is not None and high is None and low != "*":
                 raise UsageError(
-                    f"{said}: {self.name} {part!r} has a step but no range; write {low}-{self.most}/{step}"
+                    f"{setting}: {self.name} {part!r} has a step but no range; write {low}-{self.most}/{step}"
                 )
             if step is not None and not 1 <= int(step) <= self.most:
                 raise UsageError(
-                    f"{said}: {self.name} {part!r} has a step outside 1 to {self.most}; a longer rhythm is an interval"
+                    f"{setting}: {self.name} {part!r} has a step outside 1 to {self.most}; a longer rhythm is an "
+                    "interval"
                 )
             numbers.update(range(first, last + 1, int(step or 1)))
         return tuple(sorted(numbers))
 
-    def _number(self, word: str, part: str, said: str) -> int:
+    def _number(self, word: str, part: str, setting: str) -> int:
         number = self.names.get(word.lower()) if not word.isdecimal() else int(word)
         if number is None or not self.least <= number <= self.most:
-            raise self._wrong(part, said)
+            raise self._wrong(part, setting)
         return number
 
-    def _wrong(self, part: str, said: str) -> UsageError:
+    def _wrong(self, part: str, setting: str) -> UsageError:
         names = f" or {next(iter(self.names))} to {list(self.names)[-1]}" if self.names else ""
-        others = f", ? for any{', L for the last' if not self.names else ''}" if self.of_days else ""
+        alternatives = f", ? for any{', L for the last' if not self.names else ''}" if self.of_days else ""
         return UsageError(
-            f"{said}: {self.name} {part!r} is unknown; use {self.least} to {self.most}{names}, ranges such as "
-            f"{self.least}-{self.least + 4}, steps such as */5, and lists of them{others}"
+            f"{setting}: {self.name} {part!r} is unknown; use {self.least} to {self.most}{names}, ranges such as "
+            f"{self.least}-{self.least + 4}, steps such as */5, and lists of them{alternatives}"
         )
 
 
@@ -350,20 +353,21 @@ _NICKNAMES = {
 
 
 def _above(numbers: Sequence[int], number: int) -> int | None:
-    place = bisect_right(numbers, number)
-    return numbers[place] if place < len(numbers) else None
+    index = bisect_right(numbers, number)
+    return numbers[index] if index < len(numbers) else None
 
 
 def _zone(tz: object, *, field: str) -> ZoneInfo:
     if isinstance(tz, ZoneInfo):
         tz = tz.key
-    told = shown(tz)
+    tz_text = shown(tz)
     if not isinstance(tz, str):
-        raise UsageError(f'{field} = {told} must be the name of a time zone; write "UTC" or "Europe/Vienna"')
+        raise UsageError(f'{field} = {tz_text} must be the name of a time zone; write "UTC" or "Europe/Vienna"')
     try:
         return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise UsageError(
-            f'{field} = {told} is no time zone that is known here; write "UTC" or "Europe/Vienna". Where none are '
+            f'{field} = {tz_text} is not a time zone known on this machine; write "UTC" or "Europe/Vienna". Where '
+            "none are "
             "known, as on Windows, install the package tzdata"
         ) from None

@@ -170,9 +170,9 @@ def _retry(
         # Trying again later does not help a failure that the policy calls final.
         after = None if final else _redrive_after(job)
         return Finish(state=State.FAILED, error=error, reason=reason, charge="failures", redrive_after=after)
-    rest = job.policy.retry.delay(failures, rng) if after is None else after
-    told = "timeout" if reason == "timeout" else None
-    return PutBack(charge="failures", after=rest, reason=told, error=error, quarantine=alone)
+    delay = job.policy.retry.delay(failures, rng) if after is None else after
+    recorded_reason = "timeout" if reason == "timeout" else None
+    return PutBack(charge="failures", after=delay, reason=recorded_reason, error=error, quarantine=alone)
 
 
 def _redrive_after(job: JobRecord) -> int | None:
@@ -225,7 +225,7 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
             return RunEnd("rejected", error.type, error.message)
         case Unreadable(error):
             return RunEnd("undecodable", error.type, error.message)
-        case Stalled(detail=detail, apart=True) if decision.charge == "releases":
+        case Stalled(detail=detail, isolated=True) if decision.charge == "releases":
             return RunEnd("released", WORKER_DIED, detail)
         case Stalled(reason=reason, detail=detail):
             return RunEnd("released" if decision.charge == "releases" else "stalled", reason, detail)

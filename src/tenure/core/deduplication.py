@@ -38,7 +38,7 @@ GATHERED_LIMIT = 8 * 1024 * 1024
 """When a job has this many bytes of collected arguments, including frames, it collects no more calls."""
 
 
-def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
+def accepts_merge(job: JobRecord, key: MergeKey) -> bool:
     """Return True if a call with this key is merged into a job that has the same key."""
     match key:
         case UniqueKey(window=int()):
@@ -48,9 +48,9 @@ def may_be_come_to(job: JobRecord, key: MergeKey) -> bool:
         case UniqueKey():
             return job.state not in TERMINAL
         case DebounceKey():
-            return _yet_to_start(job)
+            return _has_not_started(job)
         case CollectKey():
-            return _yet_to_start(job) and not _full(key, job.gathered, job.gathered_bytes)
+            return _has_not_started(job) and not _full(key, job.gathered, job.gathered_bytes)
         case _:
             assert_never(key)
 
@@ -71,6 +71,6 @@ def _full(key: CollectKey, calls: int, size: int) -> bool:
     return calls >= key.max_size or size >= GATHERED_LIMIT
 
 
-def _yet_to_start(job: JobRecord) -> bool:
+def _has_not_started(job: JobRecord) -> bool:
     # A job that has started already used the calls that it had.
     return job.starts == 0 and job.state in (State.DELAYED, State.WAITING)

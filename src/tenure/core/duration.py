@@ -24,7 +24,7 @@ def duration(value: Duration, *, field: str, zero: bool = False) -> timedelta:
         case timedelta():
             length = value
         case bool():
-            raise UsageError(f"{field} = {shown(value)} is no duration; {_REMEDY}")
+            raise UsageError(f"{field} = {shown(value)} is not a duration; {_REMEDY}")
         case int() | float():
             # This form also refuses NaN, and it does not raise for an integer that is too large for a float.
             if not abs(value) <= _LONGEST.total_seconds():
@@ -33,13 +33,13 @@ def duration(value: Duration, *, field: str, zero: bool = False) -> timedelta:
         case str():
             read = _TEXT.fullmatch(value.strip())
             if read is None:
-                raise UsageError(f"{field} = {shown(value)} is no duration; {_REMEDY}")
+                raise UsageError(f"{field} = {shown(value)} is not a duration; {_REMEDY}")
             seconds = float(read[1]) * _UNIT[read[2]]
             if seconds > _LONGEST.total_seconds():
                 raise UsageError(f"{field} = {shown(value)} is over a hundred years; {_REMEDY}")
             length = timedelta(seconds=seconds)
         case _:
-            raise UsageError(f"{field} = {shown(value)} is no duration; {_REMEDY}")
+            raise UsageError(f"{field} = {shown(value)} is not a duration; {_REMEDY}")
     if length > _LONGEST:
         raise UsageError(f"{field} = {shown(value)} is over a hundred years; {_REMEDY}")
     if length < timedelta(0) or (length == timedelta(0) and not zero):
@@ -55,7 +55,7 @@ def micros(length: timedelta) -> int:
     return (length.days * 86_400 + length.seconds) * 1_000_000 + length.microseconds
 
 
-def spoken(length: int) -> str:
+def duration_text(length: int) -> str:
     """Return microseconds as people write a duration, in the largest unit that leaves no fraction."""
     for unit in ("d", "h", "m", "s", "ms"):
         size = round(_UNIT[unit] * 1_000_000)
@@ -71,7 +71,7 @@ def instant(value: object, *, field: str) -> int:
         UsageError: it is not a datetime, is naive, or lies before the year 1 or after the year 9999 in UTC.
     """
     if not isinstance(value, datetime):
-        raise UsageError(f"{field} = {shown(value)} is no datetime; give one with a time zone, or use a delay")
+        raise UsageError(f"{field} = {shown(value)} is not a datetime; give one with a time zone, or use a delay")
     if value.utcoffset() is None:
         raise UsageError(
             f"{field} = {value.isoformat()} has no time zone; make it aware, with tzinfo=UTC or a ZoneInfo"

@@ -49,14 +49,14 @@ _FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
 
 def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:
     """Return twelve hexadecimal digits that all failures of one fault share, and failures of other faults do not."""
-    told = RecordedError("", "") if error is None else error
+    compared = RecordedError("", "") if error is None else error
     if reason in _BY_STALLS:
         # The text after the semicolon and the traceback describe the end of the last run only, so they are left out.
-        told = RecordedError(told.type, told.message.partition("; ")[0])
+        compared = RecordedError(compared.type, compared.message.partition("; ")[0])
     elif reason == "timeout":
         # The position at the timeout differs each time and does not show the fault.
-        told = RecordedError(told.type, told.message)
-    parts = (task, reason or "", told.type, normalized(told.message), innermost(told))
+        compared = RecordedError(compared.type, compared.message)
+    parts = (task, reason or "", compared.type, normalized(compared.message), innermost(compared))
     # The parts contain no NUL, because no storage could keep one.
     return hashlib.blake2s("\0".join(parts).encode(errors="replace"), digest_size=LENGTH // 2).hexdigest()
 
@@ -71,28 +71,28 @@ def normalized(message: str) -> str:
     if "@" in text:
         text = _MAIL.sub("<mail>", text)
     text = _ID.sub("#", text)
-    text = _WORD.sub(_named, text)
+    text = _WORD.sub(_without_number, text)
     text = _REPEATED.sub(r"\1", text)
     return _SPACE.sub(" ", text).strip()[:_COMPARED]
 
 
 def innermost(error: RecordedError) -> str:
     """Return where an error was raised, as `folder/file.py:function`; empty if its traceback does not show it."""
-    text, said = error.traceback.rstrip(), error.message.rstrip()
-    if said and text.endswith(said):
+    text, message = error.traceback.rstrip(), error.message.rstrip()
+    if message and text.endswith(message):
         # A message may quote another traceback.
-        text = text[: -len(said)]
+        text = text[: -len(message)]
     # Search from the end: the rest of a long traceback does not matter.
-    place = len(text)
-    while (place := text.rfind('File "', 0, place)) >= 0:
-        frame = _FRAME.match(text, text.rfind("\n", 0, place) + 1)
-        if frame is not None and frame.start(1) == place + 6:
+    position = len(text)
+    while (position := text.rfind('File "', 0, position)) >= 0:
+        frame = _FRAME.match(text, text.rfind("\n", 0, position) + 1)
+        if frame is not None and frame.start(1) == position + 6:
             # Keep only the last folder: the place of installation does not matter.
             return f"{'/'.join(_SLASH.split(frame[1])[-2:])}:{frame[2].rstrip()}"
     return ""
 
 
-def _named(found: Match[str]) -> str:
+def _without_number(found: Match[str]) -> str:
     """Keep the word that a number is part of, so that `user42` and `order42` stay different."""
-    named = _NAMED.fullmatch(found[0])
-    return "#" if named is None else f"{named[1]}#"
+    found_word = _NAMED.fullmatch(found[0])
+    return "#" if found_word is None else f"{found_word[1]}#"

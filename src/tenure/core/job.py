@@ -114,18 +114,18 @@ class StallTerms(Struct, frozen=True):
     renewed: bool = True
     pinned: tuple[str, ...] = ()
 
-    def under(self, setting: "StallSetting") -> "StallTerms":
-        """Return these terms with a queue's setting laid over the fields that the call did not pin."""
-        told = {
+    def with_setting(self, setting: "StallSetting") -> "StallTerms":
+        """Return these terms with a queue's setting applied to the fields that the call did not pin."""
+        changes = {
             name: value
             for name in ("lease", "max_stalls", "start_grace", "renewed")
             if name not in self.pinned and (value := getattr(setting, name)) is not None
         }
         return StallTerms(
-            told.get("lease", self.lease),
-            told.get("max_stalls", self.max_stalls),
-            told.get("start_grace", self.start_grace),
-            told.get("renewed", self.renewed),
+            changes.get("lease", self.lease),
+            changes.get("max_stalls", self.max_stalls),
+            changes.get("start_grace", self.start_grace),
+            changes.get("renewed", self.renewed),
             self.pinned,
         )
 
@@ -138,13 +138,13 @@ class StallSetting(Struct, frozen=True, omit_defaults=True):
     start_grace: int | None = None
     renewed: bool | None = None
 
-    def under(self, told: "StallSetting") -> "StallSetting":
-        """Return this setting with the fields of `told` that are set laid over it."""
+    def updated_with(self, newer: "StallSetting") -> "StallSetting":
+        """Return this setting with each field replaced that `newer` sets."""
         return StallSetting(
-            self.lease if told.lease is None else told.lease,
-            self.max_stalls if told.max_stalls is None else told.max_stalls,
-            self.start_grace if told.start_grace is None else told.start_grace,
-            self.renewed if told.renewed is None else told.renewed,
+            self.lease if newer.lease is None else newer.lease,
+            self.max_stalls if newer.max_stalls is None else newer.max_stalls,
+            self.start_grace if newer.start_grace is None else newer.start_grace,
+            self.renewed if newer.renewed is None else newer.renewed,
         )
 
 

@@ -42,37 +42,39 @@ class LeaderStatus(Struct, frozen=True):
         return bool(self.terms)
 
 
-def answered(standing: LeaderStatus, terms: tuple[Term, ...], *, asked_at: float) -> tuple[LeaderStatus, list[Event]]:
+def after_answer(
+    standing: LeaderStatus, terms: tuple[Term, ...], *, asked_at: float
+) -> tuple[LeaderStatus, list[Event]]:
     """Return the status and events after the storage's answer to a sweep that was sent at that uptime."""
     before = {(term.scope, term.epoch): term for term in standing.terms}
     now = {(term.scope, term.epoch): term for term in terms}
-    told: list[Event] = [
+    events: list[Event] = [
         LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="superseded")
         for mark, term in before.items()
         if mark not in now
     ]
-    told += [
+    events += [
         LeadershipAcquired(scope=term.scope, owner=term.owner, epoch=term.epoch)
         for mark, term in now.items()
         if mark not in before
     ]
     until = min((asked_at + term.length / 1_000_000 for term in terms), default=0.0)
-    return LeaderStatus(terms, until), told
+    return LeaderStatus(terms, until), events
 
 
-def unanswered(standing: LeaderStatus, *, at: float) -> tuple[LeaderStatus, list[Event]]:
+def after_failure(standing: LeaderStatus, *, at: float) -> tuple[LeaderStatus, list[Event]]:
     """Return the status and events after a failed sweep: when its trust has run out, a leader becomes a follower."""
     if not standing.leads or at < standing.trusted_until:
         return standing, []
-    return _gone(standing, "unreachable")
+    return _without_terms(standing, "unreachable")
 
 
-def resigned(standing: LeaderStatus) -> tuple[LeaderStatus, list[Event]]:
+def after_resignation(standing: LeaderStatus) -> tuple[LeaderStatus, list[Event]]:
     """Return the status and events after the terms were given up."""
-    return _gone(standing, "resigned")
+    return _without_terms(standing, "resigned")
 
 
-def ask_again_in(every: float, retry_in: float | None, rng: Random) -> float:
+def next_sweep_in(every: float, retry_in: float | None, rng: Random) -> float:
     """Return the seconds until the next sweep: a leader's interval, or a follower's wait for the end of the term."""
     return every if retry_in is None else retry_in + rng.random() * min(LATE, every / 4)
 
@@ -93,8 +95,8 @@ def longest_rest(lease: float, every: float, term: float) -> float:
     return rest if rest > every else 0.0
 
 
-def _gone(standing: LeaderStatus, reason: str) -> tuple[LeaderStatus, list[Event]]:
-    told: list[Event] = [
+def _without_terms(standing: LeaderStatus, reason: str) -> tuple[LeaderStatus, list[Event]]:
+    events: list[Event] = [
         LeadershipLost(
             scope=term.scope,
             owner=term.owner,
@@ -103,4 +105,4 @@ def _gone(standing: LeaderStatus, reason: str) -> tuple[LeaderStatus, list[Event
         )
         for term in standing.terms
     ]
-    return LeaderStatus(), told
+    return LeaderStatus(), events

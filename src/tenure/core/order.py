@@ -19,12 +19,12 @@ FAIR_WEIGHT = 1000
 """The largest weight: a thousand jobs for each job of a tenant of weight 1."""
 
 
-def place(at: int, *, boost: int, lifo: bool = False) -> int:
+def score_at(at: int, *, boost: int, lifo: bool = False) -> int:
     """Return the score of a job that enters its queue at an instant."""
     return (-at if lifo else at) - boost
 
 
-def came_at(score: int, *, boost: int, lifo: bool = False) -> int:
+def entered_at(score: int, *, boost: int, lifo: bool = False) -> int:
     """Return the instant at which a job of this score entered its queue."""
     return -(score + boost) if lifo else score + boost
 
@@ -60,7 +60,7 @@ class Fairness(Struct):
         """Return the virtual time that the queue has reached, for jobs of a priority."""
         return max(self.front, self.reached.get(boost, self.front))
 
-    def given_out(self, score: int, boost: int) -> None:
+    def mark_dispatched(self, score: int, boost: int) -> None:
         """Advance the virtual time, because a job was given out."""
         # The front leaves out the delay of a low priority: the next job of that priority would add it again.
         self.front = max(self.front, score + min(boost, 0))

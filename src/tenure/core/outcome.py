@@ -116,7 +116,7 @@ class Stalled(Struct, frozen=True, tag=True):
     blameless: bool = False
     begun: bool = True
     delay: int = 0
-    apart: bool = False
+    isolated: bool = False
 
 
 Outcome = Returned | Raised | TimedOut | Rejected | Unreadable | Unknown | Snoozed | Interrupted | Cancelled | Stalled

@@ -1,7 +1,7 @@
 """Writes the post-mortem of a run that was cut off: why it ended, where it was, and its last log lines.
 
     its process was killed by signal 9 (SIGKILL), cause unknown     the cause, in one clause that can be quoted
-    job … worker … ran … process … beside it ran … progress …       what was known of it, as far as anything is
+    job … worker … ran … process … other runs … progress …        what was known of it, as far as anything is
     its last log lines: …
     where its handler was at its last beat, 3.2 s before it died: …
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from tenure.core.duration import moment, spoken
+from tenure.core.duration import duration_text, moment
 from tenure.core.job import JobRecord, LogLine, RunRecord, StallReason
 from tenure.core.text import storable
 
@@ -34,14 +34,14 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Workplace(Struct, frozen=True):
-    """A worker process's last report on itself. `lag` and `told_ago` in microseconds, `memory` in bytes; 0: unknown.
+    """A worker process's last report on itself. `lag` and `report_age` in microseconds, `memory` in bytes; 0: unknown.
 
-    `told_ago`: the age of that report at the end of the run, if it is known better than from the lease.
+    `report_age`: the age of that report at the end of the run, if it is known better than from the lease.
     """
 
     lag: int = 0
     memory: int = 0
-    told_ago: int | None = None
+    report_age: int | None = None
 
 
 class Ending(Struct, frozen=True):
@@ -67,12 +67,12 @@ def stall_cause(
     """Return in one clause why a run stalled, and which limit it exceeded. `job`: the record after the reclaim."""
     match reason:
         case "process_died":
-            return "its process died, and nobody saw how" if ending is None else f"its process {ending.how}"
+            return "its process died, and its exit status is unknown" if ending is None else f"its process {ending.how}"
         case "no_progress":
             limit = "its heartbeat_timeout" if job.heartbeat_timeout is None else _limit(job)
             return f"its handler gave no sign of progress for longer than {limit}"
         case "loop_blocked":
-            limit = "" if max_block is None else f" of {spoken(max_block)}"
+            limit = "" if max_block is None else f" of {duration_text(max_block)}"
             return f"the event loop of its worker was blocked for longer than max_block{limit}"
         case "lease_expired":
             return _out_of_lease(job, silent_for, run)
@@ -88,27 +88,27 @@ def post_mortem(
     log: Sequence[LogLine] = (),
     workplace: Workplace | None = None,
     ending: Ending | None = None,
-    beside: Sequence[str] = (),
+    other_tasks: Sequence[str] = (),
     alone: bool = False,
 ) -> str:
     """Return all known facts of a run that was cut off; the first line is the cause.
 
     `job`: the record after the reclaim. `silent_for`: how long its holder had been silent, in microseconds. `died`:
-    True if its process had died, False if only its lease was over. `beside`: the tasks of the other runs in its
+    True if its process had died, False if only its lease was over. `other_tasks`: those of the other runs in its
     process. `alone`: the run had a process of its own, as a child of its worker.
     """
-    place = Workplace() if workplace is None else workplace
+    known_workplace = Workplace() if workplace is None else workplace
     end = "before it died" if died else "before it was given up"
-    told_ago = silent_for if place.told_ago is None else place.told_ago
+    report_age = silent_for if known_workplace.report_age is None else known_workplace.report_age
     parts = [
         cause.replace("\n", " "),
-        *_who(job, run),
-        "; ".join([*_ran(job, run), f"last heard of {seconds(silent_for)} {end}", *_limits(job)]),
-        *_process(place, ending),
-        *(["it had a process to itself, beside its worker's"] if alone else _beside(beside)),
+        *_identity(job, run),
+        "; ".join([*_ran(job, run), f"last sign of life {seconds(silent_for)} {end}", *_limits(job)]),
+        *_process(known_workplace, ending),
+        *(["it had a process of its own, a child of its worker"] if alone else _other_runs(other_tasks)),
         *_progress(job),
-        *_said([line for line in log if line.run == job.starts]),
-        *_where(run, ending, f"{seconds(told_ago)} {end}"),
+        *_log_lines([line for line in log if line.run == job.starts]),
+        *_where(run, ending, f"{seconds(report_age)} {end}"),
     ]
     return _cut(storable("\n".join(parts)), LONGEST)
 
@@ -138,63 +138,66 @@ def ran_for(job: JobRecord, run: RunRecord | None) -> int | None:
 
 
 def _limit(job: JobRecord) -> str:
-    return f"its heartbeat_timeout of {spoken(job.heartbeat_timeout or 0)}"
+    return f"its heartbeat_timeout of {duration_text(job.heartbeat_timeout or 0)}"
 
 
 def _out_of_lease(job: JobRecord, silent_for: int, run: RunRecord | None) -> str:
-    length, ran = job.stall.lease, ran_for(job, run)
+    length, duration = job.stall.lease, ran_for(job, run)
     if silent_for < length:
         # The holder was alive all the time, and let the lease end or had to.
-        if ran is not None and job.timeout is not None and ran > job.timeout:
-            return f"it went on for {seconds(ran)}, past its timeout of {spoken(job.timeout)}, and could not be stopped"
+        if duration is not None and job.timeout is not None and duration > job.timeout:
+            return (
+                f"it went on for {seconds(duration)}, past its timeout of {duration_text(job.timeout)}, and could not "
+                "be stopped"
+            )
         if job.deadline is not None and job.heard_at is not None and job.heard_at > job.deadline:
             return "it went on past the deadline of its job, and could not be stopped"
     if not job.stall.renewed:
         return (
-            f"its handler gave no sign for {seconds(silent_for)}, longer than its lease of {spoken(length)}, "
+            f"its handler gave no sign for {seconds(silent_for)}, longer than its lease of {duration_text(length)}, "
             "which nothing else renews (heartbeat=False)"
         )
     # The worker may have sent a later beat that did not renew this lease.
-    said = f" for {seconds(silent_for)}," if silent_for >= length else " for"
-    return f"its worker was silent{said} longer than the lease of {spoken(length)}"
+    silence_text = f" for {seconds(silent_for)}," if silent_for >= length else " for"
+    return f"its worker was silent{silence_text} longer than the lease of {duration_text(length)}"
 
 
-def _who(job: JobRecord, run: RunRecord | None) -> list[str]:
-    told = [f"job: {job.id} of queue {job.queue}, task {job.task}, run {job.starts}"]
+def _identity(job: JobRecord, run: RunRecord | None) -> list[str]:
+    lines = [f"job: {job.id} of queue {job.queue}, task {job.task}, run {job.starts}"]
     if run is not None:
-        told[0] += f", fence {run.fence}"
-        told.append(f"worker: {run.worker or run.owner}, host {run.host or 'unknown'}, pid {run.pid}")
-    return told
+        lines[0] += f", fence {run.fence}"
+        lines.append(f"worker: {run.worker or run.owner}, host {run.host or 'unknown'}, pid {run.pid}")
+    return lines
 
 
 def _ran(job: JobRecord, run: RunRecord | None) -> list[str]:
-    ran = ran_for(job, run)
-    return [] if ran is None else [f"ran for {seconds(ran)}"]
+    duration = ran_for(job, run)
+    return [] if duration is None else [f"ran for {seconds(duration)}"]
 
 
 def _limits(job: JobRecord) -> list[str]:
     limits = [("lease", job.stall.lease), ("timeout", job.timeout), ("heartbeat_timeout", job.heartbeat_timeout)]
-    return [f"{name} {spoken(length)}" for name, length in limits if length is not None]
+    return [f"{name} {duration_text(length)}" for name, length in limits if length is not None]
 
 
-def _process(place: Workplace, ending: Ending | None) -> list[str]:
+def _process(workplace: Workplace, ending: Ending | None) -> list[str]:
     peak = None if ending is None else ending.peak_memory
-    told = [
-        *([f"{size(place.memory)} of memory at its last beat"] if place.memory else []),
+    facts = [
+        *([f"{size(workplace.memory)} of memory at its last beat"] if workplace.memory else []),
         *([f"{size(peak)} at most"] if peak is not None else []),
-        *([f"its event loop had kept others waiting for {seconds(place.lag)}"] if place.lag >= _LAG else []),
+        *([f"its event loop had been blocked for {seconds(workplace.lag)}"] if workplace.lag >= _LAG else []),
     ]
-    return [f"process: {'; '.join(told)}"] if told else []
+    return [f"process: {'; '.join(facts)}"] if facts else []
 
 
-def _beside(tasks: Sequence[str]) -> list[str]:
+def _other_runs(tasks: Sequence[str]) -> list[str]:
     if not tasks:
         return []
     counts = Counter(tasks).most_common()
-    named = [task if count == 1 else f"{task} ({count})" for task, count in counts[:_TASKS]]
+    task_texts = [task if count == 1 else f"{task} ({count})" for task, count in counts[:_TASKS]]
     more = [f"and {len(counts) - _TASKS} more tasks"] if len(counts) > _TASKS else []
-    others = "1 other" if len(tasks) == 1 else f"{len(tasks)} others"
-    return [f"beside it ran: {others}, of {', '.join([*named, *more])}"]
+    count_text = "1 other" if len(tasks) == 1 else f"{len(tasks)} others"
+    return [f"other runs in its process: {count_text}, of {', '.join([*task_texts, *more])}"]
 
 
 def _progress(job: JobRecord) -> list[str]:
@@ -204,7 +207,7 @@ def _progress(job: JobRecord) -> list[str]:
     return [f"progress: {job.progress:g}{note}"]
 
 
-def _said(log: Sequence[LogLine]) -> list[str]:
+def _log_lines(log: Sequence[LogLine]) -> list[str]:
     kept: list[str] = []
     room = _LOG
     for line in reversed(log[-LINES:]):
@@ -221,7 +224,7 @@ def _where(run: RunRecord | None, ending: Ending | None, ago: str) -> list[str]:
     if ending is not None and ending.stack.strip():
         return ["where the threads of its process were when it was killed:", *_indented(_last_threads(ending.stack))]
     if run is None or not (run.trace or "").strip():
-        return ["where its handler was is not known: no beat has told of it"]
+        return ["the position of its handler is unknown: no beat reported it"]
     return [f"where its handler was at its last beat, {ago}:", *_indented(_last_frames(run.trace or ""))]
 
 
@@ -238,7 +241,7 @@ def _last_threads(stack: str) -> str:
     kept: list[str] = []
     for thread in reversed(stack.strip().split("\n\n")):
         kept.insert(0, thread)
-        if sum(len(one.encode(errors="replace")) for one in kept) > _PLACE:
+        if sum(len(text.encode(errors="replace")) for text in kept) > _PLACE:
             kept = kept[1:] or [_cut(thread, _PLACE)]
             break
     return "\n\n".join(kept)

@@ -37,7 +37,7 @@ def taken(so_far: RateReservation, rate: RateKey, now: int, *, starts: int = 1) 
     return RateReservation(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 
-def regained(rate: RateKey, started: int, now: int) -> int:
+def refund(rate: RateKey, started: int, now: int) -> int:
     """Return how much time to give back for a start that was in vain, in microseconds.
 
     Time that has passed since is not given back: other jobs may have started in it as if it had not been taken.
@@ -64,12 +64,12 @@ def free(so_far: RateReservation, rate: RateKey, now: int) -> int:
     return max(0, (now - opened) // rate.interval + 1)
 
 
-def heeded(brought: Iterable[RateKey], told: RateKey | None, task: str) -> list[RateKey]:
+def effective_rates(rates: Iterable[RateKey], task_rate: RateKey | None, task: str) -> list[RateKey]:
     """Return the rates that a start takes time of; a rate set for a task replaces all of the task's own."""
-    if told is None:
-        return [rate for rate in brought if rate.interval]
-    others = (rate for rate in brought if rate.name != told.name and not is_of_task(rate.name, task))
-    return [rate for rate in (told, *others) if rate.interval]
+    if task_rate is None:
+        return [rate for rate in rates if rate.interval]
+    others = (rate for rate in rates if rate.name != task_rate.name and not is_of_task(rate.name, task))
+    return [rate for rate in (task_rate, *others) if rate.interval]
 
 
 def is_of_task(name: str, task: str) -> bool:

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from tenure.core.lifecycle import State
 
-FORGOTTEN_TOGETHER = 200
+TRIM_BATCH = 200
 """The usual limit of ended jobs, or of events, that one call deletes when it finds too many."""
 
 
@@ -23,7 +23,7 @@ class KeepRule(Struct, frozen=True):
         """
         return None if self.count is None else self.count + max(self.count // 10, 100)
 
-    def forgotten_at_once(self, jobs: int, ended: int) -> int:
+    def deleted_at_once(self, jobs: int, ended: int) -> int:
         """Return how many of `jobs` ended jobs are deleted by the call that has ended `ended` of them.
 
         Above `most` the call deletes a whole batch, because that costs little more than one job. If more jobs have
@@ -32,7 +32,7 @@ class KeepRule(Struct, frozen=True):
         """
         if self.count is None or self.most is None or jobs <= self.most:
             return 0
-        batch = min((self.most - self.count) // 2 + 1, FORGOTTEN_TOGETHER)
+        batch = min((self.most - self.count) // 2 + 1, TRIM_BATCH)
         return max(batch, min(jobs - self.most, ended + ended // 4 + 1))
 
 
@@ -44,19 +44,19 @@ class RetentionRules(Struct, frozen=True, omit_defaults=True):
     cancelled: KeepRule | None = None
     expired: KeepRule | None = None
 
-    def under(self, told: "RetentionRules") -> "RetentionRules":
-        """Return these rules with the fields of `told` that are set laid over them."""
+    def updated_with(self, newer: "RetentionRules") -> "RetentionRules":
+        """Return these rules with each field replaced that `newer` sets."""
         return RetentionRules(
-            completed=self.completed if told.completed is None else told.completed,
-            failed=self.failed if told.failed is None else told.failed,
-            cancelled=self.cancelled if told.cancelled is None else told.cancelled,
-            expired=self.expired if told.expired is None else told.expired,
+            completed=self.completed if newer.completed is None else newer.completed,
+            failed=self.failed if newer.failed is None else newer.failed,
+            cancelled=self.cancelled if newer.cancelled is None else newer.cancelled,
+            expired=self.expired if newer.expired is None else newer.expired,
         )
 
     def of(self, state: State) -> KeepRule:
         """Return the rule for jobs that ended in a state."""
-        told: KeepRule | None = getattr(self, state.value)
-        return KEPT[state] if told is None else told
+        rule: KeepRule | None = getattr(self, state.value)
+        return KEPT[state] if rule is None else rule
 
 
 _HOUR = 3_600_000_000

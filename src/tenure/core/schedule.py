@@ -15,7 +15,7 @@ Missed = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "queue_one", "allow"]
 
 Fate = Ref | Literal["overlap", "throttled", "duplicate"]
-"""The result of a tick that should get a job: the job that it made or was merged into, or why there is no job."""
+"""The result of a tick that should get a job: the job that it made or was merged into, or why it made none."""
 
 GRACE = 10_000_000
 """By how much a tick may be late before it counts as missed, in microseconds: the time that a change of leader may
@@ -54,7 +54,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
         """Return True if both have the same ticks."""
         return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
 
-    def goes_on_from(self, expected: int) -> bool:
+    def is_at_tick(self, expected: int) -> bool:
         """Return True if the schedule may advance, given that the caller expects this last tick."""
         return not self.paused and self.last_tick == expected
 
@@ -63,31 +63,31 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return self.last_tick > now + AHEAD
 
 
-def put_over(known: Schedule | None, told: Schedule, now: int) -> Schedule:
-    """Return a schedule after a put: its definition is that of `told`, its progress that of `known`.
+def redefined(known: Schedule | None, new: Schedule, now: int) -> Schedule:
+    """Return a schedule after a put: its definition is that of `new`, its progress that of `known`.
 
     If its ticks change, it continues from the instant of the put, and ticks that it would have had before are not
     missed. It does the same if the clock was set back.
     """
     if known is None:
-        return told
+        return new
     set_back = known.is_ahead(now)
-    same = known.ticks_as(told) and not set_back
-    last_tick = told.last_tick if set_back else max(told.last_tick, known.last_tick)
+    same = known.ticks_as(new) and not set_back
+    last_tick = new.last_tick if set_back else max(new.last_tick, known.last_tick)
     return Schedule(
-        name=told.name,
-        job=told.job,
-        cron=told.cron,
-        tz=told.tz,
-        every=told.every,
-        missed=told.missed,
-        most=told.most,
-        overlap=told.overlap,
-        grace=told.grace,
+        name=new.name,
+        job=new.job,
+        cron=new.cron,
+        tz=new.tz,
+        every=new.every,
+        missed=new.missed,
+        most=new.most,
+        overlap=new.overlap,
+        grace=new.grace,
         paused=known.paused,
         made=known.made,
         last_tick=known.last_tick if same else last_tick,
-        next_tick=known.next_tick if same else told.next_tick,
+        next_tick=known.next_tick if same else new.next_tick,
         last_id=known.last_id,
     )
 
@@ -124,7 +124,7 @@ def fate_of(made: Made, ref: Ref) -> Fate:
             assert_never(made)
 
 
-def moved_on(
+def after_tick(
     known: Schedule, tick: int, next_tick: int | None, *, missed: int, fate: Fate | None, now: int
 ) -> tuple[Schedule, list[Event]]:
     """Return a schedule after a tick, and the events: for the missed ticks first, then for the tick itself.

@@ -42,27 +42,31 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
     )
 
 
-def is_kept_by_its_queue(asked: Settlement) -> bool:
+def uses_queue_retention(settlement: Settlement) -> bool:
     """Return True if a settlement completes a job whose result has no lifetime of its own."""
-    decision = asked.decision
+    decision = settlement.decision
     return isinstance(decision, Finish) and decision.state is State.COMPLETED and decision.keep is None
 
 
-def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
+def when_cancelling(settlement: Settlement, job: JobRecord) -> Settlement:
     """Return the settlement that applies if the job was asked to stop.
 
     A put-back becomes a cancellation. A success or a failure stays, and a success reports that the cancel came too
     late. A cancellation names the person who requested it. No rule redrives the job, because its stop was requested.
     The run may not know of the request: only the record does.
     """
-    decision = asked.decision
+    decision = settlement.decision
     if isinstance(decision, PutBack):
         decision = Finish(state=State.CANCELLED, reason=job.cancel_reason)
         return Settlement(
-            asked.ref, asked.fence, decision, asked.ended, (_cancelled(job, job.cancel_reason, job.cancel_by),)
+            settlement.ref,
+            settlement.fence,
+            decision,
+            settlement.ended,
+            (_cancelled(job, job.cancel_reason, job.cancel_by),),
         )
     events: list[JobEvent] = []
-    for event in asked.events:
+    for event in settlement.events:
         match event:
             case JobCompleted():
                 events.append(structs.replace(event, cancel_too_late=True))
@@ -70,7 +74,9 @@ def when_cancelling(asked: Settlement, job: JobRecord) -> Settlement:
                 events.append(structs.replace(event, by=job.cancel_by))
             case _:
                 events.append(event)
-    return Settlement(asked.ref, asked.fence, structs.replace(decision, redrive_after=None), asked.ended, tuple(events))
+    return Settlement(
+        settlement.ref, settlement.fence, structs.replace(decision, redrive_after=None), settlement.ended, tuple(events)
+    )
 
 
 def handed_back(job: JobRecord) -> Settlement:
@@ -93,9 +99,9 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 result=result if result is not None and len(result) <= RESULT_SHOWN else None,
             ),
         )
-    told: list[JobEvent] = []
+    events: list[JobEvent] = []
     if isinstance(outcome, Stalled) and decision.charge == "stalls":
-        told.append(
+        events.append(
             JobStalled(
                 queue=job.queue,
                 id=job.id,
@@ -111,9 +117,9 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
         )
     match decision:
         case Finish(state=State.CANCELLED, reason=reason):
-            told.append(_cancelled(job, reason, outcome.by if isinstance(outcome, Cancelled) else None))
+            events.append(_cancelled(job, reason, outcome.by if isinstance(outcome, Cancelled) else None))
         case Finish(reason=reason, error=error):
-            told.append(
+            events.append(
                 JobFailed(
                     queue=job.queue,
                     id=job.id,
@@ -125,7 +131,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 )
             )
         case PutBack(charge="failures", after=after, error=error):
-            told.append(
+            events.append(
                 JobRetried(
                     queue=job.queue,
                     id=job.id,
@@ -138,7 +144,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
                 )
             )
         case PutBack(charge="releases", after=after, reason=reason):
-            told.append(
+            events.append(
                 JobReleased(
                     queue=job.queue,
                     id=job.id,
@@ -152,7 +158,7 @@ def _events(job: JobRecord, outcome: Outcome, decision: Decision, *, took: float
             pass  # charged to the stalls; its event is above
         case _:
             assert_never(decision)
-    return tuple(told)
+    return tuple(events)
 
 
 def _cancelled(job: JobRecord, reason: str | None, by: str | None) -> JobCancelled:

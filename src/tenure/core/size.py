@@ -21,7 +21,7 @@ def size(value: Size, *, field: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", str(value))
     unit = None if found is None or isinstance(value, bool) else _UNITS.get(found[2].upper())
     if found is None or unit is None:
-        raise UsageError(f"{field} = {value!r} is no size; write a number of bytes, or 500MB, 2GiB")
+        raise UsageError(f"{field} = {value!r} is not a size; write a number of bytes, or 500MB, 2GiB")
     if (bytes_ := round(float(found[1]) * unit)) < 1:
         raise UsageError(f"{field} = {value!r} must be 1 byte or more")
     return bytes_

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import structs
 
 from tenure.core.deduplication import due_at
-from tenure.core.duration import moment, spoken
+from tenure.core.duration import duration_text, moment
 from tenure.core.events import (
     JobCollected,
     JobDebounced,
@@ -35,12 +35,12 @@ from tenure.core.job import (
 )
 from tenure.core.lease import REAPER_LEASE, lease_end, next_fence, run_limit
 from tenure.core.lifecycle import State
-from tenure.core.order import came_at, place
+from tenure.core.order import entered_at, score_at
 
 
 def claimed(job: JobRecord, owner: str, now: int, setting: StallSetting | None) -> JobRecord:
     """Return the job's record at the start of its next run under that owner. `setting`: its queue's stall setting."""
-    stall = job.stall if setting is None else job.stall.under(setting)
+    stall = job.stall if setting is None else job.stall.with_setting(setting)
     run_until = run_limit(now, lease=stall.lease, timeout=job.timeout, deadline=job.deadline)
     progress_until = now + job.heartbeat_timeout if job.heartbeat_timeout is not None else None
     return structs.replace(
@@ -78,7 +78,7 @@ def reclaimed(job: JobRecord, owner: str, now: int) -> JobRecord:
     )
 
 
-def lapsed(job: JobRecord, now: int) -> bool:
+def is_expired(job: JobRecord, now: int) -> bool:
     """Return True if a job that has not started is too old to start. It is too old from `expires_at` on, inclusive."""
     return job.expires_at is not None and job.expires_at <= now
 
@@ -100,7 +100,9 @@ def expired(job: JobRecord, now: int) -> JobRecord:
 
 def too_late(ttl: int | None) -> RecordedError:
     """Return the error of a job that waited too long. It depends only on the time to live."""
-    return RecordedError("JobExpiredError", f"the job did not start within its time to live of {spoken(ttl or 0)}")
+    return RecordedError(
+        "JobExpiredError", f"the job did not start within its time to live of {duration_text(ttl or 0)}"
+    )
 
 
 def expiry(job: JobRecord, now: int) -> JobExpired:
@@ -129,7 +131,7 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
         job,
         state=State.DELAYED if delay else State.WAITING,
         run_at=run_at,
-        score=place(run_at, boost=job.boost, lifo=job.lifo),
+        score=score_at(run_at, boost=job.boost, lifo=job.lifo),
         expires_at=None if job.ttl is None else run_at + job.ttl,
         failures=0,
         stalls=0,
@@ -156,16 +158,16 @@ def retimed(job: JobRecord, now: int, *, delay: int | None, priority: int | None
     run_at = job.run_at if delay is None else now + delay
     # Without a delay it keeps its state: if the clock was set back, its old time might lie ahead again.
     later = job.state is State.DELAYED if delay is None else run_at > now
-    weighs = job.boost if boost is None else boost
-    came = came_at(job.score, boost=job.boost, lifo=job.lifo) if delay is None else max(run_at, now)
+    new_boost = job.boost if boost is None else boost
+    entered = entered_at(job.score, boost=job.boost, lifo=job.lifo) if delay is None else max(run_at, now)
     return structs.replace(
         job,
         state=State.DELAYED if later else State.WAITING,
         parked_under=None if later else job.parked_under,
         run_at=run_at,
         priority=job.priority if priority is None else priority,
-        boost=weighs,
-        score=place(came, boost=weighs, lifo=job.lifo),
+        boost=new_boost,
+        score=score_at(entered, boost=new_boost, lifo=job.lifo),
     )
 
 
@@ -193,7 +195,7 @@ def collecting(job: JobRecord, key: CollectKey, now: int, *, ttl: int | None, of
         state=State.DELAYED if run_at > now else State.WAITING,
         parked_under=None,
         run_at=run_at,
-        score=place(run_at + offset, boost=job.boost, lifo=job.lifo),
+        score=score_at(run_at + offset, boost=job.boost, lifo=job.lifo),
     )
 
 
@@ -213,7 +215,7 @@ def silence(job: JobRecord, now: int) -> int:
 
 
 def refused(job: JobRecord, owner: str, fence: int, write: Literal["settle", "renew"]) -> RunFenced:
-    """Return the event for a refused write by this owner under this fence: the run is no longer the current one."""
+    """Return the event for a refused write by this owner under this fence: another run is the current one by now."""
     return RunFenced(
         queue=job.queue,
         id=job.id,

@@ -136,7 +136,7 @@ def judged(
             known=name in heard_of,
             served=any(name in worker.queues for worker in serving),
             threshold=thresholds.of(name),
-            above_for=backlog.lasted(name, now=now),
+            above_for=backlog.seconds_above(name, now=now),
             overdue=backlog.overdue(name, thresholds, now=now),
             workers=survey.workers,
         )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tenure.clock import Clock
-from tenure.core.backlog import Backlog, Thresholds, seen
+from tenure.core.backlog import Backlog, Thresholds, observe
 from tenure.errors import StorageError, TenureError
 from tenure.health.assessment import waiting
 from tenure.storage.protocol import Storage, Survey
@@ -95,7 +95,7 @@ class StorageMonitor:
         if self.failing_since is not None:
             logger.info("the storage answers again")
         self.failing_since = None
-        self.backlog = seen(self.backlog, self.thresholds, waiting(survey), now=asked_at)
+        self.backlog = observe(self.backlog, self.thresholds, waiting(survey), now=asked_at)
         self._last = self.good = SurveyResult(asked_at, survey)
         return self._last
 

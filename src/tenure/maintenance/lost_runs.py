@@ -14,7 +14,7 @@ from typing import assert_never
 from msgspec import Struct, field, structs
 
 from tenure.core.decision import WORKER_DIED
-from tenure.core.duration import spoken
+from tenure.core.duration import duration_text
 from tenure.core.events import JobStalled
 from tenure.core.job import JobDetail, Owner, RecordedError, Ref, RunRecord, StallReason, unreadable_record
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Raised, Stalled, StopCode, TimedOut, Unreadable
@@ -214,7 +214,7 @@ def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | Non
         )
     )
     text = _text(one, cause, seen, witness)
-    return Stalled(reason, one.silent_for, one.owner, text, blameless, begun, apart=apart)
+    return Stalled(reason, one.silent_for, one.owner, text, blameless, begun, isolated=apart)
 
 
 def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: CrashEvidence | None) -> Outcome:
@@ -253,7 +253,7 @@ def _reason(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None
 def _overdue(one: StalledLease, seen: _StalledRuns) -> str:
     job = one.lease.job
     ran = ran_for(job, seen.run(one))
-    limit = "its timeout" if job.timeout is None else f"its timeout of {spoken(job.timeout)}"
+    limit = "its timeout" if job.timeout is None else f"its timeout of {duration_text(job.timeout)}"
     return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
 
 
@@ -276,7 +276,7 @@ def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvide
             log=() if detail is None else detail.log,
             workplace=place,
             ending=None if witness is None else witness.ending,
-            beside=seen.beside(one, witness),
+            other_tasks=seen.beside(one, witness),
         )
     return cause
 

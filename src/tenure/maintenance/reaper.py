@@ -20,7 +20,14 @@ from tenure.core.check import shown
 from tenure.core.duration import micros
 from tenure.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from tenure.core.job import Owner
-from tenure.core.leadership import LeaderStatus, answered, ask_again_in, longest_rest, resigned, unanswered
+from tenure.core.leadership import (
+    LeaderStatus,
+    after_answer,
+    after_failure,
+    after_resignation,
+    longest_rest,
+    next_sweep_in,
+)
 from tenure.errors import StorageError, UsageError
 from tenure.events.bus import EventBus, Handlers
 from tenure.events.registration import registering
@@ -99,7 +106,7 @@ class Sweeper:
             # If the storage hangs, a leader must not believe that it leads for longer than its term.
             async with asyncio.timeout(self._patience):
                 swept = await self._storage.sweep(bid)
-            self.standing, told = answered(self.standing, swept.terms, asked_at=asked_at)
+            self.standing, told = after_answer(self.standing, swept.terms, asked_at=asked_at)
             self._tell(told)
             self._report(swept.troubles)
             if swept.stalled:
@@ -120,14 +127,14 @@ class Sweeper:
         except Exception as error:
             # Whatever it is, the next sweep must come: a reaper that dies recovers nobody.
             expected = isinstance(error, StorageError | TimeoutError)
-            self.standing, told = unanswered(self.standing, at=self._clock.uptime())
+            self.standing, told = after_failure(self.standing, at=self._clock.uptime())
             self._logger.warning("a sweep failed, the next one comes: %r", error, exc_info=None if expected else error)
             self._tell([*told, ReaperFailed(scope="*", error=str(error) or "no answer")])
             return self._spread(self._every)
         if swept.more or ticked.more:
             return 0.0
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
-        wait = ask_again_in(self._spread(self._every), retry_in, self._rng)
+        wait = next_sweep_in(self._spread(self._every), retry_in, self._rng)
         # A tick beyond the next sweep needs no timer: that sweep finds it.
         sooner = (swept.next_tick, ticked.next_tick, swept.again_in)
         return min([wait, *(at / 1_000_000 for at in sooner if at is not None)])
@@ -135,7 +142,7 @@ class Sweeper:
     async def resign(self) -> None:
         """Give up leadership. Handlers hear of it first, because this reaper does not act as leader from here on."""
         terms = self.standing.terms
-        self.standing, told = resigned(self.standing)
+        self.standing, told = after_resignation(self.standing)
         self._tell(told)
         for term in terms:
             try:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from tenure.clock import SECOND, SystemClock
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
-from tenure.core.typical_duration import SAMPLE, SHORT, is_far_beyond, usual
+from tenure.core.typical_duration import SAMPLE, SHORT, is_unusually_long, typical_duration
 from tenure.storage.protocol import Query, Storage, Survey
 
 PAGE = 200
@@ -69,7 +69,7 @@ class Slow:
                 usual=usually / SECOND,
             )
             for job, ran, usually in found
-            if usually is not None and is_far_beyond(ran, usually)
+            if usually is not None and is_unusually_long(ran, usually)
         ]
 
     async def _long(self, storage: Storage, now: int) -> list[JobRecord]:
@@ -96,7 +96,7 @@ class Slow:
             lengths = [
                 job.finished - job.started for job in done if job.started is not None and job.finished is not None
             ]
-            self._usual[line] = now, usual(lengths)
+            self._usual[line] = now, typical_duration(lengths)
 
     def _known(self, job: JobRecord) -> int | None:
         return self._usual.get((job.task, job.queue), (0.0, None))[1]

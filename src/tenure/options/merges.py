@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 from tenure.core.check import of_kind, one_of, shown, whole
-from tenure.core.duration import Duration, duration, micros, spoken
+from tenure.core.duration import Duration, duration, duration_text, micros
 from tenure.core.job import UniqueScope
 from tenure.errors import UsageError
 from tenure.options.keys import KeyTemplate, outright, templated
@@ -215,7 +215,8 @@ def _waits(delay: Duration, max_wait: Duration | None, *, of: str) -> dict[str, 
     last = None if max_wait is None else duration(max_wait, field=f"{of}.max_wait")
     if last is not None and last < first:
         raise UsageError(
-            f"{of}.max_wait = {spoken(micros(last))} is under its delay of {spoken(micros(first))}, which would then "
+            f"{of}.max_wait = {duration_text(micros(last))} is under its delay of {duration_text(micros(first))}, "
+            "which would then "
             "never count; give a longer one"
         )
     return {"delay": first, "max_wait": last}

@@ -115,7 +115,7 @@ class ClaimRequest(Struct, frozen=True):
 class SettlementResult(Struct, frozen=True, gc=False):
     """The result of one settlement.
 
-    `done`: applied. `duplicate`: the same settlement was applied before. `lost`: the run is no longer the current one;
+    `done`: applied. `duplicate`: the same settlement was applied before. `lost`: another run is the current one by now;
     nothing was written except a `RunFenced` event. `gone`: the job does not exist.
     """
 
@@ -382,7 +382,7 @@ class RevisionResult(Struct, frozen=True):
 
 
 class PutSchedule(Struct, frozen=True, tag="put"):
-    """Create a schedule, or change the schedule of that name; its progress stays as it is (`put_over`)."""
+    """Create a schedule, or change the schedule of that name; its progress stays as it is (`redefined`)."""
 
     schedule: Schedule
 
@@ -455,10 +455,10 @@ class Settings(Struct, frozen=True, omit_defaults=True):
 
     def under(self, told: "Settings") -> "Settings":
         """Return these settings with `told` laid over them; stall terms and retention are merged field by field."""
-        stall = told.stall if self.stall is None or told.stall is None else self.stall.under(told.stall)
+        stall = told.stall if self.stall is None or told.stall is None else self.stall.updated_with(told.stall)
         kept = told.retention
         if self.retention is not None:
-            kept = self.retention if kept is None else self.retention.under(kept)
+            kept = self.retention if kept is None else self.retention.updated_with(kept)
         return Settings(
             paused=self.paused if told.paused is None else told.paused,
             rate=self.rate if told.rate is None else told.rate,
@@ -677,7 +677,7 @@ class Storage(Protocol):
         parked in the same way.
 
         If a queue has more completed jobs than `KeepRule.most`, a call that completes some also deletes a bounded
-        number of the jobs that completed first (`KeepRule.forgotten_at_once`). At most 256 settlements and 128 jobs a
+        number of the jobs that completed first (`KeepRule.deleted_at_once`). At most 256 settlements and 128 jobs a
         call.
 
         A claim with a lane claims nothing if its number, or a later one of this owner and lane, was seen before. Runs

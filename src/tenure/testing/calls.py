@@ -7,7 +7,7 @@ from tenure.core.deduplication import GATHERED_LIMIT
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.transition import lapsed
+from tenure.core.transition import is_expired
 from tenure.storage.protocol import EnqueueResult, RevisionResult
 
 Require = Callable[[bool, str, str], None]
@@ -242,7 +242,7 @@ def _is_forgotten(job: JobRecord, now: int) -> bool:
 
 
 def _too_old(job: JobRecord, now: int) -> bool:
-    return job.state in QUEUED and lapsed(job, now)
+    return job.state in QUEUED and is_expired(job, now)
 
 
 def _names_of(job: JobRecord) -> list[tuple[str, str]]:

@@ -38,11 +38,11 @@ from tenure.core.job import JobRecord, NewJob, Owner, RateKey, Ref, UniqueKey
 from tenure.core.lane import Lane
 from tenure.core.lease import Lease, longest_lease
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
-from tenure.core.order import place
+from tenure.core.order import score_at
 from tenure.core.rate import is_of_task
 from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, handed_back
-from tenure.core.transition import lapsed
+from tenure.core.transition import is_expired
 from tenure.options import Timing
 from tenure.storage.memory.model import Model
 from tenure.storage.protocol import (
@@ -295,7 +295,7 @@ class InvariantChecker:
         if job.state is State.WAITING and shared and not new.lifo:
             return
         at = max(job.run_at, self._clock.now()) + offset
-        right = place(at, boost=new.boost, lifo=new.lifo)
+        right = score_at(at, boost=new.boost, lifo=new.lifo)
         self._require(job.score == right, "I14", f"{job.ref}: it came at {at}, and stands at {job.score}")
 
     def _exchanged(
@@ -501,7 +501,7 @@ class InvariantChecker:
             self._require(after.run_at == due, "I14", f"{job.ref}: put back until {due}, due at {after.run_at}")
         else:
             # No further than the current front of the queue. The front may have been forgotten, or the clock set back.
-            right = job.score if job.lifo else min(job.score, place(self._clock.now(), boost=job.boost))
+            right = job.score if job.lifo else min(job.score, score_at(self._clock.now(), boost=job.boost))
             shared = self.sharing.counts(job.queue) and not job.lifo and after.score <= job.score
             fine = shared or after.score == right
             self._require(fine, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line")
@@ -660,7 +660,7 @@ class InvariantChecker:
                     flaw = "its grace ends further ahead than it is long"
             case State.WAITING if job.parked_under is not None and self._has_room(job):
                 flaw = f"parked under {job.parked_under}, with room"
-            case State.WAITING | State.DELAYED if lapsed(job, now):
+            case State.WAITING | State.DELAYED if is_expired(job, now):
                 number, flaw = "I10", f"not expired, and its time was over at {job.expires_at}"
             case State.DELAYED if job.run_at <= now:
                 flaw = f"due since {job.run_at}, and not promoted"
@@ -784,7 +784,7 @@ class InvariantChecker:
             if was is None or verb not in BY_ITSELF:
                 continue
             if job.state is State.EXPIRED and was.state is not State.EXPIRED:
-                self._require(lapsed(job, now), "I10", f"{ref}: expired before {job.expires_at}, at {now}")
+                self._require(is_expired(job, now), "I10", f"{ref}: expired before {job.expires_at}, at {now}")
                 self._story(ref).ends += 1
                 expected[JobExpired, ref, job.starts] += 1
             elif verb in ("exchange", "sweep") and (was.state, job.state) == (State.FAILED, State.WAITING):
@@ -795,7 +795,7 @@ class InvariantChecker:
             if story.deleted:
                 continue
             if verb in BY_ITSELF and was.state not in TERMINAL and was.policy.on_expire == "discard":
-                self._require(lapsed(was, now), "I10", f"{ref}: discarded before {was.expires_at}, at {now}")
+                self._require(is_expired(was, now), "I10", f"{ref}: discarded before {was.expires_at}, at {now}")
                 story.deleted = True
                 expected[JobExpired, ref, was.starts] += 1
             elif verb in ("sweep", "enqueue", "plan") and self._forgettable(was):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from tenure.core.job import JobRecord, RateKey, Ref
 from tenure.core.lifecycle import State
-from tenure.core.rate import RateReservation, opens_at, regained, taken
+from tenure.core.rate import RateReservation, opens_at, refund, taken
 from tenure.storage.protocol import RATE
 from tenure.testing.calls import Require
 
@@ -46,7 +46,7 @@ class Pacing:
                 starts.remove(started)
             so_far = self._taken.get(place, RateReservation())
             if so_far.until > now:
-                self._taken[place] = RateReservation(so_far.until - regained(rate, started, now), so_far.reach)
+                self._taken[place] = RateReservation(so_far.until - refund(rate, started, now), so_far.reach)
 
     def open(self, queue: str, rate: RateKey, now: int) -> bool:
         """Return True if the rate allows a start now, given all earlier starts."""

@@ -11,8 +11,8 @@ from tenure.core.events import JobThrottled
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import State
-from tenure.core.order import place
-from tenure.core.transition import collecting, enqueued, lapsed, merged
+from tenure.core.order import score_at
+from tenure.core.transition import collecting, enqueued, is_expired, merged
 from tenure.storage.memory.state import ModelState
 from tenure.storage.protocol import CALLS_KEPT, WINDOW_LIMIT, EnqueueResult, job_topic, queue_topic
 
@@ -64,7 +64,7 @@ class EnqueueRules(ModelState):
         """Return the job that a call with this key is merged into; expire those that have waited too long."""
         while (there := self._shelf.come_to(queue, key)) is not None:
             # A job that has started does not expire.
-            if there.state is State.ACTIVE or not lapsed(there, now):
+            if there.state is State.ACTIVE or not is_expired(there, now):
                 return there.ref
             self._expire(there, now)
         return None
@@ -220,7 +220,7 @@ def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
         headers=new.headers,
         tags=new.tags,
         # The jobs of one call are a microsecond apart, so that they keep the order of the call.
-        score=place(max(run_at, now) + offset, boost=new.boost, lifo=new.lifo),
+        score=score_at(max(run_at, now) + offset, boost=new.boost, lifo=new.lifo),
         priority=new.priority,
         boost=new.boost,
         lifo=new.lifo,

@@ -37,7 +37,7 @@ class EventLog:
     def record(self, event: Event, now: int) -> None:
         """Append an event; if there are too many, delete the oldest."""
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
-        self._forget_up_to(self._trimmed + EVENTS_KEPT.forgotten_at_once(self.last - self._trimmed, 1))
+        self._forget_up_to(self._trimmed + EVENTS_KEPT.deleted_at_once(self.last - self._trimmed, 1))
 
     def recorded_at(self, cursor: int) -> int:
         """Return when an event was recorded, 0 if it is not in the log any more."""

@@ -13,17 +13,17 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from tenure.core.deduplication import may_be_come_to, merge_name
+from tenure.core.deduplication import accepts_merge, merge_name
 from tenure.core.job import JobRecord, MergeKey, RateKey, Ref
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.order import Fairness, came_at, place
+from tenure.core.order import Fairness, entered_at, score_at
 from tenure.core.rate import (
     RateReservation,
+    effective_rates,
     free,
-    heeded,
     is_of_task,
     opens_at,
-    regained,
+    refund,
     retuned,
     taken,
     taken_if_open,
@@ -175,7 +175,7 @@ class JobIndexes:
         if not len(line.ready) and not line.parked:
             line.fairness = None
         if job.lifo:
-            return place(at, boost=job.boost, lifo=True)
+            return score_at(at, boost=job.boost, lifo=True)
         if job.fair_key is not None and line.fairness is None:
             # A late arrival must not start the virtual clock in the past.
             line.fairness = Fairness(max(at, now))
@@ -183,7 +183,7 @@ class JobIndexes:
             key = job.fair_key or ""
             waits = job.fair_key is None or (job.boost, key) in line.tenants
             at = line.fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
-        return place(at, boost=job.boost)
+        return score_at(at, boost=job.boost)
 
     def score_again(self, job: JobRecord, now: int) -> int:
         """Return the score of a job that comes back at once: its old one, or the queue's virtual time if that is lower.
@@ -192,11 +192,11 @@ class JobIndexes:
         """
         fairness = self.lines[job.queue].fairness
         reached = now if fairness is None else fairness.start(job.boost)
-        return job.score if job.lifo else min(job.score, place(reached, boost=job.boost))
+        return job.score if job.lifo else min(job.score, score_at(reached, boost=job.boost))
 
     def promoted(self, job: JobRecord, now: int) -> JobRecord:
         """Return a delayed job as it enters its queue."""
-        at = came_at(job.score, boost=job.boost, lifo=job.lifo)
+        at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
         return structs.replace(job, state=State.WAITING, score=self.score(job, at, now))
 
     def full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
@@ -217,7 +217,7 @@ class JobIndexes:
 
     def rates(self, job: JobRecord) -> list[RateKey]:
         """Return the rates that a job's start takes time of; a rate set for the task replaces the task's own rates."""
-        return heeded(job.rates, self._task_rate(job.task), job.task)
+        return effective_rates(job.rates, self._task_rate(job.task), job.task)
 
     def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
         """Return when a rate of a queue lets the next job start."""
@@ -231,7 +231,7 @@ class JobIndexes:
     def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
         """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
         for rate in rates:
-            so_far, more = self._taken(queue, rate), regained(rate, started, now)
+            so_far, more = self._taken(queue, rate), refund(rate, started, now)
             if so_far.until > now:
                 self.taken[queue, rate.name] = RateReservation(so_far.until - more, so_far.reach)
                 opening = self.lines[queue].opening
@@ -259,7 +259,7 @@ class JobIndexes:
         """Advance the queue's virtual time, if the job counts in it."""
         fairness = self.lines[job.queue].fairness
         if fairness is not None and not job.lifo:
-            fairness.given_out(job.score, job.boost)
+            fairness.mark_dispatched(job.score, job.boost)
 
     def park(self, job: JobRecord, under: str, now: int) -> None:
         """Park a ready job until there is room."""
@@ -310,7 +310,7 @@ class JobIndexes:
     def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
         """Return the oldest job that a call with this key can be merged into."""
         sharing = self._merging.get((queue, merge_name(key)), {})
-        found = [ref for ref in sharing if may_be_come_to(self.jobs[ref], key)]
+        found = [ref for ref in sharing if accepts_merge(self.jobs[ref], key)]
         return self.jobs[min(found, key=self.order.__getitem__)] if found else None
 
     def unfinished_of(self, schedule: str) -> list[State]:

@@ -46,14 +46,14 @@ from tenure.core.lease import (
     renewed_limits,
 )
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
-from tenure.core.order import place
+from tenure.core.order import score_at
 from tenure.core.partition import PartitionState
 from tenure.core.retention import RetentionRules
-from tenure.core.settlement import Settlement, handed_back, is_kept_by_its_queue, when_cancelling
+from tenure.core.settlement import Settlement, handed_back, uses_queue_retention, when_cancelling
 from tenure.core.transition import (
     begun,
     claimed,
-    lapsed,
+    is_expired,
     progressed,
     reclaimed,
     redriven,
@@ -274,7 +274,7 @@ class Model(ScheduleStore):
                         freed,
                         state=State.DELAYED,
                         run_at=now + after,
-                        score=place(now + after, boost=job.boost, lifo=job.lifo),
+                        score=score_at(now + after, boost=job.boost, lifo=job.lifo),
                         error=error or job.error,
                         reason=reason,
                     ),
@@ -300,7 +300,7 @@ class Model(ScheduleStore):
                 if job is None:
                     break
                 looks -= 1
-                if lapsed(job, now):
+                if is_expired(job, now):
                     self._expire(job, now)
                 elif (full := self._shelf.full(job, now, order.tasks)) is not None:
                     self._shelf.park(job, full, now)
@@ -315,7 +315,7 @@ class Model(ScheduleStore):
         return now if rate is None or not rate.interval else self._shelf.opens_at(queue, rate, now)
 
     def _promote(self, job: JobRecord, now: int) -> None:
-        if lapsed(job, now):
+        if is_expired(job, now):
             self._expire(job, now)
         else:
             self._replace(job, self._shelf.promoted(job, now))
@@ -610,12 +610,12 @@ class Model(ScheduleStore):
         completed = Counter(
             asked.ref.queue
             for asked, told in zip(settlements, verdicts, strict=True)
-            if told.verdict == "done" and is_kept_by_its_queue(asked)
+            if told.verdict == "done" and uses_queue_retention(asked)
         )
         for queue, ended in completed.items():
             over = self._lines[queue].over[State.COMPLETED]
             keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)
-            gone = over.first(keep.forgotten_at_once(len(over), ended))
+            gone = over.first(keep.deleted_at_once(len(over), ended))
             if gone and not over.beyond(now, 1):
                 for job in [self._jobs[ref] for ref in gone]:
                     if not isinstance(job.merge, DebounceKey | CollectKey):

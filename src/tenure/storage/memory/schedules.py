@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tenure.clock import Clock
 from tenure.core.job import NewJob, Ref
-from tenure.core.schedule import Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from tenure.core.schedule import Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
 from tenure.storage.memory.enqueue import EnqueueRules
 from tenure.storage.protocol import (
     DUE_LIMIT,
@@ -35,7 +35,7 @@ class ScheduleStore(EnqueueRules):
         known = self._schedules.get(change.name)
         match change:
             case PutSchedule(schedule):
-                self._schedules[change.name] = put_over(known, schedule, now)
+                self._schedules[change.name] = redefined(known, schedule, now)
             case _ if known is None:
                 return ScheduleResult(change.name, "gone")
             case PauseSchedule(paused=paused, next_tick=next_tick):
@@ -47,10 +47,10 @@ class ScheduleStore(EnqueueRules):
         return ScheduleResult(change.name, "done")
 
     def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
-        if not known.goes_on_from(asked.expected):
+        if not known.is_at_tick(asked.expected):
             return ScheduleResult(asked.name, "superseded")
         fate = None if asked.job is None else self._fire(known, asked.job, now, offset)
-        after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=now)
+        after, told = after_tick(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=now)
         self._schedules[asked.name] = after
         for event in told:
             self._record(event, now)

@@ -8,8 +8,8 @@ from msgspec import MsgspecError
 from tenure.core.job import JobRecord, Owner
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.order import came_at
-from tenure.core.transition import begun, claimed, lapsed
+from tenure.core.order import entered_at
+from tenure.core.transition import begun, claimed, is_expired
 from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
 from tenure.storage.sqlite import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sqlite.settings import recorded, setting
@@ -53,7 +53,7 @@ def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
     if job.state is not State.DELAYED:
         # The repair of its record has ended the job.
         return
-    at = came_at(job.score, boost=job.boost, lifo=job.lifo)
+    at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
     step.run(_COME_IN, (fair_queue.score(step, job, at), seq))
     step.moved(job.queue, left="delayed", to="waiting")
 
@@ -106,7 +106,7 @@ class Claim:
             if plain and job.task not in unbound:
                 unbound[job.task] = concurrency_keys.unbound(step, queue, job.task)
             free = plain and unbound[job.task]
-            if not free and lapsed(job, step.now):
+            if not free and is_expired(job, step.now):
                 expire(step, seq, job)
             elif not free and (full := concurrency_keys.full(step, job, self._tasks)) is not None:
                 concurrency_keys.park(step, seq, job, full)

@@ -10,7 +10,7 @@ from tenure.core.events import JobThrottled, OnRequest
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import State
-from tenure.core.order import place
+from tenure.core.order import score_at
 from tenure.core.transition import collecting, enqueued, merged
 from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
 from tenure.storage.sqlite import concurrency_keys, fair_queue, rows
@@ -130,7 +130,7 @@ def _create_alike(step: Transaction, alike: Sequence[tuple[int, NewJob]]) -> boo
             (
                 new.id,
                 rows.text(new.headers),
-                place(at + offset, boost=new.boost, lifo=new.lifo),
+                score_at(at + offset, boost=new.boost, lifo=new.lifo),
                 *payloads.add(new.payload),
             )
             for offset, new in alike
@@ -318,7 +318,7 @@ def _score(step: Transaction, job: NewJob | JobRecord, run_at: int, offset: int)
     # The jobs of one call are a microsecond apart, so that they keep the order of the call.
     at = max(run_at, step.now) + offset
     if run_at > step.now or not _is_fair(step, job):
-        return place(at, boost=job.boost, lifo=job.lifo)
+        return score_at(at, boost=job.boost, lifo=job.lifo)
     return fair_queue.score(step, job, at)
 
 

@@ -7,7 +7,7 @@ cost is one look-up per transaction.
 from collections.abc import Iterable
 
 from tenure.core.job import JobRecord, NewJob
-from tenure.core.order import Fairness, place
+from tenure.core.order import Fairness, score_at
 from tenure.storage.sqlite.statements import query
 from tenure.storage.sqlite.transaction import FairQueueState, Transaction
 
@@ -24,13 +24,13 @@ def score(step: Transaction, job: NewJob | JobRecord, at: int) -> int:
     fair = is_fair(step, job.queue)
     line.waits = True
     if job.lifo:
-        return place(at, boost=job.boost, lifo=True)
+        return score_at(at, boost=job.boost, lifo=True)
     if job.fair_key is not None and not fair:
         # A late arrival must not start the virtual clock in the past.
         line.fairness, line.written = Fairness(max(at, step.now)), None
     if line.fairness is not None:
         at = _tag(step, job, line, line.fairness)
-    return place(at, boost=job.boost)
+    return score_at(at, boost=job.boost)
 
 
 def is_fair(step: Transaction, queue: str) -> bool:
@@ -63,7 +63,7 @@ def given_out(step: Transaction, queue: str, jobs: Iterable[JobRecord]) -> None:
         for job in jobs:
             if not job.lifo:
                 _look_up_reached(step, queue, line, job.boost)
-                line.fairness.given_out(job.score, job.boost)
+                line.fairness.mark_dispatched(job.score, job.boost)
 
 
 def _tag(step: Transaction, job: NewJob | JobRecord, line: FairQueueState, fairness: Fairness) -> int:

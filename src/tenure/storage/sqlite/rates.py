@@ -69,7 +69,7 @@ def give_back(step: Transaction, job: JobRecord) -> None:
     for rate in [*of(step, job), *(() if told is None else (told,))]:
         known = step.rate(job.queue, rate.name)
         if known.taken.until > step.now:
-            more = rule.regained(rate, job.started or step.now, step.now)
+            more = rule.refund(rate, job.started or step.now, step.now)
             known.taken = RateReservation(known.taken.until - more, known.taken.reach)
             if known.opens is not None:
                 _note(step, job.queue, RATE + rate.name, known.opens - more)
@@ -172,7 +172,7 @@ def _note(step: Transaction, queue: str, under: str, opens: int | None) -> None:
 
 
 def _of(step: Transaction, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
-    return rule.heeded(rates, setting(step, "task", task).rate, task)
+    return rule.effective_rates(rates, setting(step, "task", task).rate, task)
 
 
 def _read(written: str | None) -> Sequence[RateKey]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tenure.core.lifecycle import State
 from tenure.core.retention import RetentionRules
-from tenure.core.settlement import Settlement, is_kept_by_its_queue
+from tenure.core.settlement import Settlement, uses_queue_retention
 from tenure.storage.protocol import SettlementResult
 from tenure.storage.sqlite import rows
 from tenure.storage.sqlite.settings import setting
@@ -30,12 +30,12 @@ def forget_at_once(step: Transaction, settlements: Sequence[Settlement], verdict
     completed = Counter(
         asked.ref.queue
         for asked, told in zip(settlements, verdicts, strict=True)
-        if told.verdict == "done" and is_kept_by_its_queue(asked)
+        if told.verdict == "done" and uses_queue_retention(asked)
     )
     for queue, ended in completed.items():
         keep = (setting(step, "queue", queue).retention or RetentionRules()).of(State.COMPLETED)
         if keep.most is None:
             continue
-        if surplus := keep.forgotten_at_once(step.kept(queue), ended):
+        if surplus := keep.deleted_at_once(step.kept(queue), ended):
             gone = step.all(_LONGEST_COMPLETED, {"queue": queue, "now": step.now, "limit": surplus})
             forget_plain(step, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])

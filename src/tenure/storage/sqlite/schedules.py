@@ -6,7 +6,7 @@ import msgspec
 
 from tenure.core.job import NewJob, Ref
 from tenure.core.lifecycle import State
-from tenure.core.schedule import AHEAD, Fate, Schedule, fate_of, may_fire, moved_on, paused_at, put_over
+from tenure.core.schedule import AHEAD, Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
 from tenure.storage.protocol import (
     DUE_LIMIT,
     Change,
@@ -62,7 +62,7 @@ def _change(step: Transaction, change: Change, offset: int) -> ScheduleResult:
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
-            _keep(step, put_over(known, schedule, step.now))
+            _keep(step, redefined(known, schedule, step.now))
         case _ if known is None:
             return ScheduleResult(change.name, "gone")
         case PauseSchedule(paused=paused, next_tick=next_tick):
@@ -75,10 +75,10 @@ def _change(step: Transaction, change: Change, offset: int) -> ScheduleResult:
 
 
 def _move_on(step: Transaction, known: Schedule, asked: Tick, offset: int) -> ScheduleResult:
-    if not known.goes_on_from(asked.expected):
+    if not known.is_at_tick(asked.expected):
         return ScheduleResult(asked.name, "superseded")
     fate = None if asked.job is None else _fire(step, known, asked.job, offset)
-    after, told = moved_on(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=step.now)
+    after, told = after_tick(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=step.now)
     _keep(step, after)
     for event in told:
         step.record(event)

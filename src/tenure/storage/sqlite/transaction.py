@@ -312,7 +312,7 @@ class Transaction:
         """Delete the oldest events if there are too many, but not many more than were recorded."""
         row = self.one(_BOUNDS)
         oldest, last = (0, 0) if row is None else row
-        surplus = EVENTS_KEPT.forgotten_at_once(last - oldest, recorded)
+        surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
             self.run(_FORGET_EVENTS, (oldest + surplus,))
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from msgspec import structs
 
 from tenure.clock import Clock
-from tenure.core.deduplication import may_be_come_to, merge_name
+from tenure.core.deduplication import accepts_merge, merge_name
 from tenure.core.frames import framed
 from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.transition import lapsed
+from tenure.core.transition import is_expired
 from tenure.storage.memory.model import Model
 from tenure.storage.protocol import EnqueueResult
 from tenure.testing.mutants.register import mutant
@@ -84,7 +84,7 @@ class ExpiredUnderItsRun(Model):
 
     def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
         there = self._shelf.come_to(queue, key)
-        if there is not None and there.state is State.ACTIVE and lapsed(there, now):
+        if there is not None and there.state is State.ACTIVE and is_expired(there, now):
             self._expire(there, now)
         return super()._living(queue, key, now)
 
@@ -233,7 +233,7 @@ class YoungestFirst(Model):
                 for job in shelf.jobs.values()
                 if job.queue == queue and job.merge is not None and merge_name(job.merge) == merge_name(key)
             ]
-            found = [job for job in sharing if may_be_come_to(job, key)]
+            found = [job for job in sharing if accepts_merge(job, key)]
             return max(found, key=lambda job: shelf.order[job.ref]) if found else None
 
         shelf.come_to = youngest  # type: ignore[method-assign]

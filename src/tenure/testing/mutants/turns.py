@@ -8,7 +8,7 @@ from tenure.clock import Clock
 from tenure.core.job import JobRecord, NewJob, Owner, RateKey
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.order import place
+from tenure.core.order import score_at
 from tenure.core.schedule import Fate, Schedule
 from tenure.storage.memory.job_indexes import OrderedJobs
 from tenure.storage.memory.model import Model
@@ -219,7 +219,7 @@ class FairToNobody(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.score = lambda job, at, now: place(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
+        self._shelf.score = lambda job, at, now: score_at(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
 
 
 @mutant("tenants")

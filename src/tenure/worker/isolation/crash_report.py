@@ -56,7 +56,7 @@ def inquest(
             LogLine(at=wall - round((now - at) * SECOND), run=job.starts, level=level, message=message, fields=fields)
             for at, level, message, fields, _ in heard.lines
         ],
-        workplace=Workplace(told_ago=looked_ago),
+        workplace=Workplace(report_age=looked_ago),
         ending=ending,
         alone=True,
     )

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from tenure.core.deduplication import GATHERED_LIMIT, due_at, may_be_come_to, merge_name, throttle_name
+from tenure.core.deduplication import GATHERED_LIMIT, accepts_merge, due_at, merge_name, throttle_name
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, ThrottleKey, UniqueKey
 from tenure.core.lifecycle import State
 from tests.core.cases import ACTIVE, NOW
@@ -25,26 +25,26 @@ DEBOUNCE, COLLECT = DebounceKey("k", 5 * SECOND, 20 * SECOND), CollectKey("k", 5
 def test_a_unique_key_is_held_in_the_states_of_its_scope(key: MergeKey, held_in: set[State]) -> None:
     jobs = [structs.replace(ACTIVE, state=state, merge=key) for state in State]
 
-    assert {job.state for job in jobs if may_be_come_to(job, key)} == held_in
+    assert {job.state for job in jobs if accepts_merge(job, key)} == held_in
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
 def test_what_has_run_takes_in_no_more_calls(key: MergeKey) -> None:
     waiting = structs.replace(ACTIVE, state=State.WAITING, starts=0, merge=key)
 
-    assert may_be_come_to(waiting, key)
-    assert may_be_come_to(structs.replace(waiting, state=State.DELAYED), key)
-    assert not may_be_come_to(structs.replace(waiting, starts=1), key)
-    assert not may_be_come_to(structs.replace(waiting, state=State.CANCELLED), key)
+    assert accepts_merge(waiting, key)
+    assert accepts_merge(structs.replace(waiting, state=State.DELAYED), key)
+    assert not accepts_merge(structs.replace(waiting, starts=1), key)
+    assert not accepts_merge(structs.replace(waiting, state=State.CANCELLED), key)
 
 
 def test_a_full_batch_takes_in_no_more_calls() -> None:
     batch = structs.replace(ACTIVE, state=State.DELAYED, starts=0, merge=COLLECT, gathered=2)
 
-    assert may_be_come_to(batch, COLLECT)
-    assert not may_be_come_to(structs.replace(batch, gathered=3), COLLECT)
-    assert may_be_come_to(structs.replace(batch, gathered_bytes=GATHERED_LIMIT - 1), COLLECT)
-    assert not may_be_come_to(structs.replace(batch, gathered_bytes=GATHERED_LIMIT), COLLECT)
+    assert accepts_merge(batch, COLLECT)
+    assert not accepts_merge(structs.replace(batch, gathered=3), COLLECT)
+    assert accepts_merge(structs.replace(batch, gathered_bytes=GATHERED_LIMIT - 1), COLLECT)
+    assert not accepts_merge(structs.replace(batch, gathered_bytes=GATHERED_LIMIT), COLLECT)
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])

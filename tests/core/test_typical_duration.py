@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.core.typical_duration import FEW, is_far_beyond, usual
+from tenure.core.typical_duration import FEW, is_unusually_long, typical_duration
 
 SECOND = 1_000_000
 
@@ -10,14 +10,14 @@ SECOND = 1_000_000
 def test_what_is_usual_is_what_nineteen_in_twenty_do_not_pass() -> None:
     lengths = [SECOND] * 19 + [600 * SECOND]
 
-    assert usual(lengths) == SECOND
-    assert usual([*range(101)]) == 95
+    assert typical_duration(lengths) == SECOND
+    assert typical_duration([*range(101)]) == 95
 
 
 def test_of_few_runs_nothing_is_usual() -> None:
-    assert usual([SECOND] * (FEW - 1)) is None
-    assert usual([SECOND] * FEW) == SECOND
-    assert not is_far_beyond(10**12, None)
+    assert typical_duration([SECOND] * (FEW - 1)) is None
+    assert typical_duration([SECOND] * FEW) == SECOND
+    assert not is_unusually_long(10**12, None)
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_of_few_runs_nothing_is_usual() -> None:
     ],
 )
 def test_far_beyond_is_more_than_ten_times_as_long_and_at_least_a_minute(ran: float, usually: float, far: bool) -> None:
-    assert is_far_beyond(round(ran * SECOND), round(usually * SECOND)) is far
+    assert is_unusually_long(round(ran * SECOND), round(usually * SECOND)) is far
