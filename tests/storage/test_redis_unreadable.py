@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import redis
 
-from tenure.core.events import JobRepaired
+from tenure.core.events import JobRepaired, QueueDrained
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError
 from tenure.storage.protocol import (
@@ -16,8 +16,10 @@ from tenure.storage.protocol import (
     LeaseRenewal,
     Query,
     RenewRequest,
+    Settings,
     SweepRequest,
     SweepResult,
+    Target,
     WorkerInfo,
 )
 from tenure.storage.redis.address import read
@@ -188,6 +190,24 @@ async def test_a_damaged_job_that_lost_its_number_is_listed(
     after = await storage.find(Query(queues=("q",)))
 
     assert {found.ref for found in before.jobs} == {found.ref for found in after.jobs} == {BAD, GOOD}
+
+
+@pytest.mark.parametrize("state", ["waiting", "active"])
+async def test_a_repair_that_ends_the_last_job_drains_its_queue(
+    storage: RedisStorage, client: Any, clock: ManualClock, state: str
+) -> None:
+    await storage.tune(Target("queue", "q"), Settings(record=("queue_drained",)))
+    await storage.enqueue([job(BAD)])
+    if state == "active":
+        await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+    await damage(storage, client, CASES["random bytes"])
+    for _ in range(8):
+        await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+        await storage.sweep(SweepRequest(REAPER, term=None))
+        clock.advance(10)
+    events = (await storage.events(limit=1000)).events
+
+    assert [event.queue for event in events if isinstance(event, QueueDrained)] == ["q"]
 
 
 @pytest.mark.parametrize(("case", "plain"), [(case, number % 2 == 0) for number, case in enumerate(CASES)])

@@ -25,6 +25,7 @@ MAY_SCAN = {
     ("exchange", "coming"): "EXISTS ends at the first row",
     ("find", "active"): "all active jobs, up to the limit",
     ("find", "queues"): "the counters of queues that have jobs",
+    ("mend", "calls_of_none"): "the merged calls, after a job's queue or id became unreadable",
     ("mend", "slots_of_none"): "the slots of active jobs, after a job's queue or id became unreadable",
     ("rates", "opening_ahead"): "the rates that jobs are parked under, after the clock was set back",
     ("rates", "look_anew"): "the rates that jobs are parked under, after the clock was set back",

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tenure.core.events import JobFailed, JobRepaired
-from tenure.core.job import Key, NewJob, Ref
+from tenure.core.events import JobFailed, JobRepaired, QueueDrained
+from tenure.core.job import CollectKey, Key, NewJob, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import ClaimRequest, Query, SweepRequest
+from tenure.storage.protocol import ClaimRequest, Query, Settings, SweepRequest, Target
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import schema
 from tenure.testing import ManualClock
@@ -58,11 +58,11 @@ async def storage(clock: ManualClock, tmp_path: Path, empty_database: Path) -> A
     await storage.close()
 
 
-async def damage(storage: SQLiteStorage, column: str, value: object) -> None:
-    """Put a value into a column of the bad job, as another program may."""
+async def damage(storage: SQLiteStorage, column: str, value: object, *, id_: str = "bad") -> None:
+    """Put a value into a column of a job, as another program may."""
     connection = sqlite3.connect(storage.path)
     cast = "CAST(? AS TEXT)" if isinstance(value, bytes) and dict(columns())[column] == "TEXT" else "?"
-    changed = connection.execute(f"UPDATE job SET {column} = {cast} WHERE id = 'bad'", (value,)).rowcount
+    changed = connection.execute(f"UPDATE job SET {column} = {cast} WHERE id = ?", (value, id_)).rowcount
     connection.commit()
     connection.close()
     assert changed == 1
@@ -151,6 +151,70 @@ async def test_a_job_with_an_unreadable_name_fails_once_under_another_name(
     assert [job.reason for job in page.jobs] == ["undecodable"]
     assert len([event for event in events if isinstance(event, JobRepaired)]) == 1
     assert not [finding for finding in findings if finding.level == "error"]
+
+
+@pytest.mark.parametrize("column", ["id", "queue"])
+async def test_calls_move_to_the_new_name_of_their_job(storage: SQLiteStorage, clock: ManualClock, column: str) -> None:
+    ids = ("other", "bad")
+    for id_ in ids:
+        key = CollectKey(id_, SECOND, 10)
+        calls = [id_, f"{id_}1", f"{id_}2"]
+        await storage.enqueue([NewJob(queue="q", id=call, task="t", payload=b"[]", merge=key) for call in calls])
+    clock.advance(60)
+    await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+    for id_ in ids:
+        await damage(storage, column, id_[:2].encode() + b"\xff", id_=id_)
+    clock.advance(60)
+    await storage.sweep(SweepRequest(REAPER, term=None))
+    findings = await storage.examine()
+    jobs = (await storage.find(Query(states=(State.FAILED,)))).jobs
+
+    assert not [finding for finding in findings if finding.level == "error"]
+    assert len(jobs) == 2
+    for job in jobs:
+        id_ = "bad" if "ba" in job.queue + job.id else "other"
+        found = await storage.get([Ref(job.queue, call) for call in (id_, f"{id_}1", f"{id_}2")])
+        assert [detail and detail.job.ref for detail in found] == [job.ref] * 3
+
+
+@pytest.mark.parametrize("column", ["state", "id", "queue"])
+@pytest.mark.parametrize("state", ["waiting", "active"])
+async def test_a_repair_that_ends_the_last_job_drains_its_queue(
+    storage: SQLiteStorage, clock: ManualClock, column: str, state: str
+) -> None:
+    await storage.tune(Target("queue", "q"), Settings(record=("queue_drained",)))
+    await storage.enqueue([NewJob(queue="q", id="bad", task="t", payload=b"[]")])
+    if state == "active":
+        await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+    await damage(storage, column, b"\xff")
+    for _ in range(3):
+        clock.advance(60)
+        await storage.sweep(SweepRequest(REAPER, term=None))
+        await storage.exchange(ME, (), ClaimRequest(("q",), 10))
+    events = (await storage.events(limit=1000)).events
+
+    assert [event.queue for event in events if isinstance(event, QueueDrained)] == ["q"]
+
+
+async def test_the_repair_of_an_ended_job_leaves_the_limit_of_its_key(
+    storage: SQLiteStorage, clock: ManualClock
+) -> None:
+    common: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "keys": (Key("k", 1),)}
+    await storage.enqueue([NewJob(**common, id="bad")])
+    (lease,) = (await storage.exchange(ME, (), ClaimRequest(("q",), 10))).leases
+    await storage.exchange(ME, [settlement(lease, Returned(b"1"), Random(1))])
+    await storage.enqueue([NewJob(**common, id="good"), NewJob(**common, id="second")])
+    claimed = (await storage.exchange(ME, (), ClaimRequest(("q",), 1))).leases
+    await storage.exchange(ME, [settlement(lease, Returned(b"1"), Random(1)) for lease in claimed])
+    await damage(storage, "state", b"\xff")
+    await damage(storage, "finished", 2**63 - 1)
+    clock.advance(60)
+    await storage.sweep(SweepRequest(REAPER, term=None))
+    findings = await storage.examine()
+    claimed = (await storage.exchange(ME, (), ClaimRequest(("q",), 10))).leases
+
+    assert not [finding for finding in findings if finding.level == "error"]
+    assert [lease.ref.id for lease in claimed] == ["second"]
 
 
 @pytest.mark.parametrize("state", ["active", "lost"])

@@ -43,9 +43,6 @@ _TAKE = query("rates", "take")
 _CHORE = query("session", "chore")
 _CHORE_DONE = query("session", "chore_done")
 _CHORE_UNDONE = query("session", "chore_undone")
-_MISCOUNTED = query("mend", "miscounted")
-_RECOUNT_KEYS = query("mend", "recount_keys")
-_FORGET_KEYS = query("mend", "forget_keys")
 
 _NOT_TEXT = "Could not decode to UTF-8"
 """The start of sqlite3's error message for text that is not UTF-8. No data was changed before it, except by
@@ -242,17 +239,6 @@ class Transaction:
             return otherwise, f"{type(error).__name__}: {error}"
         self._cursor.execute(_CHORE_DONE)
         return answer, None
-
-    def recount(self) -> None:
-        """Correct the counters of the queues in `recounted`, after all other writes."""
-        for queue in sorted(self.recounted):
-            for state, difference in self.all(_MISCOUNTED, {"queue": queue}):
-                self.run(_COUNT, (queue, state, -difference))
-            self.run(_RECOUNT_KEYS, {"queue": queue})
-            self.run(_FORGET_KEYS, {"queue": queue})
-            # Jobs that were repaired into an end state are under the queue's retention from now on.
-            self.run(_LOOK_AT_ONCE, (queue,))
-        self.recounted.clear()
 
     def _garbled(self, sql: str, values: Values) -> list[Row]:
         """Return all rows of a statement. A row with text that is not UTF-8 becomes a `GarbledRow`."""

@@ -28,6 +28,13 @@ _RENAME = query("mend", "rename")
 _NAMED = query("mend", "named")
 _SLOTS_OF_NONE = query("mend", "slots_of_none")
 _SLOTS_OF = query("mend", "slots_of")
+_CALLS_OF_NONE = query("mend", "calls_of_none")
+_MOVE_CALLS = query("mend", "move_calls")
+_COUNT = query("tally", "count")
+_LOOK_AT_ONCE = query("tally", "look_at_once")
+_MISCOUNTED = query("mend", "miscounted")
+_RECOUNT_KEYS = query("mend", "recount_keys")
+_FORGET_KEYS = query("mend", "forget_keys")
 _QUEUES = query("find", "queues")
 
 logger = logging.getLogger("tenure")
@@ -102,8 +109,6 @@ def _mend(step: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
             )
         )
         step.knocked.append(job_topic(job.ref))
-        if job.finished is None and not renamed:
-            concurrency_keys.count(step, job.queue, job.keys, -1)
     if ends or not job.keys:
         _free_keys(step, job)
     # The counters of its queue may be wrong because of the unreadable values.
@@ -122,7 +127,40 @@ def _rename(step: Transaction, seq: int, job: JobRecord) -> JobRecord:
         concurrency_keys.leave(step, queue, holder, held)
         concurrency_keys.offer(step, queue, held)
     step.recounted.update(queue for (queue,) in step.all(_QUEUES))
+    if isinstance(job.merge, DebounceKey | CollectKey):
+        _move_calls(step, job, id_)
     return structs.replace(job, id=id_)
+
+
+def _move_calls(step: Transaction, job: JobRecord, id_: str) -> None:
+    """Give the calls that were merged into a job its new queue and id, so that their callers find it.
+
+    `job`: has the unreadable queue or id. Of the calls whose job does not exist, those belong to it whose job's queue
+    and id are the most similar.
+    """
+
+    def similarity(row: Row) -> int:
+        return sum(map(str.__eq__, row[1], job.queue)) + sum(map(str.__eq__, row[2], job.id))
+
+    calls = max(step.all(_CALLS_OF_NONE), key=similarity, default=None)
+    if calls is not None:
+        step.run(_MOVE_CALLS, (job.queue, id_, calls[0]))
+
+
+def recount(step: Transaction) -> None:
+    """Correct the counters of queues with repaired jobs, after all other writes of the transaction."""
+    for queue in sorted(step.recounted):
+        unfinished = step.unfinished(queue)
+        for state, difference in step.all(_MISCOUNTED, {"queue": queue}):
+            step.run(_COUNT, (queue, state, -difference))
+        step.run(_RECOUNT_KEYS, {"queue": queue})
+        step.run(_FORGET_KEYS, {"queue": queue})
+        # Jobs that were repaired into an end state are under the queue's retention from now on.
+        step.run(_LOOK_AT_ONCE, (queue,))
+        if unfinished:
+            tell_if_drained(step, queue)
+    step.recounted.clear()
+    step.write_down()
 
 
 def _free_keys(step: Transaction, job: JobRecord) -> None:

@@ -28,6 +28,7 @@ from tenure.storage.sqlite.poll_interval import PollInterval
 from tenure.storage.sqlite.session import ThreadConnection
 from tenure.storage.sqlite.statements import query
 from tenure.storage.sqlite.transaction import Lanes, Transaction
+from tenure.storage.sqlite.transitions import recount
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -402,7 +403,7 @@ class Writer:
                 self._begin(step, operation)
                 answers.append(None if operation.run is None else operation.run(step))
         step.write_down()
-        step.recount()
+        recount(step)
         if not self._hub.heard:
             # No other process can commit before this transaction does, and the check is cheap while its locks are held.
             self._others.note(connection)

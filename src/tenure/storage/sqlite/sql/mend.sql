@@ -91,6 +91,18 @@ SELECT queue, key, id
   FROM slot
  WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = slot.queue AND job.id = slot.id);
 
+-- name: calls_of_none
+-- The merged calls whose job does not exist: one row of each such job.
+SELECT min(rowid), queue, job
+  FROM call
+ WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job)
+ GROUP BY queue, job;
+
+-- name: move_calls
+-- Moves merged calls to another job.
+-- Parameters: queue, the job's id, the row of one of the calls.
+UPDATE call SET queue = ?, job = ? WHERE (queue, job) = (SELECT queue, job FROM call WHERE rowid = ?);
+
 -- name: slots_of
 -- The keys that a job holds.
 -- Parameters: queue, id.

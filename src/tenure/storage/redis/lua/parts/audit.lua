@@ -65,6 +65,15 @@ local function hold_registers(job, found, mended)
   end
 end
 
+-- Note that an entry was taken out of an index: it may have been the last unfinished job of its queue.
+local function tell_if_drained(index, queue)
+  for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
+    if index == key('in', pair(queue, state)) then
+      Journal.tell_if_drained(queue)
+    end
+  end
+end
+
 -- Compare an index entry with its record, and the record with all indexes. Return the job if the entry is right.
 function Audit.check(index, ref, member)
   Index.flush()
@@ -75,6 +84,7 @@ function Audit.check(index, ref, member)
     call('HDEL', key('beats'), ref)
     Record.forget_trace(ref)
     tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
+    tell_if_drained(index, (parts_of(ref)))
     return nil
   end
   local found, mended, belongs = {}, {}, false
@@ -96,6 +106,9 @@ function Audit.check(index, ref, member)
   if #found > 0 then
     Record.keep(job)
     tell(ref, job, found, mended)
+  end
+  if not belongs then
+    tell_if_drained(index, job.queue)
   end
   return belongs and job or nil
 end
