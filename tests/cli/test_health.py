@@ -192,7 +192,7 @@ def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
 def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> None:
     said = there.refused("serve", "--http", "0", "--url", f"sqlite:///{there.place}/nowhere/jobs.db")
 
-    assert "there is no directory" in said
+    assert "does not exist" in said
 
 
 @pytest.mark.parametrize("backlog", ["x", "=5", "mail=", "mail=-1", "-1", "1.5", "mail"])

@@ -747,7 +747,7 @@ def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
         answers = [await ask(health) for _ in range(3)]
 
         assert [answer.status for answer in answers] == [503] * 3
-        assert "there is no directory" in answers[0].json["complaints"][0]
+        assert "does not exist" in answers[0].json["complaints"][0]
 
     asyncio.run(scenario())
 

@@ -14,11 +14,12 @@ from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
 from tenure.storage.protocol import ClaimRequest
-from tenure.storage.sqlite import SQLiteStorage, exchange
+from tenure.storage.sql import exchange
+from tenure.storage.sql.enqueue import TOGETHER
+from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import Database
-from tenure.storage.sqlite.enqueue import TOGETHER
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tests.storage.worlds import job, owner
 
 ME = owner()
@@ -52,20 +53,20 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
         counts: list[int] = []
         leases: tuple[Lease, ...] = ()
         for _ in range(2):
-            step = Transaction(connection)
-            step.now = now = now + 1
+            tx = SQLiteTransaction(connection)
+            tx.now = now = now + 1
             seen.clear()
-            exchange.enqueue_all(step, [[one] for one in named(f"{now}-")[:jobs]])
-            step.write_down()
+            exchange.enqueue_all(tx, [[one] for one in named(f"{now}-")[:jobs]])
+            tx.flush()
             counts.append(len(seen))
-            step = Transaction(connection)
-            step.now = now = now + 1
+            tx = SQLiteTransaction(connection)
+            tx.now = now = now + 1
             seen.clear()
-            leases = exchange.exchange(step, ME, [done(lease) for lease in leases], ClaimRequest(("q",), jobs)).leases
-            step.write_down()
+            leases = exchange.exchange(tx, ME, [done(lease) for lease in leases], ClaimRequest(("q",), jobs)).leases
+            tx.flush()
             counts.append(len(seen))
             assert len(leases) == jobs
-        exchange.exchange(Transaction(connection), ME, [done(lease) for lease in leases], None)
+        exchange.exchange(SQLiteTransaction(connection), ME, [done(lease) for lease in leases], None)
         return counts[2], counts[3]
 
     one, hundred = counted(1), counted(JOBS)
@@ -81,10 +82,10 @@ def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(t
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
     # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * TOGETHER)
-    step = Transaction(connection)
+    tx = SQLiteTransaction(connection)
     each = bytes(TOGETHER // 4)
-    (receipts,) = exchange.enqueue_all(step, [[job(f"{number}", payload=each) for number in range(12)]])
-    answer = exchange.exchange(step, ME, [], ClaimRequest(("q",), 3))
+    (receipts,) = exchange.enqueue_all(tx, [[job(f"{number}", payload=each) for number in range(12)]])
+    answer = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 3))
     connection.close()
 
     assert [receipt.made for receipt in receipts] == ["created"] * 12

@@ -11,8 +11,10 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import NewJob, RateKey, Ref
 from tenure.storage.protocol import ClaimRequest, DeleteJob, Settings, SweepRequest, Target
-from tenure.storage.sqlite import SQLiteStorage, exchange, fair_queue, sweep_steps
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sql import exchange, fair_queue, sweep_steps
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sqlite import SQLiteStorage
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
@@ -32,20 +34,20 @@ class Bench:
         """Return how many statements a step took, and what it leaves behind at its end."""
         seen: list[str] = []
         self._connection.execute("BEGIN IMMEDIATE")
-        step = Transaction(self._connection)
-        step.now = self._clock.now()
+        tx = SQLiteTransaction(self._connection)
+        tx.now = self._clock.now()
         self._connection.set_trace_callback(seen.append)
-        do(step)
-        step.write_down()
+        do(tx)
+        tx.flush()
         self._connection.set_trace_callback(None)
         self._connection.execute("COMMIT")
         return len(seen)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> int:
-        return self.statements(lambda step: exchange.enqueue_all(step, [jobs]))
+        return self.statements(lambda tx: exchange.enqueue_all(tx, [jobs]))
 
     def claim(self, room: int) -> int:
-        return self.statements(lambda step: exchange.exchange(step, ME, [], ClaimRequest(("q",), room)))
+        return self.statements(lambda tx: exchange.exchange(tx, ME, [], ClaimRequest(("q",), room)))
 
     def count(self, table: str) -> int:
         return int(self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -232,17 +234,17 @@ def test_a_step_that_comes_to_nothing_leaves_the_line_as_it_was(path: Path, cloc
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key="a") for n in range(3)])
 
-        def fails(step: Transaction) -> tuple[int, int]:
+        def fails(tx: Transaction) -> tuple[int, int]:
             def chore() -> None:
-                fair_queue.score(step, job("lost", fair_key="a"), step.now)
+                fair_queue.score(tx, job("lost", fair_key="a"), tx.now)
                 raise ValueError("poisoned")
 
-            before = fair_queue.score(step, job("one", fair_key="b"), step.now)
-            step.chore(chore, None)
-            return before, fair_queue.score(step, job("two", fair_key="a"), step.now)
+            before = fair_queue.score(tx, job("one", fair_key="b"), tx.now)
+            tx.savepoint(chore, None)
+            return before, fair_queue.score(tx, job("two", fair_key="a"), tx.now)
 
         scores: list[tuple[int, int]] = []
-        fair.statements(lambda step: scores.append(fails(step)))
+        fair.statements(lambda tx: scores.append(fails(tx)))
 
     # A's fourth comes three shares behind B's first, as if the chore had never been.
     assert scores[0][1] - scores[0][0] == 3 * SECOND

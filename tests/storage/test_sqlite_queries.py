@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tenure.storage.script_files import statements
+from tenure.storage.sql.sweep import sweep
 from tenure.storage.sqlite import database
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure.storage.sqlite.sweep import sweep
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import ALICE, bid, new_job, settle, start
 
@@ -28,7 +28,7 @@ MAY_SCAN = {
     ("mend", "calls_of_none"): "the merged calls, after a job's queue or id became unreadable",
     ("mend", "slots_of_none"): "the slots of active jobs, after a job's queue or id became unreadable",
     ("rates", "opening_ahead"): "the rates that jobs are parked under, after the clock was set back",
-    ("rates", "look_anew"): "the rates that jobs are parked under, after the clock was set back",
+    ("rates", "check_all"): "the rates that jobs are parked under, after the clock was set back",
     ("reclaim", "held"): "all active jobs, when a worker has died",
     ("survey", "counts"): "the counters of queues that have jobs",
     ("survey", "schedules"): "lists all schedules",
@@ -78,11 +78,11 @@ async def instructions_of_a_sweep(path: Path, *, past: int, kept: bool) -> int:
     await storage.close()
     counted = count()
     with closing(sqlite3.connect(path)) as connection, connection:
-        step = Transaction(connection)
-        step.now = clock.now()
+        tx = SQLiteTransaction(connection)
+        tx.now = clock.now()
         connection.set_progress_handler(lambda: next(counted) < 0, 1)
-        swept = sweep(step, bid(), lambda _: True)
-        step.write_down()
+        swept = sweep(tx, bid(), lambda _: True)
+        tx.flush()
 
     assert (swept.troubles, sum(swept.did.values())) == ((), 0)
     return next(counted)

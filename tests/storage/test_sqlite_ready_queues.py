@@ -10,8 +10,9 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.protocol import ClaimRequest
-from tenure.storage.sqlite import SQLiteStorage, exchange
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sql import exchange
+from tenure.storage.sqlite import SQLiteStorage
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
 from tenure.testing.conformance.material import QUEUE
 from tenure.testing.conformance.unknown import park_under_many
@@ -35,10 +36,10 @@ async def statements(path: Path, jobs: Sequence[NewJob], *, room: int, few: int)
     for queues in (QUEUES[:few], QUEUES):
         seen: list[str] = []
         connection.execute("BEGIN")
-        step = Transaction(connection)
-        step.now = clock.now()
+        tx = SQLiteTransaction(connection)
+        tx.now = clock.now()
         connection.set_trace_callback(seen.append)
-        exchange.exchange(step, ME, [], ClaimRequest(queues, room))
+        exchange.exchange(tx, ME, [], ClaimRequest(queues, room))
         connection.set_trace_callback(None)
         connection.execute("ROLLBACK")
         counts.append(len(seen))
@@ -74,11 +75,11 @@ async def test_a_claim_looks_at_a_bounded_number_of_parked_jobs(tmp_path: Path, 
     knows = {f"{known}-{number}": 1 for number in range(400)} | dict.fromkeys(tasks if known == "parked" else [], 1)
     connection = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     connection.execute("BEGIN")
-    step = Transaction(connection)
-    step.now = ManualClock().now()
+    tx = SQLiteTransaction(connection)
+    tx.now = ManualClock().now()
     ran = count()
     connection.set_progress_handler(lambda: next(ran) < 0, 100)
-    exchange.exchange(step, ME, [], ClaimRequest((QUEUE,), 1, tasks=knows))
+    exchange.exchange(tx, ME, [], ClaimRequest((QUEUE,), 1, tasks=knows))
     connection.close()
 
     # In hundreds of instructions of SQLite.

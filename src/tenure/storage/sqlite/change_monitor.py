@@ -8,10 +8,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 from tenure.storage.protocol import owner_topic
-from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.statements import STATEMENTS
 
-_DATA_VERSION = query("session", "data_version")
-_CANCELLING = query("renew", "cancelling")
+_DATA_VERSION = STATEMENTS["session.data_version"]
+_CANCELLING = STATEMENTS["renew.cancelling"]
 _OWNER = owner_topic("")
 
 Run = tuple[int, int]
@@ -29,8 +29,8 @@ class ChangeMonitor:
         self._seen = (connection, _version(connection))
         self._cancelling.clear()
 
-    def told(self, connection: sqlite3.Connection, topics: Iterable[str]) -> None:
-        """Mark the requests to stop of these owners as notified, because a step of this process notifies them next."""
+    def note_cancellations(self, connection: sqlite3.Connection, topics: Iterable[str]) -> None:
+        """Mark the requests to stop of these owners as notified: this process notifies them next."""
         for topic in {topic for topic in topics if topic.startswith(_OWNER)}:
             self._cancelling[topic] = _asked_to_stop(connection, topic)
 

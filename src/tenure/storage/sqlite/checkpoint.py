@@ -8,19 +8,19 @@ import os
 import sqlite3
 
 from tenure.clock import Clock
-from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.statements import STATEMENTS
 
 LEADERS_PAGES = 1000
 """The leader checkpoints at its sweep when the log has grown by this number of pages."""
 
 ANYBODYS_PAGES = 8 * LEADERS_PAGES
-"""Any process checkpoints above this growth, in case a million jobs are enqueued while there is no leader."""
+"""Any process checkpoints above this growth, in case a million jobs are enqueued without a leader."""
 
 EVERY = 5.0
 """The leader also checkpoints after this number of seconds."""
 
 _PAGE = 4096 + 24
-_CHECKPOINT = query("session", "checkpoint")
+_CHECKPOINT = STATEMENTS["session.checkpoint"]
 
 
 class Checkpoints:

@@ -12,7 +12,7 @@ from tenure.errors import SchemaMismatchError, StorageError, TenureError
 from tenure.storage.script_files import script
 from tenure.storage.sqlite import errors, filesystem_check
 from tenure.storage.sqlite.locks import Locks
-from tenure.storage.sqlite.statements import query
+from tenure.storage.sqlite.statements import STATEMENTS
 
 Durability = Literal["full", "fast"]
 
@@ -159,7 +159,7 @@ def _create(connection: sqlite3.Connection, now: int) -> None:
     try:
         for statement in _split(schema()):
             connection.execute(statement)
-        connection.execute(query("session", "created"), (SCHEMA, now))
+        connection.execute(STATEMENTS["session.created"], (SCHEMA, now))
         _tell(connection, "commit")
     except BaseException:
         if connection.in_transaction:
@@ -184,10 +184,10 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _number(connection: sqlite3.Connection, name: str) -> int:
-    row = connection.execute(query("session", name)).fetchone()
+    row = connection.execute(STATEMENTS[f"session.{name}"]).fetchone()
     return 0 if row is None else int(row[0])
 
 
 def _tell(connection: sqlite3.Connection, *names: str) -> None:
     for name in names:
-        connection.execute(query("session", name)).fetchall()
+        connection.execute(STATEMENTS[f"session.{name}"]).fetchall()

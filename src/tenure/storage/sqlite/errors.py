@@ -87,7 +87,7 @@ def _code(error: sqlite3.Error) -> int | None:
 
 
 def _full(path: str) -> StorageFullError:
-    return StorageFullError(f"there is no room left for {path}; nothing was written. Free some space and try again")
+    return StorageFullError(f"the disk of {path} is full; nothing was written. Free some space and try again")
 
 
 def _crammed(path: str) -> bool:

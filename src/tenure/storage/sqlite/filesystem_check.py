@@ -26,7 +26,7 @@ def check(path: str, mountinfo: str | None = None) -> None:
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise UsageError(f"there is no directory {folder} for the database {path}; create it first")
+        raise UsageError(f"the directory {folder} of the database {path} does not exist; create it first")
     if os.path.isdir(path):
         raise UsageError(f"{path} is a directory; name a file in it, such as {os.path.join(path, 'tenure.db')}")
     kind = file_system(path, mountinfo)

@@ -5,10 +5,9 @@ import shutil
 import sqlite3
 
 from tenure.storage.protocol import Finding
+from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import filesystem_check
 from tenure.storage.sqlite.database import Database
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
 
 _SOUND = (3, 51, 3)
 _SCARCE = 100 << 20
@@ -16,19 +15,19 @@ _LONG_LOG = 256 << 20
 """Four times the size that SQLite truncates the log to after a full checkpoint (`wal_limit` in session.sql)."""
 
 
-def examine(step: Transaction, database: Database, *, deep: bool) -> list[Finding]:
+def examine(tx: Transaction, database: Database, *, deep: bool) -> list[Finding]:
     """Check the library, the file and its location; with `deep` read the whole file."""
     quick = [
         library(sqlite3.sqlite_version_info),
         _durability(database),
-        _schema(step),
+        _schema(tx),
         _place(database.path),
         _room(database.path),
-        _journal(step),
+        _journal(tx),
         log(database.path),
         _lock_file(database.lock_path),
     ]
-    return [*quick, _integrity(step), _counters(step)] if deep else quick
+    return [*quick, _integrity(tx), _counters(tx)] if deep else quick
 
 
 def library(version: tuple[int, ...]) -> Finding:
@@ -59,8 +58,8 @@ def _durability(database: Database) -> Finding:
     )
 
 
-def _schema(step: Transaction) -> Finding:
-    row = step.one(query("session", "version"))
+def _schema(tx: Transaction) -> Finding:
+    row = tx.one("session.version")
     return Finding("ok", "schema", f"schema {row[0] if row else 0}")
 
 
@@ -83,8 +82,8 @@ def _room(path: str) -> Finding:
     return Finding("warning", "disk", f"only {free >> 20:,} MiB free", "free some space before enqueueing is refused")
 
 
-def _journal(step: Transaction) -> Finding:
-    row = step.one(query("session", "journal"))
+def _journal(tx: Transaction) -> Finding:
+    row = tx.one("session.journal")
     return journal(str(row[0]) if row else "unknown")
 
 
@@ -111,8 +110,8 @@ def log(path: str) -> Finding:
     return Finding(
         "warning",
         "log",
-        f"the write-ahead log takes {size >> 20:,} MiB: nobody has carried it over into the file for long",
-        "start a worker or tenure reaper if there is none; else look for a program that holds a read transaction "
+        f"the write-ahead log takes {size >> 20:,} MiB: it has not been copied into the file for long",
+        "start a worker or tenure reaper if none runs; else look for a program that holds a read transaction "
         "open on this file, such as a backup or a forgotten shell",
     )
 
@@ -128,8 +127,8 @@ def _lock_file(path: str) -> Finding:
     )
 
 
-def _integrity(step: Transaction) -> Finding:
-    row = step.one(query("session", "integrity"))
+def _integrity(tx: Transaction) -> Finding:
+    row = tx.one("session.integrity")
     if row is not None and row[0] == "ok":
         return Finding("ok", "integrity", "the file is sound")
     return Finding(
@@ -140,8 +139,8 @@ def _integrity(step: Transaction) -> Finding:
     )
 
 
-def _counters(step: Transaction) -> Finding:
-    wrong = [row for audit in ("recount", "recount_calls", "recount_keys") for row in step.all(query("tally", audit))]
+def _counters(tx: Transaction) -> Finding:
+    wrong = [row for audit in ("tally.recount", "tally.recount_calls", "tally.recount_keys") for row in tx.all(audit)]
     if not wrong:
         return Finding("ok", "counters", "the counts agree with the jobs")
     return Finding(

@@ -6,15 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tenure.clock import Clock
+from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import errors
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sqlite.statements import STATEMENTS
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 
 T = TypeVar("T")
 
-_READ = query("session", "read")
-_COMMIT = query("session", "commit")
+_READ = STATEMENTS["session.read"]
+_COMMIT = STATEMENTS["session.commit"]
 
 
 class DatabaseReader:
@@ -58,9 +59,9 @@ class DatabaseReader:
                     connection = self._session.use()
                 connection.execute(_READ)
                 try:
-                    step = Transaction(connection)
-                    step.now = self._clock.now()
-                    return ask(step)
+                    tx = SQLiteTransaction(connection)
+                    tx.now = self._clock.now()
+                    return ask(tx)
                 finally:
                     if connection.in_transaction:
                         connection.execute(_COMMIT)

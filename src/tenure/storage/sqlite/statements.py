@@ -1,10 +1,13 @@
-"""The SQL statements of this storage, by verb and name."""
+"""The SQL statements of this storage, by `<file>.<name>`."""
+
+from importlib.resources import files
 
 from tenure.storage.script_files import statements
 
 _PACKAGE = "tenure.storage.sqlite"
 
-
-def query(verb: str, name: str) -> str:
-    """Return the statement of that name from `sql/<verb>.sql`."""
-    return statements(_PACKAGE, "sql", f"{verb}.sql")[name]
+STATEMENTS = {
+    f"{file.name.removesuffix('.sql')}.{name}": text
+    for file in files(_PACKAGE).joinpath("sql").iterdir()
+    for name, text in statements(_PACKAGE, "sql", file.name).items()
+}

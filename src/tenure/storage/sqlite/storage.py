@@ -36,12 +36,13 @@ from tenure.storage.protocol import (
     SweepResult,
     Target,
 )
-from tenure.storage.sqlite import exchange, forking, health, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sqlite import forking, health
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import DatabaseReader
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.transaction import Transaction
 from tenure.storage.sqlite.writer import Writer
 
 _CLOSING = 10.0
@@ -64,7 +65,7 @@ class SQLiteStorage:
     ) -> None:
         name = os.fspath(path)
         if name in ("", ":memory:") or "\0" in name:
-            raise UsageError(f"{name!r} is no file; name one, as in sqlite:///tenure.db, or use memory://")
+            raise UsageError(f"{name!r} is not a file; name one, as in sqlite:///tenure.db, or use memory://")
         self.url = f"sqlite:///{name}"
         # Resolve links: SQLite puts its log next to the real file, and the lock file must lie there too.
         try:
@@ -118,7 +119,7 @@ class SQLiteStorage:
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
         await self._opened()
-        return await self._reading.read(lambda step: health.examine(step, self._database, deep=deep))
+        return await self._reading.read(lambda tx: health.examine(tx, self._database, deep=deep))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
@@ -131,8 +132,8 @@ class SQLiteStorage:
         """See `Storage.exchange`."""
         await self._opened(owner)
         return await self._writer.submit(
-            lambda step: exchange.exchange(step, owner, settlements, order),
-            peek=None if settlements else lambda step: exchange.nothing_to_exchange(step, owner, order),
+            lambda tx: exchange.exchange(tx, owner, settlements, order),
+            peek=None if settlements else lambda tx: exchange.nothing_to_exchange(tx, owner, order),
             owner=owner.id,
         )
 
@@ -140,7 +141,7 @@ class SQLiteStorage:
         """See `Storage.renew`."""
         await self._opened(beat.owner)
         pulse = await self._writer.submit(
-            lambda step: renew.renew(step, beat),
+            lambda tx: renew.renew(tx, beat),
             # An ExternalRenewer renews for another process. That process's life lock must not be held here, unless the
             # renewer also recovers its jobs.
             owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
@@ -160,8 +161,8 @@ class SQLiteStorage:
         await self._opened(bid.owner)
         alive = self._locks.alive
         return await self._writer.submit(
-            lambda step: sweep.sweep(step, bid, alive),
-            peek=lambda step: sweep.led_by_another(step, bid, alive),
+            lambda tx: sweep.sweep(tx, bid, alive),
+            peek=lambda tx: sweep.led_by_another(tx, bid, alive),
             owner=bid.owner.id,
         )
 
@@ -169,46 +170,46 @@ class SQLiteStorage:
         """See `Storage.reclaim`."""
         await self._opened(owner)
 
-        def buried(taken: ReclaimResult) -> None:
+        def forget_dead(taken: ReclaimResult) -> None:
             if not taken.more:
                 self._locks.let_go(dead)
 
-        return await self._writer.submit(lambda step: sweep.reclaim(step, dead, owner), owner=owner.id, then=buried)
+        return await self._writer.submit(lambda tx: sweep.reclaim(tx, dead, owner), owner=owner.id, then=forget_dead)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         await self._opened()
-        return await self._writer.submit(lambda step: revise.revise(step, revisions))
+        return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         await self._opened()
-        return await self._writer.submit(lambda step: schedules.plan(step, changes))
+        return await self._writer.submit(lambda tx: schedules.plan(tx, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
         await self._opened()
-        return await self._writer.submit(lambda step: tune.tune(step, target, settings, by))
+        return await self._writer.submit(lambda tx: tune.tune(tx, target, settings, by))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await self._opened()
-        await self._writer.submit(lambda step: sweep.resign(step, term))
+        await self._writer.submit(lambda tx: sweep.resign(tx, term))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
         await self._opened()
-        return await self._reading.read(lambda step: reading.get(step, refs))
+        return await self._reading.read(lambda tx: reading.get(tx, refs))
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
         await self._opened()
-        return await self._reading.read(lambda step: reading.find(step, query))
+        return await self._reading.read(lambda tx: reading.find(tx, query))
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
         await self._opened()
-        return await self._reading.read(lambda step: reading.survey(step, queues))
+        return await self._reading.read(lambda tx: reading.survey(tx, queues))
 
     async def events(
         self,
@@ -221,10 +222,10 @@ class SQLiteStorage:
         """See `Storage.events`."""
         await self._opened()
         if reader is None or cursor == EVENTS_END:
-            return await self._reading.read(lambda step: reading.events(step, cursor, limit, ref))
+            return await self._reading.read(lambda tx: reading.events(tx, cursor, limit, ref))
         return await self._writer.submit(
-            lambda step: reading.lend_events(step, cursor, limit, reader),
-            peek=lambda step: reading.nothing_to_lend(step, cursor, limit, reader),
+            lambda tx: reading.lend_events(tx, cursor, limit, reader),
+            peek=lambda tx: reading.nothing_to_lend(tx, cursor, limit, reader),
         )
 
     def notices(self, topics: Iterable[str]) -> Listener:
@@ -272,5 +273,5 @@ class SQLiteStorage:
         self._writer.stop(_CLOSING)
 
 
-def _nothing(step: Transaction) -> bool:
+def _nothing(tx: Transaction) -> bool:
     return True

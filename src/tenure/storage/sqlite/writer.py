@@ -2,7 +2,7 @@
 
     verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
 
-There is no timer: while one transaction is written, the next batch collects. If an operation fails, its batch is rolled
+It needs no timer: while one transaction is written, the next batch collects. If an operation fails, its batch is rolled
 back and retried in halves, so that only the bad operation fails. This costs nothing while all operations succeed; a
 savepoint for each operation would.
 """
@@ -20,15 +20,17 @@ from typing import Any, TypeVar
 from tenure.clock import Clock, entropy
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import NotificationHub
-from tenure.storage.sqlite import claim_numbers, errors
+from tenure.storage.sql import claim_numbers
+from tenure.storage.sql.transaction import Lanes, Transaction
+from tenure.storage.sql.transitions import recount
+from tenure.storage.sqlite import errors
 from tenure.storage.sqlite.change_monitor import ChangeMonitor
 from tenure.storage.sqlite.checkpoint import Checkpoints
 from tenure.storage.sqlite.locks import Locks
 from tenure.storage.sqlite.poll_interval import PollInterval
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Lanes, Transaction
-from tenure.storage.sqlite.transitions import recount
+from tenure.storage.sqlite.statements import STATEMENTS
+from tenure.storage.sqlite.transaction import SQLiteTransaction
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -45,10 +47,10 @@ UNSEEN_FOR = 0.04
 BUDGET = 30.0
 """After this number of seconds a caller gets an error, for any cause of the delay."""
 
-_WRITE = query("session", "write")
-_COMMIT = query("session", "commit")
-_ROLLBACK = query("session", "rollback")
-_EMPTY_LOG = query("session", "empty_log")
+_WRITE = STATEMENTS["session.write"]
+_COMMIT = STATEMENTS["session.commit"]
+_ROLLBACK = STATEMENTS["session.rollback"]
+_EMPTY_LOG = STATEMENTS["session.empty_log"]
 
 
 class Operation:
@@ -150,7 +152,7 @@ class Writer:
         `then`: called after the commit.
 
         Raises:
-            StorageUnavailableError: there is no thread to run it.
+            StorageUnavailableError: no thread can run it.
         """
         loop = asyncio.get_running_loop()
         operation = Operation(
@@ -172,7 +174,7 @@ class Writer:
         """Submit a request that is handled together with other requests of its kind; the future gets its own answer.
 
         Raises:
-            StorageUnavailableError: there is no thread to run it.
+            StorageUnavailableError: no thread can run it.
         """
         loop = asyncio.get_running_loop()
         operation = Operation(loop, self._clock.uptime(), run_all=run_all, asked=asked)
@@ -294,7 +296,7 @@ class Writer:
         batch = self._hand
         # Skip operations whose callers gave up before the work began.
         wanted = [operation for operation in batch if not operation.future.done()]
-        knocked: list[str] = []
+        topics: list[str] = []
         try:
             with self._session.gate:
                 connection = self._session.use()
@@ -302,9 +304,9 @@ class Writer:
                     connection = self._save_log(connection)
                 left = self._peek(connection, wanted)
                 if left:
-                    self._write(left, knocked)
-                if knocked and self._hub.heard:
-                    self._others.told(self._session.use(), knocked)
+                    self._write(left, topics)
+                if topics and self._hub.heard:
+                    self._others.note_cancellations(self._session.use(), topics)
         except Exception as error:
             # After any exception the callers get the error, and the thread goes on.
             for operation in wanted:
@@ -312,8 +314,8 @@ class Writer:
                     operation.error = errors.ours(error, self._path)
         self._hand = []
         try:
-            if knocked:
-                self._hub.knock(knocked)
+            if topics:
+                self._hub.knock(topics)
         finally:
             # Deliver last: each woken caller wants the interpreter lock at once, and the thread has only to wait then.
             _deliver(wanted)
@@ -324,20 +326,20 @@ class Writer:
             return wanted
         if not self._hub.heard:
             self._others.note(connection)
-        step = Transaction(connection, self._lanes)
+        tx = SQLiteTransaction(connection, self._lanes)
         left: list[Operation] = []
         for operation in wanted:
-            self._begin(step, operation)
+            self._begin(tx, operation)
             try:
-                operation.answer = operation.peek(step) if operation.peek else None
+                operation.answer = operation.peek(tx) if operation.peek else None
             except sqlite3.Error:
                 operation.answer = None
             if operation.answer is None:
                 left.append(operation)
-        claim_numbers.keep(self._lanes, step)
+        claim_numbers.keep(self._lanes, tx)
         return left
 
-    def _write(self, batch: list[Operation], knocked: list[str]) -> None:
+    def _write(self, batch: list[Operation], topics: list[str]) -> None:
         while batch:
             connection, kept = self._session.use(), True
             try:
@@ -345,7 +347,7 @@ class Writer:
                     # Looked at under the lock: another process may have saved the log since, and write a new one.
                     kept = self._session.log_state() == "kept"
                     if kept:
-                        self._transact(connection, batch, knocked)
+                        self._transact(connection, batch, topics)
                         return
             except Exception as error:
                 if connection.in_transaction:
@@ -358,7 +360,7 @@ class Writer:
                     return
                 else:
                     half = len(batch) // 2
-                    self._write(batch[:half], knocked)
+                    self._write(batch[:half], topics)
                     batch = batch[half:]
             if not kept:
                 self._save_log(connection)
@@ -389,37 +391,37 @@ class Writer:
         self._session.leave_log()
         return self._session.use()
 
-    def _transact(self, connection: sqlite3.Connection, batch: list[Operation], knocked: list[str]) -> None:
+    def _transact(self, connection: sqlite3.Connection, batch: list[Operation], topics: list[str]) -> None:
         connection.execute(_WRITE)
-        step = Transaction(connection, self._lanes, mends=True)
+        tx = SQLiteTransaction(connection, self._lanes, repairs=True)
         answers: list[Any] = []
         for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
             if run_all is not None:
                 asked = [operation.asked for operation in operations]
-                step.now = self._clock.now()
-                answers += run_all(step, asked)
+                tx.now = self._clock.now()
+                answers += run_all(tx, asked)
                 continue
             for operation in operations:
-                self._begin(step, operation)
-                answers.append(None if operation.run is None else operation.run(step))
-        step.write_down()
-        recount(step)
+                self._begin(tx, operation)
+                answers.append(None if operation.run is None else operation.run(tx))
+        tx.flush()
+        recount(tx)
         if not self._hub.heard:
             # No other process can commit before this transaction does, and the check is cheap while its locks are held.
             self._others.note(connection)
         connection.execute(_COMMIT)
-        claim_numbers.keep(self._lanes, step)
+        claim_numbers.keep(self._lanes, tx)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
             if operation.parting and operation.owner is not None:
                 self._locks.leave(operation.owner)
             if operation.then is not None:
                 operation.then(answer)
-        knocked += step.knocked
-        self._checkpoints.consider(connection, leading=step.leading)
+        topics += tx.topics
+        self._checkpoints.consider(connection, leading=tx.leading)
 
-    def _begin(self, step: Transaction, operation: Operation) -> None:
-        step.now = self._clock.now()
+    def _begin(self, tx: Transaction, operation: Operation) -> None:
+        tx.now = self._clock.now()
         if operation.owner is not None:
             hold = self._locks.guard if operation.guarding else self._locks.live
             hold(operation.owner)

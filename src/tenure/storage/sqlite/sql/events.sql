@@ -1,10 +1,10 @@
 -- events: the event log, and the cursors of named readers.
 
 -- name: record
--- Parameters: told (a list of at, queue, job, start and length of the body in `bodies`), bodies.
+-- Parameters: events (a list of at, queue, job, start and length of the body in `bodies`), bodies.
 INSERT INTO event (at, queue, job, body)
 SELECT value ->> 0, value ->> 1, value ->> 2, CAST(substr(:bodies, value ->> 3, value ->> 4) AS TEXT)
-  FROM json_each(:told);
+  FROM json_each(:events);
 
 -- name: record_one
 INSERT INTO event (at, queue, job, body) VALUES (?, ?, ?, ?);

@@ -310,7 +310,7 @@ DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
 
 -- name: file_runs
 -- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
--- values, whatever changed the rows, must not block a claim.
+-- values, from any cause, must not block a claim.
 -- Parameters: seqs (a list).
 INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
 SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),

@@ -52,6 +52,6 @@ SELECT task, rates
 -- Parameters: now.
 SELECT DISTINCT queue FROM rate WHERE opens_at IS NOT NULL AND opens_at > ?;
 
--- name: look_anew
+-- name: check_all
 -- Parameters: now.
 UPDATE rate SET opens_at = 0 WHERE opens_at IS NOT NULL AND opens_at > ?;

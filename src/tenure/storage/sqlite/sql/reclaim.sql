@@ -24,5 +24,5 @@ UPDATE job
        progress_until = NULL
  WHERE seq = ?;
 
--- name: bury_worker
+-- name: mark_dead
 UPDATE worker SET died = 1 WHERE owner = ? AND died = 0;

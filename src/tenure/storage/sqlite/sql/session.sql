@@ -74,14 +74,14 @@ COMMIT;
 -- name: rollback
 ROLLBACK;
 
--- name: chore
-SAVEPOINT chore;
+-- name: savepoint
+SAVEPOINT step;
 
--- name: chore_done
-RELEASE chore;
+-- name: release_savepoint
+RELEASE step;
 
--- name: chore_undone
-ROLLBACK TO chore;
+-- name: rollback_to_savepoint
+ROLLBACK TO step;
 
 -- name: has_meta
 SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

@@ -13,16 +13,8 @@ from tenure.storage.protocol import (
     task_of_place,
     unknown_place,
 )
-from tenure.storage.sqlite import rows
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
-
-_PLACES = query("exchange", "places")
-_FIRST_IN_LINE = query("exchange", "first_in_line")
-_PLACES_OF = query("exchange", "places_of")
-_HEADS = query("exchange", "heads")
-_FIRST_PARKED = query("exchange", "first_parked")
-_SINCE = query("survey", "since")
+from tenure.storage.sql import rows
+from tenure.storage.sql.transaction import Transaction
 
 _END = UNKNOWN[:-1] + chr(ord(UNKNOWN[-1]) + 1)
 """The first name after all names that begin with `UNKNOWN`."""
@@ -32,47 +24,47 @@ _NO_BOUND = 2**63 - 1
 
 
 def known_places(
-    step: Transaction, queue: str, tasks: Mapping[str, int] | None, most: int = PLACE_LIMIT
+    tx: Transaction, queue: str, tasks: Mapping[str, int] | None, most: int = PLACE_LIMIT
 ) -> tuple[list[str], bool]:
     """Return the names of unknown tasks that a queue's jobs are parked under and that a caller knows.
 
     At most `most` names are examined. If the queue has more, the caller's own names are looked up. If those are also
     more than `most`, each call examines another part of the queue's names, and the second value is True.
     """
-    found = _between(step, queue, UNKNOWN, _END, most + 1)
+    found = _between(tx, queue, UNKNOWN, _END, most + 1)
     more = len(found) > most
     if more and tasks is not None and sum(tasks.values()) <= most:
         names = [unknown_place(task, version) for task, newest in tasks.items() for version in range(1, newest + 1)]
-        return [name for (name,) in step.all(_PLACES_OF, (rows.names(names), queue))], False
+        return [name for (name,) in tx.all("exchange.places_of", (rows.names(names), queue))], False
     if more and tasks is not None:
-        first = next(islice(tasks, step.now % len(tasks), None))
-        found = _between(step, queue, UNKNOWN + first, _END, most)
-        found += _between(step, queue, UNKNOWN, UNKNOWN + first, most - len(found))
+        first = next(islice(tasks, tx.now % len(tasks), None))
+        found = _between(tx, queue, UNKNOWN + first, _END, most)
+        found += _between(tx, queue, UNKNOWN, UNKNOWN + first, most - len(found))
     return [name for name in found[:most] if knows(tasks, *task_of_place(name))], more
 
 
-def first_seqs(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
+def first_seqs(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
     """Return the seqs of the first ready jobs and of jobs parked under known names, in the order of their scores."""
-    found = step.all(_FIRST_IN_LINE, (queue, limit))
-    for score, id_, name in sorted(step.all(_HEADS, (rows.names(known), queue))):
+    found = tx.all("exchange.first_in_line", (queue, limit))
+    for score, id_, name in sorted(tx.all("exchange.heads", (rows.names(known), queue))):
         last = found[-1] if len(found) == limit else None
         if last is not None and (score, id_) > last[:2]:
             break
         bound = _NO_BOUND if last is None else last[0]
-        found = sorted(found + step.all(_FIRST_PARKED, (queue, name, bound, limit)))[:limit]
+        found = sorted(found + tx.all("exchange.first_parked", (queue, name, bound, limit)))[:limit]
     return [seq for _, _, seq in found]
 
 
-def survey(step: Transaction, queue: str) -> tuple[UnknownTask, ...]:
+def survey(tx: Transaction, queue: str) -> tuple[UnknownTask, ...]:
     """Return the unknown tasks of a queue, by task and version."""
-    told: list[UnknownTask] = []
-    for name in _between(step, queue, UNKNOWN, _END, LOOK_LIMIT):
-        row = step.one(_SINCE, (queue, name, UNKNOWN_LOOKS))
+    unknown: list[UnknownTask] = []
+    for name in _between(tx, queue, UNKNOWN, _END, LOOK_LIMIT):
+        row = tx.one("survey.since", (queue, name, UNKNOWN_LOOKS))
         if row is not None and row[0] is not None:
-            told.append(UnknownTask(*task_of_place(name), max(0, step.now - row[0])))
-    return tuple(told)
+            unknown.append(UnknownTask(*task_of_place(name), max(0, tx.now - row[0])))
+    return tuple(unknown)
 
 
-def _between(step: Transaction, queue: str, first: str, end: str, limit: int) -> list[str]:
+def _between(tx: Transaction, queue: str, first: str, end: str, limit: int) -> list[str]:
     asked = {"queue": queue, "from": first, "to": end, "limit": limit}
-    return [name for (name,) in step.all(_PLACES, asked)]
+    return [name for (name,) in tx.all("exchange.places", asked)]

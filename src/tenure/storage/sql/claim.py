@@ -11,59 +11,49 @@ from tenure.core.lifecycle import State
 from tenure.core.order import entered_at
 from tenure.core.transition import begun, claimed, is_expired
 from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
-from tenure.storage.sqlite import concurrency_keys, fair_queue, rates, rows
-from tenure.storage.sqlite.settings import recorded, setting
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
-from tenure.storage.sqlite.transitions import expire, the_job, whole
-from tenure.storage.sqlite.unknown_tasks import first_seqs
-
-_DUE = query("exchange", "due")
-_PROMOTE = query("exchange", "promote")
-_COME_IN = query("exchange", "come_in")
-_READY = query("exchange", "ready")
-_START = query("exchange", "start")
-_FILE_RUNS = query("exchange", "file_runs")
-_BY_SEQS = query("get", "by_seqs")
-_TRIM_RUNS = query("exchange", "trim_runs")
+from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
+from tenure.storage.sql.settings import recorded, setting
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transitions import expire, the_job, whole
+from tenure.storage.sql.unknown_tasks import first_seqs
 
 
-def promote(step: Transaction, queue: str, limit: int) -> int:
+def promote(tx: Transaction, queue: str, limit: int) -> int:
     """Promote the jobs of a queue that fell due, or expire those that are too old; return their number."""
-    due = step.all(_DUE, (queue, step.now, limit))
+    due = tx.all("exchange.due", (queue, tx.now, limit))
     if not due:
         return 0
-    aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= step.now]
+    aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= tx.now]
     for seq in aged:
-        expire(step, seq, the_job(step, seq))
+        expire(tx, seq, the_job(tx, seq))
     young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
     # `is_fair` resets the fair order of an empty queue, so call it only if a job enters the queue.
-    if young and (fair_queue.is_fair(step, queue) or any(keyed for _, keyed in young)):
+    if young and (fair_queue.is_fair(tx, queue) or any(keyed for _, keyed in young)):
         for seq, _ in young:
-            _promote(step, seq, the_job(step, seq))
+            _promote(tx, seq, the_job(tx, seq))
     elif young:
-        promoted = step.run(_PROMOTE, (queue, step.now, len(young)))
-        step.moved(queue, left="delayed", to="waiting", jobs=promoted)
-    concurrency_keys.let_in(step)
+        promoted = tx.run("exchange.promote", (queue, tx.now, len(young)))
+        tx.count_move(queue, left="delayed", to="waiting", jobs=promoted)
+    concurrency_keys.release_freed(tx)
     return len(due)
 
 
-def _promote(step: Transaction, seq: int, job: JobRecord) -> None:
+def _promote(tx: Transaction, seq: int, job: JobRecord) -> None:
     """Promote one job whose score depends on the jobs that wait before it."""
     if job.state is not State.DELAYED:
         # The repair of its record has ended the job.
         return
     at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
-    step.run(_COME_IN, (fair_queue.score(step, job, at), seq))
-    step.moved(job.queue, left="delayed", to="waiting")
+    tx.run("exchange.come_in", (fair_queue.score(tx, job, at), seq))
+    tx.count_move(job.queue, left="delayed", to="waiting")
 
 
 class Claim:
     """One claim of an owner: as many jobs as it has room for, within a limit on the jobs examined."""
 
-    def __init__(self, step: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
+    def __init__(self, tx: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
         self.leases: list[Lease] = []
-        self._step = step
+        self._tx = tx
         self._owner = owner
         self._room = room
         self._tasks = tasks
@@ -79,9 +69,9 @@ class Claim:
 
         `known`: the names of unknown tasks that jobs are parked under and that the owner knows.
         """
-        step = self._step
-        while (limit := min(self._room - len(self.leases), self._looks, rates.free(step, queue))) > 0:
-            found = _first_known(step, queue, known, limit) if known else _first_in_line(step, queue, limit)
+        tx = self._tx
+        while (limit := min(self._room - len(self.leases), self._looks, rates.free(tx, queue))) > 0:
+            found = _first_known(tx, queue, known, limit) if known else _first_in_line(tx, queue, limit)
             if not self._go_through(queue, found) and len(found) < limit:
                 return
 
@@ -90,54 +80,54 @@ class Claim:
 
         Returns how many jobs were released.
         """
-        step = self._step
-        stall = setting(step, "queue", queue).stall
-        told = recorded(step, queue, "started")
-        paced = rates.of_queue(step, queue) is not None
+        tx = self._tx
+        stall = setting(tx, "queue", queue).stall
+        records = recorded(tx, queue, "started")
+        paced = rates.of_queue(tx, queue) is not None
         unbound: dict[str, bool] = {}
         started: list[tuple[int, JobRecord]] = []
         let_in = 0
         for seq, job, plain in found:
-            if paced and not rates.free(step, queue):
+            if paced and not rates.free(tx, queue):
                 break
             self._looks -= 1
             if job.parked_under is not None:
-                job = concurrency_keys.come_back(step, seq, job)
+                job = concurrency_keys.come_back(tx, seq, job)
             if plain and job.task not in unbound:
-                unbound[job.task] = concurrency_keys.unbound(step, queue, job.task)
+                unbound[job.task] = concurrency_keys.unbound(tx, queue, job.task)
             free = plain and unbound[job.task]
-            if not free and is_expired(job, step.now):
-                expire(step, seq, job)
-            elif not free and (full := concurrency_keys.full(step, job, self._tasks)) is not None:
-                concurrency_keys.park(step, seq, job, full)
+            if not free and is_expired(job, tx.now):
+                expire(tx, seq, job)
+            elif not free and (full := concurrency_keys.full(tx, job, self._tasks)) is not None:
+                concurrency_keys.park(tx, seq, job, full)
             else:
                 if not free:
-                    concurrency_keys.take(step, job)
-                    rates.take(step, job)
-                job = claimed(job, self._owner.id, step.now, stall)
+                    concurrency_keys.take(tx, job)
+                    rates.take(tx, job)
+                job = claimed(job, self._owner.id, tx.now, stall)
                 started.append((seq, job))
-                if told:
-                    step.record(begun(job, self._owner))
-            let_in = concurrency_keys.let_in(step) if step.freed else 0
+                if records:
+                    tx.record(begun(job, self._owner))
+            let_in = concurrency_keys.release_freed(tx) if tx.freed else 0
             if let_in:
                 break
-        _start(step, self._owner, started)
-        fair_queue.given_out(step, queue, (job for _, job in started))
-        step.moved(queue, left="waiting", to="active", jobs=len(started))
+        _start(tx, self._owner, started)
+        fair_queue.given_out(tx, queue, (job for _, job in started))
+        tx.count_move(queue, left="waiting", to="active", jobs=len(started))
         self.leases += [Lease(job) for _, job in started]
         return let_in
 
 
-def _first_known(step: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
+def _first_known(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
-    seqs = first_seqs(step, queue, known, limit)
-    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(seqs),))}
+    seqs = first_seqs(tx, queue, known, limit)
+    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", (rows.listed(seqs),))}
     return _waiting([(seq, records[seq], False) for seq in seqs])
 
 
-def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
+def _first_in_line(tx: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs, and whether each is plain."""
-    row = step.one(_READY, (queue, limit))
+    row = tx.one("exchange.ready", (queue, limit))
     if row is None or row[1] is None:
         return []
     listed, payloads = row
@@ -145,13 +135,13 @@ def _first_in_line(step: Transaction, queue: str, limit: int) -> list[tuple[int,
     # If any text is not UTF-8, each job is read separately.
     readable = type(listed) is str
     others = [job.seq for job in line if not (job.plain and readable)]
-    records = {row[0]: whole(step, row) for row in step.all(_BY_SEQS, (rows.listed(others),))} if others else {}
+    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", (rows.listed(others),))} if others else {}
     found: list[tuple[int, JobRecord, bool]] = []
     begins = 0
     for job in line:
         ends = begins + job.size
         if job.plain and readable:
-            found.append(_fresh(step, queue, job, payloads[begins:ends]))
+            found.append(_fresh(tx, queue, job, payloads[begins:ends]))
         else:
             found.append((job.seq, records[job.seq], False))
         begins = ends
@@ -163,16 +153,16 @@ def _waiting(found: list[tuple[int, JobRecord, bool]]) -> list[tuple[int, JobRec
     return [one for one in found if one[1].state is State.WAITING]
 
 
-def _fresh(step: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
+def _fresh(tx: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
     try:
         return job.seq, rows.fresh(queue, job, payload), True
     except MsgspecError:
-        return job.seq, the_job(step, job.seq), False
+        return job.seq, the_job(tx, job.seq), False
 
 
-def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
+def _start(tx: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
     if again := [seq for seq, job in started if job.starts > 1]:
-        step.run(_FILE_RUNS, (rows.listed(again),))
+        tx.run("exchange.file_runs", (rows.listed(again),))
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for seq, job in started:
         stall = job.stall
@@ -180,8 +170,8 @@ def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]
         alike[*terms, job.fence, job.lease_until, job.run_until, job.progress_until, job.starts].append(seq)
     for values, seqs in alike.items():
         lease, max_stalls, start_grace, renewed, fence, lease_until, run_until, progress_until, starts = values
-        step.run(
-            _START,
+        tx.run(
+            "exchange.start",
             {
                 "lease": lease,
                 "max_stalls": max_stalls,
@@ -192,7 +182,7 @@ def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]
                 "worker": owner.name,
                 "host": owner.host,
                 "pid": owner.pid,
-                "now": step.now,
+                "now": tx.now,
                 "lease_until": lease_until,
                 "run_until": run_until,
                 "progress_until": progress_until,
@@ -202,4 +192,4 @@ def _start(step: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]
         )
     worn = [(seq, job.starts - RUNS_KEPT) for seq, job in started if job.starts > RUNS_KEPT]
     if worn:
-        step.many(_TRIM_RUNS, worn)
+        tx.many("exchange.trim_runs", worn)

@@ -9,73 +9,57 @@ from tenure.core.lease import lease_end, renewed_limits
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
 from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
-from tenure.storage.sqlite import claim_numbers, rows
-from tenure.storage.sqlite.rows import Row
-from tenure.storage.sqlite.settings import recorded, setting
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
-from tenure.storage.sqlite.transitions import find_job
-
-_STANDING = query("renew", "standing")
-_EXTEND = query("renew", "extend")
-_TRACE = query("renew", "trace")
-_LOGGED = query("renew", "logged")
-_LOG = query("renew", "log")
-_TRIM_LOG = query("renew", "trim_log")
-_ANNOUNCED = query("renew", "announced")
-_SEEN = query("renew", "seen")
-_FORGET_WORKER = query("renew", "forget_worker")
-_FORGET_ORDERS = query("renew", "forget_orders")
-
-_PARTITION = query("renew", "partition")
-_BOUNDS = query("events", "bounds")
-_IDENTIFY = query("renew", "identify")
+from tenure.storage.sql import claim_numbers, rows
+from tenure.storage.sql.rows import Row
+from tenure.storage.sql.settings import recorded, setting
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transitions import find_job
 
 _encode = msgspec.json.Encoder().encode
 
 
-def renew(step: Transaction, beat: RenewRequest) -> RenewResult:
+def renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     """Record that an owner is alive, and extend every lease in the request that it still holds."""
     lost: list[tuple[Ref, int]] = []
     cancelling: list[CancelRequest] = []
     for asked in beat.renewals:
         of_run = asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id
-        row = step.one(_STANDING, of_run)
+        row = tx.one("renew.standing", of_run)
         if row is not None and not rows.is_sane(row[1:11]):
             # Reading the whole record repairs values that cannot be used in calculations.
-            find_job(step, asked.ref)
-            row = step.one(_STANDING, of_run)
+            find_job(tx, asked.ref)
+            row = tx.one("renew.standing", of_run)
         if row is None:
-            _refuse(step, beat.owner, asked)
+            _refuse(tx, beat.owner, asked)
             lost.append((asked.ref, asked.fence))
             continue
-        cancel_at, cancel_reason = _extend(step, asked, row)
+        cancel_at, cancel_reason = _extend(tx, asked, row)
         if cancel_at is not None:
             cancelling.append(CancelRequest(asked.ref, asked.fence, cancel_reason))
     for lane in beat.lanes:
-        claim_numbers.hand_back(step, beat.owner, lane)
-    partitions = () if beat.seen is None else (_partition(step, beat.seen),)
-    orders = setting(step, "worker", beat.owner.id)
-    _remember(step, beat, _announce(step, beat))
-    told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-    return RenewResult(tuple(lost), tuple(cancelling), told, partitions=partitions)
+        claim_numbers.hand_back(tx, beat.owner, lane)
+    partitions = () if beat.seen is None else (_partition(tx, beat.seen),)
+    orders = setting(tx, "worker", beat.owner.id)
+    _remember(tx, beat, _announce(tx, beat))
+    commands = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
+    return RenewResult(tuple(lost), tuple(cancelling), commands, partitions=partitions)
 
 
-def _partition(step: Transaction, states: Sequence[PartitionState]) -> PartitionState:
+def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionState:
     """Return the state of the database, and write its identity again if it is missing."""
-    step.write_down()
+    tx.flush()
     seen = states[0] if states else PartitionState("*", "", 0)
-    bounds, mended = step.one(_BOUNDS), False
+    bounds, mended = tx.one("events.bounds"), False
     last: int = bounds[1] if bounds else 0
     while True:
-        identity, created, at, seen_at = step.one(_PARTITION, (last, seen.last_event)) or (None, 0, None, None)
+        identity, created, at, seen_at = tx.one("renew.partition", (last, seen.last_event)) or (None, 0, None, None)
         if identity is not None or not states:
             # If it is missing, another worker may have seen it and writes it again. A worker that saw nothing waits.
             break
         # A file without an identity whose log is shorter too is another file. One that never had it needs no message.
         mended = bool(seen.identity) and seen.last_event <= last
-        step.run(_IDENTIFY, ("identity", seen.identity if mended else None))
-        step.run(_IDENTIFY, ("created", seen.created if mended else step.now))
+        tx.run("renew.identify", ("identity", seen.identity if mended else None))
+        tx.run("renew.identify", ("created", seen.created if mended else tx.now))
     return PartitionState(
         "*",
         "" if identity is None else str(identity),
@@ -87,24 +71,24 @@ def _partition(step: Transaction, states: Sequence[PartitionState]) -> Partition
     )
 
 
-def _refuse(step: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
-    found = find_job(step, asked.ref)
+def _refuse(tx: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
+    found = find_job(tx, asked.ref)
     # A run that this owner has settled meanwhile is not fenced off: beat and settlement crossed.
     if found is not None and found[1].settled_fence != asked.fence:
-        step.record(refused(found[1], owner.id, asked.fence, "renew"))
+        tx.record(refused(found[1], owner.id, asked.fence, "renew"))
 
 
-def _extend(step: Transaction, asked: LeaseRenewal, row: Row) -> Row:
+def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Row:
     """Extend the run of this row, if requested; return when and why it was asked to stop."""
-    now = step.now
+    now = tx.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
     run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
     if asked.trace is not None:
-        step.run(_TRACE, (asked.trace, seq))
+        tx.run("renew.trace", (asked.trace, seq))
     if not asked.extend:
         return cancel_at, cancel_reason
     if asked.log:
-        _keep_log(step, seq, run, asked)
+        _keep_log(tx, seq, run, asked)
     run_until, progress_until = renewed_limits(
         now,
         lease=lease,
@@ -127,31 +111,31 @@ def _extend(step: Transaction, asked: LeaseRenewal, row: Row) -> Row:
     )
     if asked.progress is not None:
         progress, note = asked.progress, asked.note
-        _tell(step, asked.ref, asked.progress, note)
+        _tell(tx, asked.ref, asked.progress, note)
     suspect_until = None if end > now else suspect_until
-    step.run(_EXTEND, (now, end, suspect_until, run_until, progress_until, progress, note, seq))
+    tx.run("renew.extend", (now, end, suspect_until, run_until, progress_until, progress, note, seq))
     return cancel_at, cancel_reason
 
 
-def _tell(step: Transaction, ref: Ref, progress: float, note: str | None) -> None:
-    if recorded(step, ref.queue, "progressed") and (found := find_job(step, ref)) is not None:
-        step.record(progressed(found[1], progress, note))
+def _tell(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
+    if recorded(tx, ref.queue, "progressed") and (found := find_job(tx, ref)) is not None:
+        tx.record(progressed(found[1], progress, note))
 
 
-def _keep_log(step: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
-    last = LogPosition(*(step.one(_LOGGED, (seq,)) or ()))
+def _keep_log(tx: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
+    last = LogPosition(*(tx.one("renew.logged", (seq,)) or ()))
     new: list[Row] = []
     for line in asked.log:
         if not line.number or (run, line.number) > (last.run, last.number):
             last = last.then(run, line.number)
             fields = rows.text(line.fields)
-            new.append((seq, last.lines, step.now - line.ago, run, line.level, line.message, fields, line.number))
-    step.many(_LOG, new)
+            new.append((seq, last.lines, tx.now - line.ago, run, line.level, line.message, fields, line.number))
+    tx.many("renew.log", new)
     if last.lines > LOG_LINES_KEPT:
-        step.run(_TRIM_LOG, {"seq": seq, "kept": LOG_LINES_KEPT})
+        tx.run("renew.trim_log", {"seq": seq, "kept": LOG_LINES_KEPT})
 
 
-def _announce(step: Transaction, beat: RenewRequest) -> int:
+def _announce(tx: Transaction, beat: RenewRequest) -> int:
     """Record the events that were not recorded before.
 
     Returns the number of the last event, or 0 if the events have no numbers.
@@ -159,32 +143,32 @@ def _announce(step: Transaction, beat: RenewRequest) -> int:
     first = beat.first_event
     if not beat.events or first is None:
         for event in beat.events:
-            step.record(event)
+            tx.record(event)
         return 0
-    row = step.one(_ANNOUNCED, (beat.owner.id,))
+    row = tx.one("renew.announced", (beat.owner.id,))
     announced: int = row[0] if row else 0
     for number, event in enumerate(beat.events, first):
         if number > announced:
-            step.record(event)
+            tx.record(event)
     return first + len(beat.events) - 1
 
 
-def _remember(step: Transaction, beat: RenewRequest, announced: int) -> None:
+def _remember(tx: Transaction, beat: RenewRequest, announced: int) -> None:
     owner = beat.owner
     if beat.last:
-        step.run(_FORGET_WORKER, (owner.id,))
-        step.run(_FORGET_ORDERS, (owner.id,))
-        step.settings.pop(("worker", owner.id), None)
+        tx.run("renew.forget_worker", (owner.id,))
+        tx.run("renew.forget_orders", (owner.id,))
+        tx.settings.pop(("worker", owner.id), None)
     elif beat.worker is not None:
-        step.run(
-            _SEEN,
+        tx.run(
+            "renew.seen",
             {
                 "owner": owner.id,
                 "name": owner.name,
                 "host": owner.host,
                 "pid": owner.pid,
                 "info": _encode(beat.worker).decode(),
-                "now": step.now,
+                "now": tx.now,
                 "announced": announced,
             },
         )

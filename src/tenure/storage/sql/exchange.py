@@ -1,4 +1,4 @@
-"""The hot path in SQL: enqueues jobs, and settles runs and claims jobs in one step."""
+"""The hot path in SQL: enqueues jobs, and settles runs and claims jobs in one tx."""
 
 from collections.abc import Sequence
 
@@ -13,31 +13,31 @@ from tenure.storage.protocol import (
     ExchangeResult,
     SettlementResult,
 )
-from tenure.storage.sqlite import claim_numbers, concurrency_keys, enqueue, rates
-from tenure.storage.sqlite.claim import Claim, promote
-from tenure.storage.sqlite.ready_queues import ReadyQueues
-from tenure.storage.sqlite.settle import settle
-from tenure.storage.sqlite.transaction import Transaction
+from tenure.storage.sql import claim_numbers, concurrency_keys, enqueue, rates
+from tenure.storage.sql.claim import Claim, promote
+from tenure.storage.sql.ready_queues import ReadyQueues
+from tenure.storage.sql.settle import settle
+from tenure.storage.sql.transaction import Transaction
 
 
-def enqueue_all(step: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
+def enqueue_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Store each new job of several calls once."""
-    receipts = enqueue.remember_all(step, calls)
-    concurrency_keys.let_in(step)
+    receipts = enqueue.store_all(tx, calls)
+    concurrency_keys.release_freed(tx)
     return receipts
 
 
 def exchange(
-    step: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
+    tx: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
 ) -> ExchangeResult:
     """Apply each settlement whose run is the current one, then claim jobs."""
-    verdicts = settle(step, owner, settlements)
+    verdicts = settle(tx, owner, settlements)
     if order is None:
         return ExchangeResult(verdicts)
     lane = order.lane
-    seen = lane is not None and claim_numbers.has_seen(step, owner, lane)
-    lookout = ReadyQueues(step, order.queues, order.tasks)
-    claim = Claim(step, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
+    seen = lane is not None and claim_numbers.has_seen(tx, owner, lane)
+    lookout = ReadyQueues(tx, order.queues, order.tasks)
+    claim = Claim(tx, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
     visited: list[str] = []
     # The first queue is visited anyway, so it needs no check for ready jobs.
     lined = 0
@@ -49,19 +49,19 @@ def exchange(
             continue
         visited.append(queue)
         if due:
-            promote(step, queue, PROMOTE_LIMIT)
-        if opens and rates.opens_at(step, queue) <= step.now:
-            concurrency_keys.open_up(step, queue)
+            promote(tx, queue, PROMOTE_LIMIT)
+        if opens and rates.opens_at(tx, queue) <= tx.now:
+            concurrency_keys.release_opened(tx, queue)
         claim.take_from(queue, known)
     if lane is not None and not seen:
         runs = [(lease.ref, lease.fence) for lease in claim.leases]
-        step.lanes[owner.id, lane.id] = step.lane(owner.id, lane.id).claimed(lane, runs, step.now)
+        tx.lanes[owner.id, lane.id] = tx.lane(owner.id, lane.id).claimed(lane, runs, tx.now)
     waiting = [queue for queue in visited if lookout.look_again(queue)]
     left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
-    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), step.now, seen=seen)
+    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), tx.now, seen=seen)
 
 
-def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
+def nothing_to_exchange(tx: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
     """Return the answer to a claim that changes nothing, or None if it may change something.
 
     This only reads, so it needs no lock: eight idle processes that poll do not block each other.
@@ -69,17 +69,17 @@ def nothing_to_exchange(step: Transaction, owner: Owner, order: ClaimRequest | N
     if order is None:
         return ExchangeResult()
     lane = order.lane
-    claims = None if lane is None else step.lane(owner.id, lane.id)
+    claims = None if lane is None else tx.lane(owner.id, lane.id)
     if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
         return None
-    lookout = ReadyQueues(step, order.queues, order.tasks)
+    lookout = ReadyQueues(tx, order.queues, order.tasks)
     left, due = lookout.left(0), lookout.next_due()
     # A job that may not start, for example of a paused task, is parked, and due jobs are promoted or expired.
-    if (left and order.room > 0) or (due is not None and due <= step.now):
+    if (left and order.room > 0) or (due is not None and due <= tx.now):
         return None
     if lane is not None and claims is not None:
-        step.lanes[owner.id, lane.id] = claims.claimed(lane, (), step.now)
-    return _answer((), (), left, due, step.now)
+        tx.lanes[owner.id, lane.id] = claims.claimed(lane, (), tx.now)
+    return _answer((), (), left, due, tx.now)
 
 
 def _answer(

@@ -9,28 +9,28 @@ from tenure.core.lane import Lane
 from tenure.core.lifecycle import State
 from tenure.core.settlement import handed_back
 from tenure.storage.protocol import WORKER_KEPT
-from tenure.storage.sqlite.settle import settle
-from tenure.storage.sqlite.transaction import Lanes, Transaction
-from tenure.storage.sqlite.transitions import find_job
+from tenure.storage.sql.settle import settle
+from tenure.storage.sql.transaction import Lanes, Transaction
+from tenure.storage.sql.transitions import find_job
 
 _KEPT = 64
 """Above this number of lanes, lanes that were unused for long are deleted."""
 
 
-def has_seen(step: Transaction, owner: Owner, lane: Lane) -> bool:
+def has_seen(tx: Transaction, owner: Owner, lane: Lane) -> bool:
     """Return True if a call's number was seen before; if not, hand back runs whose answers were lost."""
-    if step.lane(owner.id, lane.id).has_seen(lane):
+    if tx.lane(owner.id, lane.id).has_seen(lane):
         return True
-    hand_back(step, owner, lane)
+    hand_back(tx, owner, lane)
     return False
 
 
-def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
+def hand_back(tx: Transaction, owner: Owner, lane: Lane) -> None:
     """Hand back the runs that a lane's finished calls gave out in answers that were lost."""
-    known = step.lane(owner.id, lane.id)
-    lost = [(found[1], fence) for ref, fence in known.lost(lane) if (found := find_job(step, ref)) is not None]
+    known = tx.lane(owner.id, lane.id)
+    lost = [(found[1], fence) for ref, fence in known.lost(lane) if (found := find_job(tx, ref)) is not None]
     settle(
-        step,
+        tx,
         owner,
         [
             handed_back(job)
@@ -38,12 +38,12 @@ def hand_back(step: Transaction, owner: Owner, lane: Lane) -> None:
             if job.state is State.ACTIVE and job.fence == fence and job.owner == owner.id
         ],
     )
-    step.lanes[owner.id, lane.id] = known.over(lane, step.now)
+    tx.lanes[owner.id, lane.id] = known.over(lane, tx.now)
 
 
-def keep(lanes: Lanes, step: Transaction) -> None:
+def keep(lanes: Lanes, tx: Transaction) -> None:
     """Publish a transaction's changes after its commit."""
-    lanes |= step.lanes
-    if step.lanes and len(lanes) > _KEPT:
-        for place in [place for place, known in lanes.items() if known.at <= step.now - WORKER_KEPT]:
+    lanes |= tx.lanes
+    if tx.lanes and len(lanes) > _KEPT:
+        for place in [place for place, known in lanes.items() if known.at <= tx.now - WORKER_KEPT]:
             del lanes[place]

@@ -11,36 +11,28 @@ from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
-from tenure.storage.sqlite import concurrency_keys, fair_queue, rates, rows
-from tenure.storage.sqlite.retention import forget_at_once
-from tenure.storage.sqlite.rows import ByteSlices, Row
-from tenure.storage.sqlite.statements import query
-from tenure.storage.sqlite.transaction import Transaction
-from tenure.storage.sqlite.transitions import find_job, tell_if_drained, the_job
-
-_COMPLETE = query("exchange", "complete")
-_STANDING = query("exchange", "standing")
-_FINISH = query("exchange", "finish")
-_PUT_BACK = query("exchange", "put_back")
+from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
+from tenure.storage.sql.retention import forget_at_once
+from tenure.storage.sql.rows import ByteSlices, Row
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transitions import find_job, record_if_drained, the_job
 
 _COMPLETED = RunEnd("completed")
 
 
-def settle(step: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> tuple[SettlementResult, ...]:
+def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> tuple[SettlementResult, ...]:
     """Apply each settlement whose run is the current one, in order."""
     verdicts: list[SettlementResult] = []
     for batch in _without_repeats(settlements):
-        completed = _complete(step, owner, batch)
+        completed = _complete(tx, owner, batch)
         page = _SettlementBatch()
         verdicts += [
-            _completed(step, asked)
-            if (asked.ref.queue, asked.ref.id) in completed
-            else _settle(step, owner, asked, page)
+            _completed(tx, asked) if (asked.ref.queue, asked.ref.id) in completed else _settle(tx, owner, asked, page)
             for asked in batch
         ]
-        page.write(step)
-    concurrency_keys.let_in(step)
-    forget_at_once(step, settlements, verdicts)
+        page.write(tx)
+    concurrency_keys.release_freed(tx)
+    forget_at_once(tx, settlements, verdicts)
     return tuple(verdicts)
 
 
@@ -51,8 +43,8 @@ class _SettlementBatch:
         self.finished: list[dict[str, Any]] = []
         self.put_back: list[dict[str, Any]] = []
 
-    def write(self, step: Transaction) -> None:
-        changed = step.many(_FINISH, self.finished) + step.many(_PUT_BACK, self.put_back)
+    def write(self, tx: Transaction) -> None:
+        changed = tx.many("exchange.finish", self.finished) + tx.many("exchange.put_back", self.put_back)
         if changed != (held := len(self.finished) + len(self.put_back)):
             raise AssertionError(f"{held} runs are held, but {changed} were settled")
 
@@ -74,7 +66,7 @@ def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlem
         yield batch
 
 
-def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
+def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
     """Complete all plain completions of a batch in one statement; return the queues and ids of those jobs."""
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
@@ -83,7 +75,7 @@ def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> C
             case Finish(state=State.COMPLETED, result=result, error=None, reason=None, charge=None, keep=keep) if (
                 asked.ended == _COMPLETED
             ):
-                kept_until = None if keep is None else step.now + keep
+                kept_until = None if keep is None else tx.now + keep
                 plain.append((asked.ref.queue, asked.ref.id, asked.fence, kept_until, *results.add(result)))
             case _:
                 continue
@@ -95,39 +87,39 @@ def _complete(step: Transaction, owner: Owner, batch: Sequence[Settlement]) -> C
         "results": results.joined(),
         "ended": _COMPLETED.ended,
         "owner": owner.id,
-        "now": step.now,
+        "now": tx.now,
     }
-    return set(step.all(_COMPLETE, values))
+    return set(tx.all("exchange.complete", values))
 
 
-def _completed(step: Transaction, asked: Settlement) -> SettlementResult:
+def _completed(tx: Transaction, asked: Settlement) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
     queue = asked.ref.queue
-    step.moved(queue, left="active", to="completed")
+    tx.count_move(queue, left="active", to="completed")
     if isinstance(asked.decision, Finish) and asked.decision.keep is not None:
-        step.moved(queue, to="kept")
-    step.knocked.append(job_topic(asked.ref))
-    return _tell(step, asked)
+        tx.count_move(queue, to="kept")
+    tx.topics.append(job_topic(asked.ref))
+    return _tell(tx, asked)
 
 
-def _settle(step: Transaction, owner: Owner, asked: Settlement, page: _SettlementBatch) -> SettlementResult:
-    row = step.one(_STANDING, (asked.ref.queue, asked.ref.id))
+def _settle(tx: Transaction, owner: Owner, asked: Settlement, page: _SettlementBatch) -> SettlementResult:
+    row = tx.one("exchange.standing", (asked.ref.queue, asked.ref.id))
     if row is None:
         return SettlementResult(asked.ref, asked.fence, "gone")
     seq, state, fence, holder, cancel_at, named, boost = row[:7]
     if state != "active" or fence != asked.fence or holder != owner.id:
-        return _refused(step, owner, asked)
+        return _refused(tx, owner, asked)
     if cancel_at is not None:
-        asked = _heeding_the_cancel(step, asked)
+        asked = _when_cancelling(tx, asked)
     keys = _keys(named)
     if keys is None or not rows.is_sane(row[6:]):
         # Reading the whole record repairs values that cannot be used in calculations.
-        job = the_job(step, seq)
+        job = the_job(tx, seq)
         boost, keys = job.boost, job.keys
-    _note(step, owner, asked, seq, boost, page)
+    _note(tx, owner, asked, seq, boost, page)
     if keys:
-        _leave(step, asked, keys)
-    return _tell(step, asked)
+        _leave(tx, asked, keys)
+    return _tell(tx, asked)
 
 
 def _keys(named: str | None) -> Sequence[Key] | None:
@@ -138,34 +130,34 @@ def _keys(named: str | None) -> Sequence[Key] | None:
         return None
 
 
-def _tell(step: Transaction, asked: Settlement) -> SettlementResult:
+def _tell(tx: Transaction, asked: Settlement) -> SettlementResult:
     for event in asked.events:
-        step.record(event)
-    tell_if_drained(step, asked.ref.queue)
+        tx.record(event)
+    record_if_drained(tx, asked.ref.queue)
     return SettlementResult(asked.ref, asked.fence, "done")
 
 
-def _refused(step: Transaction, owner: Owner, asked: Settlement) -> SettlementResult:
-    found = find_job(step, asked.ref)
+def _refused(tx: Transaction, owner: Owner, asked: Settlement) -> SettlementResult:
+    found = find_job(tx, asked.ref)
     if found is None:
         return SettlementResult(asked.ref, asked.fence, "gone")
     _, job = found
     if job.settled_fence == asked.fence:
         return SettlementResult(asked.ref, asked.fence, "duplicate")
-    step.record(refused(job, owner.id, asked.fence, "settle"))
+    tx.record(refused(job, owner.id, asked.fence, "settle"))
     return SettlementResult(asked.ref, asked.fence, "lost")
 
 
-def _heeding_the_cancel(step: Transaction, asked: Settlement) -> Settlement:
+def _when_cancelling(tx: Transaction, asked: Settlement) -> Settlement:
     """Return the settlement that applies if the job was asked to stop."""
-    found = find_job(step, asked.ref)
+    found = find_job(tx, asked.ref)
     return asked if found is None else when_cancelling(asked, found[1])
 
 
-def _note(step: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int, page: _SettlementBatch) -> None:
+def _note(tx: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int, page: _SettlementBatch) -> None:
     ref, charge = asked.ref, asked.decision.charge
-    told: dict[str, Any] = {
-        "now": step.now,
+    values: dict[str, Any] = {
+        "now": tx.now,
         "failures": charge == "failures",
         "stalls": charge == "stalls",
         "releases": charge == "releases",
@@ -181,43 +173,43 @@ def _note(step: Transaction, owner: Owner, asked: Settlement, seq: int, boost: i
     }
     match asked.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
-            step.moved(ref.queue, left="active", to=state.value)
+            tx.count_move(ref.queue, left="active", to=state.value)
             if keep is not None and state is State.COMPLETED:
-                step.moved(ref.queue, to="kept")
+                tx.count_move(ref.queue, to="kept")
             if redrive_after is not None and state is State.FAILED:
-                step.moved(ref.queue, to="ruled")
-            told["state"] = state.value
-            told["result"] = result
-            told["kept_until"] = None if keep is None else step.now + keep
-            told["redrive_at"] = None if redrive_after is None else step.now + redrive_after
-            page.finished.append(told)
+                tx.count_move(ref.queue, to="ruled")
+            values["state"] = state.value
+            values["result"] = result
+            values["kept_until"] = None if keep is None else tx.now + keep
+            values["redrive_at"] = None if redrive_after is None else tx.now + redrive_after
+            page.finished.append(values)
         case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
-            step.moved(ref.queue, left="active", to="delayed" if after else "waiting")
-            told["parked_under"] = _park_until_known(step, ref) if until_known else None
-            step.knocked.append(queue_topic(ref.queue))
-            told["after"] = after
-            told["reached"] = step.now if after else fair_queue.reached(step, ref.queue, boost)
-            told["quarantine"] = quarantine
-            told["put_back_used"] = put_back_used
-            page.put_back.append(told)
-    step.knocked.append(job_topic(ref))
+            tx.count_move(ref.queue, left="active", to="delayed" if after else "waiting")
+            values["parked_under"] = _park_until_known(tx, ref) if until_known else None
+            tx.topics.append(queue_topic(ref.queue))
+            values["after"] = after
+            values["reached"] = tx.now if after else fair_queue.reached(tx, ref.queue, boost)
+            values["quarantine"] = quarantine
+            values["put_back_used"] = put_back_used
+            page.put_back.append(values)
+    tx.topics.append(job_topic(ref))
 
 
-def _park_until_known(step: Transaction, ref: Ref) -> str:
+def _park_until_known(tx: Transaction, ref: Ref) -> str:
     """Give back the time that a run took of its rates. Return the name that its job is parked under."""
-    found = find_job(step, ref)
+    found = find_job(tx, ref)
     if found is None:
         raise AssertionError(f"job {ref} is gone, though it is active")
     _, job = found
-    rates.give_back(step, job)
-    step.moved(ref.queue, to="parked")
+    rates.give_back(tx, job)
+    tx.count_move(ref.queue, to="parked")
     return unknown_place(job.task, job.policy.version)
 
 
-def _leave(step: Transaction, asked: Settlement, keys: Sequence[Key]) -> None:
+def _leave(tx: Transaction, asked: Settlement, keys: Sequence[Key]) -> None:
     """Free the concurrency keys of a run."""
     ref = asked.ref
-    concurrency_keys.leave(step, ref.queue, ref.id, keys)
+    concurrency_keys.leave(tx, ref.queue, ref.id, keys)
     if isinstance(asked.decision, Finish):
-        concurrency_keys.count(step, ref.queue, keys, -1)
-    concurrency_keys.offer(step, ref.queue, keys)
+        concurrency_keys.count(tx, ref.queue, keys, -1)
+    concurrency_keys.offer(tx, ref.queue, keys)

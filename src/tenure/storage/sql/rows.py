@@ -43,14 +43,6 @@ class Garbled(str):
     __slots__ = ()
 
 
-def garbled(text: bytes) -> str:
-    """Return a decoded text, as `Garbled` if it is not UTF-8."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        return Garbled(text.decode(errors="replace"))
-
-
 class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """A job at the head of its queue. A `plain` one consists only of this and its payload, of `size` bytes."""
 
@@ -133,7 +125,7 @@ class ByteSlices:
     """The bytes that belong to the rows of a JSON list, which cannot hold them: each row states where its bytes are."""
 
     def __init__(self) -> None:
-        # SQLite's substr of an empty value yields NULL.
+        # In some dialects a part of an empty value is NULL.
         self._parts = [b"."]
         self._length = 1
 
@@ -154,14 +146,14 @@ class ByteSlices:
 def listed(values: Sequence[object]) -> str | None:
     """Return values as a JSON list, which one statement processes in a single call of the library.
 
-    Returns None for an empty list, and if a value contains a NUL: SQLite ends a text in JSON at its first NUL.
+    Returns None for an empty list, and if a value contains a NUL, at which some databases end a text in JSON.
     """
     body = _encode(values) if values else b""
     return body.decode() if body and b"\\u0000" not in body else None
 
 
 def names(names: Sequence[str]) -> str:
-    """Return names as such a list; names contain no NUL, so SQLite can read all of them."""
+    """Return names as such a list; names contain no NUL, so every database can read all of them."""
     return _encode(names).decode()
 
 
@@ -469,10 +461,10 @@ def log_line(row: Row) -> LogLine:
     """Return the log line in a row."""
     at, number, level, message, fields, _ = row
     try:
-        told = _headers(str(fields)) if fields else {}
+        decoded = _headers(str(fields)) if fields else {}
     except msgspec.MsgspecError:
-        told = {"unreadable": fields}
-    return LogLine(at=at, run=number, level=level, message=message, fields=told)
+        decoded = {"unreadable": fields}
+    return LogLine(at=at, run=number, level=level, message=message, fields=decoded)
 
 
 def event(row: Row) -> AnyEvent:

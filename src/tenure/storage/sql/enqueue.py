@@ -1,0 +1,307 @@
+"""Enqueue in SQL: makes a new job for a call, or merges the call into an existing job."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from msgspec import structs
+
+from tenure.core.deduplication import GATHERED_LIMIT, Window, due_at, merge_name, throttle_name
+from tenure.core.events import JobThrottled, OnRequest
+from tenure.core.frames import framed
+from tenure.core.job import CollectKey, DebounceKey, JobRecord, MergeKey, NewJob, Ref, UniqueKey
+from tenure.core.lifecycle import State
+from tenure.core.order import score_at
+from tenure.core.transition import collecting, enqueued, merged
+from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
+from tenure.storage.sql import concurrency_keys, fair_queue, rows
+from tenure.storage.sql.settings import recorded
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transitions import drop, expire, find_job, past, record_move, taken_in, the_job
+
+_EVENTS: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
+"""The optional event for each way of merging a call into an existing job."""
+
+TOGETHER = 16 << 20
+"""The limit for the payloads that one statement inserts, in bytes: databases refuse values that are too large."""
+
+
+def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
+    """Store each job of several calls once; return the results of each call.
+
+    All calls have the same instant, so jobs of several calls are ordered by their ids, which are generated in order.
+    """
+    jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
+    receipts: list[EnqueueResult] = []
+    while (done := len(receipts)) < len(jobs):
+        alike = _alike(tx, jobs, done)
+        if alike and _create_alike(tx, alike):
+            receipts += [EnqueueResult("created", new.ref) for _, new in alike]
+        else:
+            receipts += [store(tx, new, offset) for offset, new in alike or jobs[done : done + 1]]
+    each = iter(receipts)
+    return [list(islice(each, len(call))) for call in calls]
+
+
+def store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
+    """Store a call once; `offset`: its position among several calls."""
+    # For a job that has no merge or throttle key, the insert itself detects a known id. This does not work for a fair
+    # queue, where the job takes a virtual instant first.
+    plain = new.merge is None and new.throttle is None and not _is_fair(tx, new)
+    if plain and _create(tx, new, None, offset):
+        return EnqueueResult("created", new.ref)
+    known = find_job(tx, new.ref)
+    if known is None and (answering := taken_in(tx, new.ref)) is not None:
+        known = find_job(tx, answering)
+    if known is not None:
+        if not past(known[1], tx.now):
+            return EnqueueResult("duplicate", known[1].ref)
+        drop(tx, *known)
+    there = _come_to(tx, new)
+    if there is not None:
+        return _merge(tx, new, there, offset)
+    if (refused := _throttled(tx, new)) is not None:
+        return refused
+    _create(tx, new, known[1] if known is not None and known[1].ref == new.ref else None, offset)
+    return EnqueueResult("created", new.ref)
+
+
+def holder(tx: Transaction, job: JobRecord) -> Ref | None:
+    """Return the unfinished job that holds this job's unique key; expire those that have waited too long."""
+    return _living(tx, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
+
+
+def free_window(tx: Transaction, job: JobRecord) -> None:
+    """Free the key window that a job holds, if it is still this job's."""
+    if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
+        tx.run("revise.free_window", (job.queue, merge_name(job.merge), job.id))
+
+
+def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
+    """Return the longest run of jobs, from a position on, that one statement can insert.
+
+    Such jobs differ only in id, payload and headers, and need only a position in the queue. Empty for a single job: a
+    list of one takes the library longer than a row.
+    """
+    _, first = jobs[begins]
+    if first.merge is not None or first.throttle is not None or first.keys or _is_fair(tx, first):
+        return ()
+    if recorded(tx, first.queue, "enqueued"):
+        return ()
+    ends, size = begins + 1, len(first.payload)
+    while ends < len(jobs) and size < TOGETHER:
+        _, new = jobs[ends]
+        if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
+            break
+        ends, size = ends + 1, size + len(new.payload)
+    return jobs[begins:ends] if ends - begins > 1 else ()
+
+
+def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
+    """Insert similar jobs in one statement; each comes with its offset in its call.
+
+    Returns False and inserts none if one of their ids is known.
+    """
+    _, first = alike[0]
+    run_at = first.run_at if first.run_at is not None else tx.now + first.delay
+    at = max(run_at, tx.now)
+    payloads = rows.ByteSlices()
+    calls = rows.listed(
+        [
+            (
+                new.id,
+                rows.text(new.headers),
+                score_at(at + offset, boost=new.boost, lifo=new.lifo),
+                *payloads.add(new.payload),
+            )
+            for offset, new in alike
+        ]
+    )
+    if calls is None:
+        return False
+    wish = rows.common(first, run_at, tx.now)
+    created = tx.run("enqueue.remember_alike", wish | {"calls": calls, "payloads": payloads.joined()})
+    if created < len(alike):
+        tx.run("enqueue.take_back", (created,))
+        return False
+    tx.count_move(first.queue, to=wish["state"], jobs=created)
+    tx.topics.append(queue_topic(first.queue))
+    return True
+
+
+def _come_to(tx: Transaction, new: NewJob) -> Ref | None:
+    """Return the existing job that a call is merged into, or None."""
+    if new.merge is None:
+        return None
+    if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
+        window = _window(tx, new.queue, merge_name(new.merge), new.merge.window)
+        return None if window is None else window.ref
+    return _living(tx, new.queue, new.merge)
+
+
+def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
+    """Return the job that a call with this key is merged into, or None."""
+    asked: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": tx.now}
+    match key:
+        case UniqueKey(window=int()):
+            return None
+        case UniqueKey(scope="queued"):
+            statement = "enqueue.queued_holder"
+        case UniqueKey():
+            statement = "enqueue.holder"
+        case DebounceKey():
+            statement = "enqueue.yet_to_start"
+            asked |= {"most": 1, "bytes": 1}
+        case CollectKey(max_size=max_size):
+            statement = "enqueue.yet_to_start"
+            asked |= {"most": max_size, "bytes": GATHERED_LIMIT}
+    while (row := tx.one(statement, asked)) is not None:
+        seq, id_, too_old = row
+        if type(id_) is rows.Garbled:
+            # Reading the record ends the job.
+            the_job(tx, seq)
+            continue
+        if not too_old:
+            return Ref(queue, id_)
+        expire(tx, seq, the_job(tx, seq))
+    return None
+
+
+def _window(tx: Transaction, queue: str, name: str, length: int) -> Window | None:
+    row = tx.one("enqueue.window", (queue, name))
+    if row is None or row[0] <= tx.now:
+        return None
+    until, jobs, id_ = row
+    if until > tx.now + length:
+        until = tx.now + length
+        tx.run("enqueue.shorten_window", (until, queue, name))
+    return Window(until, jobs, Ref(queue, id_))
+
+
+def _merge(tx: Transaction, new: NewJob, into: Ref, offset: int) -> EnqueueResult:
+    gathered, receipt = 0, EnqueueResult("duplicate", into)
+    match new.merge:
+        case DebounceKey():
+            _take_the_place(tx, new, into, new.merge, offset)
+            receipt = EnqueueResult("replaced", into)
+        case CollectKey():
+            gathered = _gather(tx, new, into, new.merge, offset)
+            receipt = EnqueueResult("gathered", into)
+        case _:
+            pass
+    if recorded(tx, into.queue, _EVENTS[receipt.made]):
+        tx.record(merged(new, into, gathered))
+    return receipt
+
+
+def _take_the_place(tx: Transaction, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
+    """Replace the call that a debounced job is waiting with; the job keeps its id and fences."""
+    seq, old = _there(tx, into)
+    tx.run("enqueue.answer_for", {"queue": into.queue, "id": new.id, "job": into.id})
+    tx.run("enqueue.forget_calls", {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
+    tx.run("enqueue.give_up", (seq,))
+    record_move(tx, old, None)
+    _put(tx, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=tx.now), offset)
+    tx.run("enqueue.go_on", (old.fence, old.settled_fence, into.queue, into.id))
+    tx.run("enqueue.stay", (min(old.created, tx.now), into.queue, into.id))
+
+
+def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
+    """Add a call to a collecting job; return how many calls it has now."""
+    seq, job = _there(tx, into)
+    brought = framed(new.payload)
+    after = collecting(job, key, tx.now, ttl=new.ttl, offset=offset, size=len(brought))
+    tx.run("enqueue.take_in", (into.queue, new.id, into.id, job.gathered, brought))
+    tx.run(
+        "enqueue.gather",
+        (
+            after.state,
+            after.parked_under,
+            after.run_at,
+            after.score if after.state is job.state else _score(tx, after, after.run_at, offset),
+            after.gathered,
+            after.gathered_bytes,
+            rows.text(after.merge),
+            after.ttl,
+            after.expires_at,
+            after.created,
+            seq,
+        ),
+    )
+    if State.DELAYED in (job.state, after.state):
+        record_move(tx, job, after.state)
+        tx.topics += [queue_topic(into.queue), job_topic(into)]
+    return after.gathered
+
+
+def _there(tx: Transaction, ref: Ref) -> tuple[int, JobRecord]:
+    found = find_job(tx, ref)
+    if found is None:
+        raise AssertionError(f"{ref} holds a key, but is gone")
+    return found
+
+
+def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
+    """Count a job against the window of its throttle key; return the answer of a call that finds it full."""
+    asked = new.throttle
+    if asked is None:
+        return None
+    name = throttle_name(asked)
+    window = _window(tx, new.queue, name, asked.window)
+    if window is None:
+        tx.run("enqueue.begin_window", (new.queue, name, tx.now + asked.window, new.id))
+        return None
+    if window.jobs < asked.most:
+        tx.run("enqueue.count_in_window", (new.id, new.queue, name))
+        return None
+    wait = window.until - tx.now
+    if recorded(tx, new.queue, "throttled"):
+        tx.record(JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000))
+    return EnqueueResult("throttled", window.ref, wait)
+
+
+def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
+    """Insert a new job, which continues from the previous job of its id; return True if the id was new."""
+    run_at = new.run_at if new.run_at is not None else tx.now + new.delay
+    if isinstance(new.merge, DebounceKey | CollectKey):
+        run_at = due_at(new.merge, first=tx.now, calls=1, now=tx.now)
+    if not _put(tx, new, run_at, offset):
+        return False
+    if before is not None:
+        tx.run("enqueue.go_on", (before.fence, before.settled_fence, new.queue, new.id))
+    match new.merge:
+        case CollectKey():
+            tx.run("enqueue.take_in", (new.queue, new.id, new.id, 0, framed(new.payload)))
+        case UniqueKey(window=int() as window):
+            tx.run("enqueue.begin_window", (new.queue, merge_name(new.merge), tx.now + window, new.id))
+        case _:
+            pass
+    if recorded(tx, new.queue, "enqueued"):
+        tx.record(enqueued(_there(tx, new.ref)[1]))
+    return True
+
+
+def _put(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
+    """Insert a job as waiting or delayed; return True if its id was new."""
+    row = rows.wished(new, run_at, tx.now, _score(tx, new, run_at, offset))
+    queue, name, *columns = row
+    if not tx.run("enqueue.remember", (queue, queue, name, name, *columns)):
+        return False
+    tx.count_move(new.queue, to=row[3])
+    if new.keys:
+        concurrency_keys.name(tx, new)
+    tx.topics.append(queue_topic(new.queue))
+    return True
+
+
+def _score(tx: Transaction, job: NewJob | JobRecord, run_at: int, offset: int) -> int:
+    """Return the score of a job that enters its queue, or is delayed."""
+    # The jobs of one call are a microsecond apart, so that they keep the order of the call.
+    at = max(run_at, tx.now) + offset
+    if run_at > tx.now or not _is_fair(tx, job):
+        return score_at(at, boost=job.boost, lifo=job.lifo)
+    return fair_queue.score(tx, job, at)
+
+
+def _is_fair(tx: Transaction, job: NewJob | JobRecord) -> bool:
+    """Return True if a job may get a virtual instant when it enters its queue."""
+    return job.fair_key is not None or tx.fair_queue(job.queue).fairness is not None

@@ -1,0 +1,184 @@
+"""Rates in SQL: which jobs they hold back, and when they let the next one start (core/rate.py).
+
+A rate has one number: up to when starts have taken its time. A job that must wait for its rate is parked under the
+rate's name and leaves the ready jobs. The row also stores when the first parked job may start. So a claim
+finds the rates that have opened, and the other rates cost it nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import MsgspecError
+
+from tenure.core import rate as rule
+from tenure.core.job import JobRecord, NewJob, RateKey
+from tenure.core.rate import RateReservation
+from tenure.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, queue_topic
+from tenure.storage.sql import rows
+from tenure.storage.sql.settings import setting
+from tenure.storage.sql.transaction import Transaction
+
+_OF_TASKS_BETWEEN = (("task:", "task;"), ("task/", "task0"))
+"""The ranges of the names that begin with "task:" or "task/"."""
+
+
+def of(tx: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
+    """Return the rates that a job's start takes time of; a rate set for the task replaces the task's own rates."""
+    return _of(tx, job.task, job.rates)
+
+
+def closed(tx: Transaction, job: JobRecord) -> str | None:
+    """Return the name that a job must be parked under because of a rate, None if all its rates are open."""
+    for rate in of(tx, job):
+        if rule.opens_at(tx.rate(job.queue, rate.name).taken, rate, tx.now) > tx.now:
+            return RATE + rate.name
+    return None
+
+
+def of_queue(tx: Transaction, queue: str) -> RateKey | None:
+    """Return the rate that is set for a queue, or None."""
+    rate = setting(tx, "queue", queue).rate
+    return rate if rate is not None and rate.interval else None
+
+
+def free(tx: Transaction, queue: str) -> int:
+    """Return how many jobs the queue's own rate lets start now; without a rate, how many may be examined."""
+    rate = of_queue(tx, queue)
+    return SCAN_LIMIT if rate is None else rule.free(tx.rate(queue, rate.name).taken, rate, tx.now)
+
+
+def take(tx: Transaction, job: JobRecord) -> None:
+    """Take the rates' time for one start."""
+    queue_rate = of_queue(tx, job.queue)
+    for rate in [*of(tx, job), *(() if queue_rate is None else (queue_rate,))]:
+        known = tx.rate(job.queue, rate.name)
+        known.taken = rule.taken(known.taken, rate, tx.now)
+
+
+def give_back(tx: Transaction, job: JobRecord) -> None:
+    """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
+    queue_rate = of_queue(tx, job.queue)
+    for rate in [*of(tx, job), *(() if queue_rate is None else (queue_rate,))]:
+        known = tx.rate(job.queue, rate.name)
+        if known.taken.until > tx.now:
+            more = rule.refund(rate, job.started or tx.now, tx.now)
+            known.taken = RateReservation(known.taken.until - more, known.taken.reach)
+            if known.opens is not None:
+                _note(tx, job.queue, RATE + rate.name, known.opens - more)
+
+
+def room(tx: Transaction, queue: str, under: str) -> int:
+    """Return how many jobs parked under a rate may start now: all, if the first of them no longer has the rate."""
+    found, rate = _first(tx, queue, under)
+    if not found:
+        return 0
+    return SCAN_LIMIT if rate is None else rule.free(tx.rate(queue, rate.name).taken, rate, tx.now)
+
+
+def opened(tx: Transaction, queue: str) -> list[str]:
+    """Return the names of the rates that have parked jobs and let one start by now."""
+    if not tx.fair_queue(queue).opening:
+        return []
+    return [RATE + name for (name,) in tx.all("rates.open", (queue, tx.now, PROMOTE_LIMIT))]
+
+
+def starts(tx: Transaction, queue: str, under: str, limit: int, *, afresh: bool) -> tuple[int, RateReservation | None]:
+    """Return how many parked jobs a rate may release now, and its taken time after their starts.
+
+    Jobs that were released before count as started, even if they are still ready. With `afresh` they do not count. If a
+    job leaves the queue without starting, another one is released at once in its place.
+    """
+    found, rate = _first(tx, queue, under)
+    if rate is None:
+        return (limit if found else 0), None
+    known = tx.rate(queue, rate.name)
+    so_far = known.taken if afresh or known.opens is None else max(known.taken, rule.taken_if_open(known.opens, rate))
+    room = min(rule.free(so_far, rate, tx.now), limit)
+    return room, rule.taken(so_far, rate, tx.now, starts=room)
+
+
+def note_opening(tx: Transaction, queue: str, under: str, *, so_far: RateReservation | None = None) -> None:
+    """Record when a rate lets its first parked job start, or that no job is parked under it any more.
+
+    `so_far`: the rate's taken time, including the released jobs.
+    """
+    found, rate = _first(tx, queue, under)
+    opens: int | None = None
+    if found:
+        opens = tx.now
+    if rate is not None:
+        opens = rule.opens_at(tx.rate(queue, rate.name).taken if so_far is None else so_far, rate, tx.now)
+    _note(tx, queue, under, opens)
+
+
+def forget_opening(tx: Transaction, queue: str, under: str) -> None:
+    """Delete a rate's opening time if no job is parked under it any more."""
+    if not _first(tx, queue, under)[0]:
+        _note(tx, queue, under, None)
+
+
+def retune(tx: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
+    """Apply a rate's new pace."""
+    for queue in queues:
+        known = tx.rate(queue, rate.name)
+        known.taken = rule.retuned(known.taken, rate, tx.now)
+
+
+def queues_of(tx: Transaction, rate: RateKey) -> list[str]:
+    """Return the queues in which time of a rate is taken."""
+    return [queue for (queue,) in tx.all("rates.retuned", (rate.name,))]
+
+
+def of_task(tx: Transaction, queue: str, task: str) -> list[str]:
+    """Return the names of a task's own rates under which jobs are parked."""
+    names = [name for kind in _OF_TASKS_BETWEEN for (name,) in tx.all("rates.of_tasks", (queue, *kind))]
+    return [RATE + name for name in names if rule.is_of_task(name, task)]
+
+
+def check_all(tx: Transaction) -> None:
+    """Let the next claims check all parked rates: their opening times were set before the clock was set back."""
+    tx.flush()
+    for (queue,) in tx.all("rates.opening_ahead", (tx.now,)):
+        tx.topics.append(queue_topic(queue))
+    tx.run("rates.check_all", (tx.now,))
+    tx.forget_rates()
+
+
+def opens_at(tx: Transaction, queue: str) -> int:
+    """Return when a queue's own rate lets its next job start."""
+    rate = of_queue(tx, queue)
+    return tx.now if rate is None else rule.opens_at(tx.rate(queue, rate.name).taken, rate, tx.now)
+
+
+def names(tx: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
+    """Return the names that a job may be parked under because of its rates."""
+    return (RATE + rate.name for rate in of(tx, job))
+
+
+def _note(tx: Transaction, queue: str, under: str, opens: int | None) -> None:
+    known = tx.rate(queue, under.removeprefix(RATE))
+    if opens != known.opens:
+        known.opens = opens
+        tx.run("rates.note_opening", (queue, under.removeprefix(RATE), opens))
+        tx.fair_queue(queue).opening = True
+
+
+def _of(tx: Transaction, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
+    return rule.effective_rates(rates, setting(tx, "task", task).rate, task)
+
+
+def _read(written: str | None) -> Sequence[RateKey]:
+    try:
+        return rows.rates(str(written)) if written else ()
+    except MsgspecError:
+        # The claim that reaches the job sets it aside.
+        return ()
+
+
+def _first(tx: Transaction, queue: str, under: str) -> tuple[bool, RateKey | None]:
+    """Return whether a job is parked under a rate, and the first such job's rate, None if it no longer has it."""
+    row = tx.one("rates.first", (queue, under))
+    if row is None:
+        return False, None
+    task, written = row
+    rates = _of(tx, task, _read(written))
+    return True, next((rate for rate in rates if RATE + rate.name == under), None)

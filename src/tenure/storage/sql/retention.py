@@ -1,0 +1,39 @@
+"""Deletes ended jobs as a set: in the sweep, and together with completions."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tenure.core.lifecycle import State
+from tenure.core.retention import RetentionRules
+from tenure.core.settlement import Settlement, uses_queue_retention
+from tenure.storage.protocol import SettlementResult
+from tenure.storage.sql import rows
+from tenure.storage.sql.settings import setting
+from tenure.storage.sql.transaction import Transaction
+
+_FORGET = ("sweep.forget_jobs", "sweep.forget_runs", "sweep.forget_logs")
+
+
+def forget_plain(tx: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
+    """Delete ended jobs that answer for no other calls, with their runs and logs."""
+    listed = rows.listed(seqs)
+    if listed is not None:
+        for statement in _FORGET:
+            tx.run(statement, (listed,))
+        tx.count_move(queue, left=state, jobs=len(seqs))
+
+
+def forget_at_once(tx: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
+    """If a queue has too many completed jobs, delete some of the oldest together with these completions."""
+    completed = Counter(
+        settlement.ref.queue
+        for settlement, result in zip(settlements, verdicts, strict=True)
+        if result.verdict == "done" and uses_queue_retention(settlement)
+    )
+    for queue, ended in completed.items():
+        keep = (setting(tx, "queue", queue).retention or RetentionRules()).of(State.COMPLETED)
+        if keep.most is None:
+            continue
+        if surplus := keep.deleted_at_once(tx.kept(queue), ended):
+            gone = tx.all("sweep.longest_completed", {"queue": queue, "now": tx.now, "limit": surplus})
+            forget_plain(tx, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])

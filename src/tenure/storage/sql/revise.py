@@ -1,0 +1,125 @@
+"""Operator actions in SQL: cancel, redrive, delete, reschedule and retain jobs."""
+
+from collections.abc import Sequence
+
+from tenure.core.events import JobCancelled, JobDeleted, JobRedriven
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
+from tenure.core.transition import redriven, rescheduled, retimed
+from tenure.storage.protocol import (
+    CancelJob,
+    DeleteJob,
+    RedriveJob,
+    RescheduleJob,
+    RetainJob,
+    Revision,
+    RevisionResult,
+    job_topic,
+    owner_topic,
+    queue_topic,
+)
+from tenure.storage.sql import concurrency_keys, fair_queue, rows
+from tenure.storage.sql.enqueue import free_window, holder
+from tenure.storage.sql.settings import recorded
+from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transitions import drop, find_job, past, record_if_drained, record_move
+
+
+def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
+    """Apply each revision, if the job's state allows it."""
+    revised = [_revise(tx, revision) for revision in revisions]
+    concurrency_keys.release_freed(tx)
+    return revised
+
+
+def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
+    found = find_job(tx, revision.ref)
+    if found is None or past(found[1], tx.now):
+        return RevisionResult(revision.ref, "gone")
+    seq, job = found
+    if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+        return RevisionResult(job.ref, "refused", job.state)
+    match revision:
+        case CancelJob() if job.state is State.ACTIVE:
+            _ask_to_stop(tx, seq, job, revision)
+            return RevisionResult(job.ref, "asked", job.state)
+        case CancelJob() if job.state not in TERMINAL:
+            _cancel(tx, seq, job, revision)
+        case RedriveJob() if job.state in REDRIVABLE and (there := holder(tx, job)) is not None:
+            return RevisionResult(job.ref, "refused", job.state, there)
+        case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
+            redrive(tx, seq, job, delay=delay, by=by)
+        case DeleteJob(by=by) if job.state is not State.ACTIVE:
+            drop(tx, seq, job)
+            free_window(tx, job)
+            tx.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
+            if job.state not in TERMINAL:
+                record_if_drained(tx, job.queue)
+        case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
+            _reschedule(tx, seq, job, revision)
+        case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
+            tx.run("revise.retain", (tx.now + ttl, seq))
+            tx.count_move(job.queue, to="kept", jobs=0 if job.kept_until is not None else 1)
+        case _:
+            return RevisionResult(job.ref, "refused", job.state)
+    tx.topics.append(job_topic(job.ref))
+    return RevisionResult(job.ref, "done", job.state)
+
+
+def redrive(
+    tx: Transaction, seq: int, job: JobRecord, *, delay: int = 0, by: str | None, by_rule: bool = False
+) -> None:
+    """Put an ended job back in its queue."""
+    again = redriven(job, tx.now, delay=delay, by_rule=by_rule)
+    waits = again.state is State.WAITING
+    tx.run(
+        "revise.redrive",
+        {
+            "state": again.state,
+            "run_at": again.run_at,
+            "score": fair_queue.score(tx, again, again.run_at) if waits else again.score,
+            "expires_at": again.expires_at,
+            "redrives": again.redrives,
+            "error": rows.error_text(again.error),
+            "seq": seq,
+        },
+    )
+    record_move(tx, job, again.state)
+    tx.record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
+    tx.topics += [queue_topic(job.queue), job_topic(job.ref)]
+
+
+def _ask_to_stop(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
+    if job.cancel_at is None:
+        tx.run("revise.ask_to_stop", (tx.now, asked.reason, asked.by, seq))
+        tx.topics.append(owner_topic(job.owner or ""))
+
+
+def _cancel(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
+    tx.run("revise.cancel", {"now": tx.now, "reason": asked.reason, "by": asked.by, "seq": seq})
+    record_move(tx, job, State.CANCELLED)
+    tx.record(
+        JobCancelled(
+            queue=job.queue,
+            id=job.id,
+            task=job.task,
+            run=job.starts,
+            reason=asked.reason,
+            by=asked.by,
+            was=job.state,
+        )
+    )
+    record_if_drained(tx, job.queue)
+
+
+def _reschedule(tx: Transaction, seq: int, job: JobRecord, asked: RescheduleJob) -> None:
+    after = retimed(job, tx.now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
+    in_line = asked.delay is not None and after.state is State.WAITING
+    score = fair_queue.score(tx, after, tx.now) if in_line else after.score
+    tx.run(
+        "revise.reschedule", (after.state, after.parked_under, after.run_at, after.priority, after.boost, score, seq)
+    )
+    record_move(tx, job, after.state)
+    if recorded(tx, job.queue, "rescheduled"):
+        tx.record(rescheduled(after, asked.by))
+    tx.topics.append(queue_topic(job.queue))

@@ -1,0 +1,88 @@
+"""The schedules in SQL: create, pause and remove them, and advance them so that each tick happens once."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tenure.core.job import NewJob, Ref
+from tenure.core.lifecycle import State
+from tenure.core.schedule import AHEAD, Fate, Schedule, after_tick, fate_of, may_fire, paused_at, redefined
+from tenure.storage.protocol import (
+    DUE_LIMIT,
+    Change,
+    PauseSchedule,
+    PutSchedule,
+    RemoveSchedule,
+    ScheduleResult,
+    Tick,
+)
+from tenure.storage.sql import concurrency_keys, enqueue
+from tenure.storage.sql.transaction import Transaction
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Schedule).decode
+
+
+def plan(tx: Transaction, changes: Sequence[Change]) -> list[ScheduleResult]:
+    """Change schedules, in the order given."""
+    planned = [_change(tx, change, offset) for offset, change in enumerate(changes)]
+    concurrency_keys.release_freed(tx)
+    return planned
+
+
+def due(tx: Transaction) -> tuple[tuple[Schedule, ...], int | None]:
+    """Return the due schedules, and how long until the next tick of another one.
+
+    Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
+    """
+    come = tx.all("plan.due", (tx.now, DUE_LIMIT))
+    come += tx.all("plan.ahead", {"until": tx.now + AHEAD, "now": tx.now, "limit": DUE_LIMIT - len(come)})
+    row = tx.one("plan.coming", (tx.now,))
+    coming = None if row is None or row[0] is None else row[0] - tx.now
+    return tuple(_decode(body) for (body,) in come), coming
+
+
+def schedules(tx: Transaction) -> tuple[Schedule, ...]:
+    """Return all schedules by name."""
+    return tuple(_decode(body) for (body,) in tx.all("survey.schedules"))
+
+
+def _change(tx: Transaction, change: Change, offset: int) -> ScheduleResult:
+    row = tx.one("plan.known", (change.name,))
+    known = None if row is None else _decode(row[0])
+    match change:
+        case PutSchedule(schedule):
+            _keep(tx, redefined(known, schedule, tx.now))
+        case _ if known is None:
+            return ScheduleResult(change.name, "gone")
+        case PauseSchedule(paused=paused, next_tick=next_tick):
+            _keep(tx, paused_at(known, tx.now, paused=paused, next_tick=next_tick))
+        case RemoveSchedule():
+            tx.run("plan.remove", (change.name,))
+        case Tick():
+            return _move_on(tx, known, change, offset)
+    return ScheduleResult(change.name, "done")
+
+
+def _move_on(tx: Transaction, known: Schedule, asked: Tick, offset: int) -> ScheduleResult:
+    if not known.is_at_tick(asked.expected):
+        return ScheduleResult(asked.name, "superseded")
+    fate = None if asked.job is None else _fire(tx, known, asked.job, offset)
+    after, events = after_tick(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=tx.now)
+    _keep(tx, after)
+    for event in events:
+        tx.record(event)
+    return ScheduleResult(asked.name, "done", fate if isinstance(fate, Ref) else None)
+
+
+def _fire(tx: Transaction, known: Schedule, job: NewJob, offset: int) -> Fate:
+    unfinished = (State(state) for (state,) in tx.all("plan.unfinished", {"name": known.name}))
+    if not may_fire(known.overlap, unfinished):
+        return "overlap"
+    receipt = enqueue.store(tx, job, offset)
+    return fate_of(receipt.made, receipt.ref)
+
+
+def _keep(tx: Transaction, schedule: Schedule) -> None:
+    body = _encode(schedule).decode()
+    tx.run("plan.put", (schedule.name, body, schedule.last_tick, schedule.next_tick, schedule.paused))

@@ -1,0 +1,277 @@
+"""A transaction: runs statements, and collects events, counters and other writes until its end.
+
+    verbs ──"exchange.claim", values──► Transaction ──► the driver's subclass ──► the statement in the dialect's files
+
+The verbs name a statement by its file and its name in that file. Each dialect has a statement of each such name, with
+the same parameters and the same columns in its rows. Lists are JSON texts.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tenure.core.events import Event, JobEvent, to_log
+from tenure.core.lane import LaneClaims
+from tenure.core.lifecycle import TERMINAL
+from tenure.core.order import Fairness
+from tenure.core.rate import RateReservation
+from tenure.core.retention import EVENTS_KEPT
+from tenure.storage.protocol import EVENTS_TOPIC, Settings
+from tenure.storage.sql.rows import ByteSlices, Row, listed
+
+T = TypeVar("T")
+Values = Sequence[Any] | Mapping[str, Any]
+Lanes = dict[tuple[str, int], LaneClaims]
+"""The state of numbered claims, by owner and lane."""
+
+
+@dataclass
+class KeyCounts:
+    """A queue's concurrency key: its limit, how many unfinished jobs name it, and how many of them are active.
+
+    `written`: the limit and the number of jobs that name it, as stored in the table.
+    """
+
+    limit: int = 0
+    named: int = 0
+    held: int = 0
+    written: tuple[int, int] = (0, 0)
+
+    @property
+    def free(self) -> int:
+        """How many more jobs of this key may start."""
+        return max(0, self.limit - self.held) if self.named else 0
+
+
+@dataclass
+class FairQueueState:
+    """A queue's fair order, as far as it was looked up. `fairness` is None if the queue is not fair.
+
+    `opening`: a rate of the queue has an opening time. `waits`: a job of the queue is known to wait. `tenants`: the
+    priorities and tenants that are known to have waiting jobs. `written`: the values in the tables, None if all of them
+    must be written again.
+    """
+
+    fairness: Fairness | None
+    opening: bool
+    waits: bool = False
+    tenants: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
+    written: Fairness | None = None
+
+
+@dataclass
+class RateState:
+    """A queue's rate: up to when its time is taken, and when it lets its first parked job start.
+
+    `written`: the taken time as stored in the table.
+    """
+
+    taken: RateReservation
+    opens: int | None
+    written: RateReservation
+
+
+class Transaction(ABC):
+    """The operations of one transaction, one after another. A driver implements the abstract methods.
+
+    `now`: the instant of the current operation. `leading`: a leader's sweep is among the operations. `settings`: the
+    settings that an operation has looked up or changed. `freed`: the queues and keys that jobs have left and whose
+    parked jobs are not released yet, with the number of jobs that left. `lanes`: changes of numbered claims.
+
+    Events, counters, keys, fair orders and rates are written once for all operations, at the end.
+    """
+
+    def __init__(self, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
+        self.now = 0
+        self.repairs = repairs
+        """True if the transaction may write. It then repairs unreadable records."""
+        self.recounted: set[str] = set()
+        """Queues whose counters are corrected at the end of the transaction."""
+        self.leading = False
+        self.topics: list[str] = []
+        self.settings: dict[tuple[str, str], Settings] = {}
+        self.freed: Counter[tuple[str, str]] = Counter()
+        self.lanes: Lanes = {}
+        self._committed_lanes = {} if lanes is None else lanes
+        self._events: list[tuple[int, str | None, str | None, bytes]] = []
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._slots: dict[tuple[str, str], KeyCounts] = {}
+        self._lines: dict[str, FairQueueState] = {}
+        self._rates: dict[tuple[str, str], RateState] = {}
+
+    @abstractmethod
+    def all(self, statement: str, values: Values = ()) -> list[Row]:
+        """Return all rows of a statement."""
+
+    @abstractmethod
+    def run(self, statement: str, values: Values = ()) -> int:
+        """Run a statement and return how many rows it changed."""
+
+    @abstractmethod
+    def many(self, statement: str, values: Sequence[Values]) -> int:
+        """Run a statement once for each set of values; return how many rows changed."""
+
+    @abstractmethod
+    def is_fatal(self, error: Exception) -> bool:
+        """Return True if an error concerns the whole database, for example a full disk or a lost connection."""
+
+    def one(self, statement: str, values: Values = ()) -> Row | None:
+        """Return the first row of a statement; the statement runs to its end."""
+        rows = self.all(statement, values)
+        return rows[0] if rows else None
+
+    def record(self, event: Event) -> None:
+        """Add an event to the log, at the instant of this operation."""
+        queue, job = (event.queue, event.id) if isinstance(event, JobEvent) else (None, None)
+        self._events.append((self.now, queue, job, to_log(event)))
+
+    def count_move(self, queue: str, *, left: str | None = None, to: str | None = None, jobs: int = 1) -> None:
+        """Count that this number of a queue's jobs went from one state to another."""
+        if not jobs:
+            return
+        if left is not None:
+            self._counts[queue, left] -= jobs
+            if left == "waiting" and queue in self._lines:
+                self._lines[queue].waits = False
+                self._lines[queue].tenants.clear()
+        if to is not None:
+            self._counts[queue, to] += jobs
+
+    def unfinished(self, queue: str) -> int:
+        """Return the number of unfinished jobs of a queue."""
+        row = self.one("tally.unfinished", (queue,))
+        noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
+        return noted if row is None else int(row[0]) + noted
+
+    def kept(self, queue: str) -> int:
+        """Return how many completed jobs of a queue are under its retention rules."""
+        row = self.one("tally.kept", (queue,))
+        noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
+        return noted if row is None else int(row[0]) + noted
+
+    def key(self, queue: str, name: str) -> KeyCounts:
+        """Return a queue's concurrency key; changes of its limit and count are written at the end."""
+        known = self._slots.get((queue, name))
+        if known is None:
+            row = self.one("tally.slots", {"queue": queue, "name": name})
+            limit, named, held = (0, 0, 0) if row is None else row
+            known = self._slots[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
+        return known
+
+    def fair_queue(self, queue: str) -> FairQueueState:
+        """Return a queue's fair order; its changes are written at the end."""
+        known = self._lines.get(queue)
+        if known is None:
+            row = self.one("line.line", {"queue": queue})
+            front, opening = (None, 0) if row is None else row
+            known = self._lines[queue] = FairQueueState(None, bool(opening))
+            if front is not None:
+                known.fairness, known.written = Fairness(front), Fairness(front)
+        return known
+
+    def rate(self, queue: str, name: str) -> RateState:
+        """Return a queue's rate; changes of its taken time are written at the end."""
+        known = self._rates.get((queue, name))
+        if known is None:
+            row = self.one("rates.rate", (queue, name))
+            until, reach, opens = (0, 0, None) if row is None else row
+            taken = RateReservation(until, reach)
+            known = self._rates[queue, name] = RateState(taken, opens, written=taken)
+        return known
+
+    def lane(self, owner: str, lane: int) -> LaneClaims:
+        """Return the state of an owner's numbered claims in one lane."""
+        place = owner, lane
+        return self.lanes.get(place) or self._committed_lanes.get(place) or LaneClaims()
+
+    def forget_rates(self) -> None:
+        """Drop the cached rates: a statement has changed their table directly."""
+        self._rates.clear()
+
+    def savepoint(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
+        """Run `do`; if it fails, undo its writes and return `otherwise` and the error.
+
+        A failure of the whole database (disk full, lock, damaged disk) is raised instead. All collected writes are
+        flushed before `do` runs.
+        """
+        self.flush()
+        self.run("session.savepoint")
+        try:
+            answer = do()
+        except Exception as error:
+            if self.is_fatal(error):
+                raise
+            self._events.clear()
+            self._counts.clear()
+            self._slots.clear()
+            self._lines.clear()
+            self._rates.clear()
+            self.freed.clear()
+            self.recounted.clear()
+            self.run("session.rollback_to_savepoint")
+            self.run("session.release_savepoint")
+            return otherwise, f"{type(error).__name__}: {error}"
+        self.run("session.release_savepoint")
+        return answer, None
+
+    def flush(self) -> None:
+        """Write the collected changes: at the end, and before an operation that reads them."""
+        if self._events:
+            self.topics.append(EVENTS_TOPIC)
+            self._write_events()
+            self._events.clear()
+        if self._counts:
+            self._write_counts()
+            self._counts.clear()
+        for place, slots in self._slots.items():
+            if (slots.limit, slots.named) != slots.written:
+                if slots.named:
+                    self.run("tally.name_key", (*place, slots.limit, slots.named))
+                else:
+                    self.run("tally.forget_key", place)
+                slots.written = (slots.limit, slots.named)
+        for queue, line in self._lines.items():
+            if line.fairness is not None and line.fairness != line.written:
+                self._write_line(queue, line.fairness, line.written)
+                line.written = deepcopy(line.fairness)
+
+        for place, rate in self._rates.items():
+            if rate.taken != rate.written:
+                self.run("rates.take", (*place, rate.taken.until, rate.taken.reach))
+                rate.written = rate.taken
+
+    def _write_counts(self) -> None:
+        ended = {place: jobs for place, jobs in self._counts.items() if jobs > 0 and place[1] in TERMINAL}
+        self.many("tally.count", [(*place, jobs) for place, jobs in self._counts.items() if place not in ended])
+        self.many("tally.count_ended", [(*place, jobs) for place, jobs in ended.items()])
+        # Failed jobs that no rule redrives any more are under their queue's retention from now on.
+        unruled = [queue for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
+        self.many("tally.look_at_once", [(queue,) for queue in unruled])
+
+    def _write_events(self) -> None:
+        bodies = ByteSlices()
+        events = listed([(at, queue, job, *bodies.add(body)) for at, queue, job, body in self._events])
+        if events is not None:
+            self.run("events.record", {"events": events, "bodies": bodies.joined()})
+        else:
+            self.many("events.record_one", [(at, queue, job, body.decode()) for at, queue, job, body in self._events])
+        self._forget_events(len(self._events))
+
+    def _forget_events(self, recorded: int) -> None:
+        """Delete the oldest events if there are too many, but not many more than were recorded."""
+        row = self.one("events.bounds")
+        oldest, last = (0, 0) if row is None else row
+        surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
+        if surplus:
+            self.run("sweep.forget", (oldest + surplus,))
+
+    def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
+        if then is None or now.front != then.front:
+            self.run("line.keep_front", (queue, now.front))
+        reached = now.reached.items() - ({} if then is None else then.reached).items()
+        tags = now.tags.items() - ({} if then is None else then.tags).items()
+        self.many("line.keep_reached", [(queue, boost, at) for boost, at in reached])
+        self.many("line.keep_tag", [(queue, *lane, tag) for lane, tag in tags])
