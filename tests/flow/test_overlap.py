@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
+import pytest
+
 from tenure import JobCompleted, Retry, RetryLater, Stall, StorageUnavailableError, TaskOptions, current_job
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
@@ -250,6 +252,7 @@ class Verdictless(MemoryStorage):
         return await super().exchange(owner, (), order)
 
 
+@pytest.mark.thorough
 def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)

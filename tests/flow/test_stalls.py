@@ -439,6 +439,7 @@ def test_progress_renews_the_lease_as_a_heartbeat_does(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 @pytest.mark.statement(89)
 def test_stall_detection_can_be_switched_off(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

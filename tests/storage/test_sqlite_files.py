@@ -319,6 +319,7 @@ async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Pat
     assert swept.troubles == ()
 
 
+@pytest.mark.thorough
 def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     connection = sqlite3.connect(path, isolation_level=None)
@@ -336,6 +337,7 @@ def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_pa
     assert longest < 3 * ANYBODYS_PAGES * 4200
 
 
+@pytest.mark.thorough
 async def test_a_long_log_is_carried_over_by_whoever_has_written_it_though_nobody_leads(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
