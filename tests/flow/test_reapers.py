@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -362,3 +363,27 @@ def test_a_reaper_refuses_what_its_app_has(play: Play, option: dict[str, Any]) -
             Reaper(stage.app(), **option)
 
     play(scenario)
+
+
+async def test_plain_handlers_of_a_reapers_own_events_run_in_a_daemon_thread_in_order() -> None:
+    reaper = Reaper(Tenure("memory://", timing=FAST))
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    heard: list[tuple[str, bool]] = []
+
+    def plain(event: LeadershipAcquired | LeadershipLost) -> None:
+        if isinstance(event, LeadershipAcquired):
+            # The loop goes on and adds the next event meanwhile.
+            loop.call_soon_threadsafe(began.set)
+            time.sleep(0.2)
+        thread = threading.current_thread()
+        heard.append((type(event).__name__, thread.daemon and thread is not threading.main_thread()))
+
+    reaper.on(LeadershipAcquired)(plain)
+    reaper.on(LeadershipLost)(plain)
+    await reaper.start()
+    await asyncio.wait_for(began.wait(), 5)
+    blocked = list(heard)
+    await reaper.stop()
+
+    assert blocked == []
+    assert heard == [("LeadershipAcquired", True), ("LeadershipLost", True)]

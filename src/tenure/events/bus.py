@@ -4,24 +4,19 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 from random import Random
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.check import shown
-from tenure.core.events import Event, EventsTrimmed, JobCompleted, JobEvent, OnRequest, event_name
+from tenure.core.events import Event, EventsTrimmed, OnRequest, event_name
 from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.events.follow import pages
-from tenure.failures import is_a, log_failure
-from tenure.handlers.context import event_handler_entered
-from tenure.handlers.functions import is_async
+from tenure.events.handler_calls import Handler, HandlerCalls
 from tenure.storage.cursors import recorded_within, set_back
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
-from tenure.threads import DaemonExecutor, NoThreadError
 from tenure.waiting import first
 
 RENEWED = 1.0
@@ -33,22 +28,6 @@ LEEWAY = 1.0
 A storage stamps an event some time before readers can see it."""
 
 BATCH = 100
-
-
-@dataclass(frozen=True)
-class Handler:
-    """One registered handler: its kind of event, its task (None: all tasks), and its scope."""
-
-    kind: type[Event]
-    handler: Callable[[Any], object]
-    scope: str
-    task: str | None
-
-    def hears(self, event: Event) -> bool:
-        """Return True if the handler gets this event."""
-        return isinstance(event, self.kind) and (
-            self.task is None or (isinstance(event, JobEvent) and event.task == self.task)
-        )
 
 
 class Handlers:
@@ -117,7 +96,7 @@ class EventBus:
         self._reader = EventReader(reader, caller)
         self._skipped = local
         self._rng = rng
-        self._decode = decode
+        self._calls = HandlerCalls(decode, logger)
         self._logger = logger
         self._local: asyncio.Queue[Event] = asyncio.Queue()
         self._since: str | None = None
@@ -136,7 +115,6 @@ class EventBus:
         """The cursor up to which this bus has read the log."""
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._pool = DaemonExecutor("tenure-events")
 
     async def subscribe(self) -> None:
         """Take a position in the log, so that the handlers get all events that are recorded from now on.
@@ -229,7 +207,7 @@ class EventBus:
                 await asyncio.wait(followers.values())
             for aide in aides:
                 aide.cancel()
-        self._pool.shutdown()
+        self._calls.close()
         self._stopped.set()
 
     async def stop(self) -> None:
@@ -239,7 +217,7 @@ class EventBus:
 
     async def _hand_local(self) -> None:
         while True:
-            await self._hand(await self._local.get(), self._hearers.everyone())
+            await self._calls.call(await self._local.get(), self._hearers.everyone())
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
         """Deliver the log's events to the handlers of a scope. `place` is the cursor after the last handled event."""
@@ -288,7 +266,7 @@ class EventBus:
                     if reader is not None:
                         self._handling = reader, place
                     if not isinstance(event, self._skipped):
-                        await self._hand(event, self._hearers.scoped(scope))
+                        await self._calls.call(event, self._hearers.scoped(scope))
                     place = event.cursor or place
                     if self._stopping.is_set():
                         break
@@ -323,64 +301,6 @@ class EventBus:
                 with contextlib.suppress(StorageError):
                     await self._storage.events(place, limit=1, reader=reader)
 
-    async def _hand(self, event: Event, hearings: list[Handler]) -> None:
-        for hearing in hearings:
-            if not hearing.hears(event):
-                continue
-            failure = await self._handled(hearing.handler, self._readable(event))
-            if failure is None:
-                continue
-            # A handler's failure does not affect the job.
-            told = shown(hearing.handler), type(event).__name__
-            if is_a(failure, asyncio.CancelledError):
-                self._logger.warning("the handler %s of %s cancelled itself", *told)
-            else:
-                log_failure(self._logger, logging.ERROR, "the handler %s of %s failed", *told, error=failure)
-
-    async def _handled(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
-        """Call a handler and return the exception that it raised, or None.
-
-        A coroutine runs in a task of its own. If it cancels its own task, only that task is cancelled. So a
-        CancelledError in this method is always a request to the bus.
-        """
-        if not is_async(handler):
-            return await self._handled_in_thread(handler, event)
-        calling = asyncio.create_task(_failure(cast("Callable[[Any], Awaitable[object]]", handler), event))
-        try:
-            await asyncio.wait({calling})
-        except asyncio.CancelledError:
-            calling.cancel()
-            await asyncio.wait({calling})
-            raise
-        return asyncio.CancelledError() if calling.cancelled() else calling.result()
-
-    async def _handled_in_thread(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
-        context = contextvars.copy_context()
-
-        def call() -> BaseException | None:
-            try:
-                context.run(event_handler_entered)
-                context.run(handler, event)
-            except BaseException as error:
-                # Return it: a future cannot carry StopIteration, and SystemExit would end the loop.
-                return error
-            return None
-
-        try:
-            # Not the loop's default executor: a handler that hangs there would keep the process from exiting.
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        except NoThreadError as error:
-            return error
-
-    def _readable(self, event: Event) -> Event:
-        if not isinstance(event, JobCompleted) or event.result is None:
-            return event
-        try:
-            return structs.replace(event, result=self._decode(event.result))
-        except BaseException:
-            # A codec is user code without an await, so this cannot be a cancellation of the bus.
-            return structs.replace(event, result=None)
-
 
 def begun_before(place: str, page: EventPage) -> list[int]:
     """Return the indexes of the partitions where a page begins before the place from which it was read.
@@ -397,13 +317,3 @@ def begun_before(place: str, page: EventPage) -> list[int]:
         for index, (asked, begun) in enumerate(pairs)
         if asked.isdecimal() and begun.isdecimal() and int(begun) < int(asked)
     ]
-
-
-async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
-    """Call a handler and return the exception that it raised: a SystemExit that leaves a task would end the loop."""
-    event_handler_entered()
-    try:
-        await handler(event)
-    except BaseException as error:
-        return error
-    return None

@@ -9,14 +9,14 @@ It settles by `exchange`, as workers do. If it dies between taking and settling,
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from msgspec import structs
 
 from tenure.client.codec import Codec
 from tenure.client.schedules import put_all, put_later
-from tenure.core.check import shown
 from tenure.core.duration import micros
 from tenure.core.events import Event, LeadershipAcquired, LeadershipLost, ReaperFailed
 from tenure.core.job import Owner
@@ -30,9 +30,8 @@ from tenure.core.leadership import (
 )
 from tenure.errors import StorageError, UsageError
 from tenure.events.bus import EventBus, Handlers
+from tenure.events.handler_calls import HandlerCalls
 from tenure.events.registration import registering
-from tenure.failures import log_failure
-from tenure.handlers.functions import is_async
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
@@ -62,14 +61,16 @@ class Sweeper:
         self.owner = owner
         self.standing = LeaderStatus()
         self.hearers = Handlers()
-        self.at_work = set[asyncio.Task[None]]()
-        """Tasks of coroutine handlers that have not ended."""
+        self.handling = set[asyncio.Task[None]]()
+        """The task that calls the handlers, while it has events."""
+        self._unhandled = deque[Event]()
         timing = equipment.timing
         self._storage = equipment.storage
         self._figures = equipment.figures
         self._clock = equipment.clock
         self._rng = equipment.rng
         self._logger = equipment.logger
+        self._calls = HandlerCalls(equipment.codec.decode, equipment.logger)
         self._every = timing.sweep.total_seconds()
         self._max_block = micros(timing.max_block)
         term = election.length(timing) if election is not None else timing.leader_ttl
@@ -152,6 +153,10 @@ class Sweeper:
             except (StorageError, TimeoutError) as error:
                 self._logger.warning("cannot resign; the term will run out by itself: %r", error)
 
+    def close(self) -> None:
+        """Let the threads of plain handlers end."""
+        self._calls.close()
+
     def _report(self, troubles: Sequence[str]) -> None:
         for trouble in troubles:
             self._logger.error("a chore of the sweep failed, the others were done: %s", trouble)
@@ -161,34 +166,17 @@ class Sweeper:
         return wait * (1 - SPREAD * self._rng.random())
 
     def _tell(self, events: Sequence[Event]) -> None:
-        for event in events:
-            for hearing in self.hearers.everyone():
-                if hearing.hears(event):
-                    try:
-                        if is_async(hearing.handler):
-                            self._tell_later(hearing.handler, event)
-                        else:
-                            hearing.handler(event)
-                    except BaseException as error:
-                        # A plain handler does not await, so not even a CancelledError is a request to this reaper.
-                        self._failed(hearing.handler, error)
+        if self.hearers.everyone():
+            self._unhandled += events
+            if self._unhandled and all(task.done() for task in self.handling):
+                loop = asyncio.get_running_loop()
+                task = loop.create_task(self._call_handlers(), name=f"handlers of reaper {self.owner.id}")
+                self.handling.add(task)
+                task.add_done_callback(self.handling.discard)
 
-    def _tell_later(self, handler: Callable[[Any], object], event: Event) -> None:
-        async def call() -> None:
-            try:
-                await cast("Callable[[Any], Awaitable[object]]", handler)(event)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:
-                # A SystemExit that leaves a task would end the loop.
-                self._failed(handler, error)
-
-        task = asyncio.create_task(call())
-        self.at_work.add(task)
-        task.add_done_callback(self.at_work.discard)
-
-    def _failed(self, handler: Callable[[Any], object], error: BaseException) -> None:
-        log_failure(self._logger, logging.ERROR, "the handler %s failed", shown(handler), error=error)
+    async def _call_handlers(self) -> None:
+        while self._unhandled:
+            await self._calls.call(self._unhandled.popleft(), self.hearers.everyone())
 
 
 class ReaperApp(Protocol):
@@ -254,7 +242,8 @@ class Reaper:
 
         Each event is handled once per app, in one of its reapers; with `scope="every"`, in each reaper. Of
         `LeadershipAcquired`, `LeadershipLost` and `ReaperFailed` the handler receives only those of this reaper, at
-        once. Handlers may be coroutine functions or plain functions. Their exceptions are logged.
+        once. Handlers may be coroutine functions, or plain functions, which run in a thread. They are called one after
+        another. Their exceptions are logged.
 
         Raises:
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
@@ -300,13 +289,20 @@ class Reaper:
                 # Otherwise a storage that outlives this reaper would keep the record of its owner.
                 async with asyncio.timeout(RESIGN_WAIT):
                     await self._storage.renew(RenewRequest(self._reaping.owner, last=True))
+        self._reaping.close()
         if self._owns_storage:
             await self._storage.close()
 
     async def turn(self) -> float:
-        """Sweep once, on demand; return the seconds until a running reaper would sweep again."""
+        """Sweep once, on demand; return the seconds until a running reaper would sweep again.
+
+        Handlers of the reaper's own events get up to 2 s to end.
+        """
         await self._storage.open()
-        return await self._reaping.turn()
+        wait = await self._reaping.turn()
+        if self._reaping.handling:
+            await asyncio.wait(self._reaping.handling, timeout=HANDLERS_WAIT)
+        return wait
 
     def _bus(self, hearers: Handlers, whose: str, local: tuple[type[Event], ...] = ()) -> EventBus:
         equipment = self._equipment
@@ -324,8 +320,8 @@ class Reaper:
     async def _hear_no_more(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HANDLERS_WAIT):
-                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.at_work)
-        left = (*self._hearing, *self._reaping.at_work)
+                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.handling)
+        left = (*self._hearing, *self._reaping.handling)
         self._buses, self._hearing = (), ()
         for task in left:
             task.cancel()
