@@ -291,9 +291,9 @@ def test_no_sql_or_redis_command_is_in_a_python_string() -> None:
 def test_each_storage_has_one_script_for_each_verb() -> None:
     verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
-    # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind;
-    # the look at many cells, which tells which of them a sweep has to go to; and what creates an empty partition.
-    shared = {".sql": {"session", "tally", "line", "rates", "mend"}, ".lua": {"look", "create"}}
+    # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind,
+    # and what creates an empty partition.
+    shared = {".sql": {"session", "tally", "line", "rates", "mend"}, ".lua": {"create"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 
     assert folders

@@ -79,7 +79,7 @@ def next_sweep_in(every: float, retry_in: float | None, rng: Random) -> float:
     return every if retry_in is None else retry_in + rng.random() * min(LATE, every / 4)
 
 
-def longest_rest(lease: float, every: float, term: float) -> float:
+def longest_skip(lease: float, every: float, term: float) -> float:
     """Return how long a partition without leases or due jobs may be skipped; 0 if not longer than one interval.
 
     A lease that begins meanwhile must be watched in time, in each of these cases:
@@ -91,8 +91,8 @@ def longest_rest(lease: float, every: float, term: float) -> float:
     - A lease less a term and a sweep: if the leader dies together with the holder, its term lasts for the skip and for
       its own length after it. The next leader starts before the lease is out.
     """
-    rest = min(lease / 2, lease - max(3 * every, term + every))
-    return rest if rest > every else 0.0
+    skip = min(lease / 2, lease - max(3 * every, term + every))
+    return skip if skip > every else 0.0
 
 
 def _without_terms(standing: LeaderStatus, reason: str) -> tuple[LeaderStatus, list[Event]]:

@@ -25,7 +25,7 @@ from tenure.core.leadership import (
     after_answer,
     after_failure,
     after_resignation,
-    longest_rest,
+    longest_skip,
     next_sweep_in,
 )
 from tenure.errors import StorageError, UsageError
@@ -83,8 +83,8 @@ class Sweeper:
             every=micros(timing.sweep),
             grace=micros(timing.grace),
         )
-        rest = longest_rest(timing.lease.total_seconds(), self._every, self._patience)
-        self._bid_of_many = structs.replace(self._bid, rest=round(1_000_000 * rest))
+        skip = longest_skip(timing.lease.total_seconds(), self._every, self._patience)
+        self._bid_of_many = structs.replace(self._bid, max_skip=round(1_000_000 * skip))
         """The request of the periodic sweeps: some of them may skip parts of the storage that have nothing to do."""
 
     async def run(self) -> None:
@@ -137,8 +137,8 @@ class Sweeper:
         retry_in = swept.retry_in / 1_000_000 if swept.retry_in is not None else None
         wait = next_sweep_in(self._spread(self._every), retry_in, self._rng)
         # A tick beyond the next sweep needs no timer: that sweep finds it.
-        sooner = (swept.next_tick, ticked.next_tick, swept.again_in)
-        return min([wait, *(at / 1_000_000 for at in sooner if at is not None)])
+        ticks = (swept.next_tick, ticked.next_tick)
+        return min([wait, *(at / 1_000_000 for at in ticks if at is not None)])
 
     async def resign(self) -> None:
         """Give up leadership. Handlers hear of it first, because this reaper does not act as leader from here on."""

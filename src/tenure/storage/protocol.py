@@ -260,15 +260,15 @@ class RenewResult(Struct, frozen=True):
 class SweepRequest(Struct, frozen=True):
     """A request to sweep. `term`: how long to lead, or None to sweep without election. Durations in microseconds.
 
-    `rest`: how long a storage of many parts may skip a part that has no work for a sweep. The caller remains its leader
-    meanwhile. With 0 every part is swept. A storage of one part ignores this.
+    `max_skip`: how long a storage of many parts may skip a part that has no work for a sweep. The caller remains its
+    leader meanwhile. With 0 every part is swept. A storage of one part ignores this.
     """
 
     owner: Owner
     term: int | None = 4_000_000
     every: int = 2_000_000
     grace: int = 3_000_000
-    rest: int = 0
+    max_skip: int = 0
 
 
 class StalledLease(Struct, frozen=True):
@@ -290,8 +290,7 @@ class SweepResult(Struct, frozen=True):
     `troubles`: chores that failed, one line each; the other chores ran.
     `due`: schedules with a tick that is due at `now`, the storage's clock. The caller advances them. It also contains
     schedules whose last tick lies after `now` (`Schedule.is_ahead`). `next_tick`: microseconds until the next tick of
-    any schedule, None if there is none. All three are for the leader only. `again_in`: microseconds after which the
-    next sweep finds more work than it would at once; None if the reaper keeps its own interval.
+    any schedule, None if there is none. All three are for the leader only.
     """
 
     terms: tuple[Term, ...] = ()
@@ -303,7 +302,6 @@ class SweepResult(Struct, frozen=True):
     due: tuple[Schedule, ...] = ()
     next_tick: int | None = None
     now: int = 0
-    again_in: int | None = None
 
 
 class ReclaimResult(Struct, frozen=True):

@@ -74,7 +74,6 @@ from tenure.storage.redis.sweep import (
     BEGIN,
     answer_reclaim,
     answer_sweep,
-    ask_look,
     ask_reclaim,
     ask_resign,
     ask_sweep,
@@ -236,11 +235,19 @@ class Partition:
                 asked = ask_renew(nothing, self.scope, self._layout, lanes)
                 _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
 
-    async def sweep(self, bid: SweepRequest, *, within: float | None = None) -> SweepResult:
-        """See `Storage.sweep`: as many script calls as its limits need; each must answer `within` that many seconds."""
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
+        """See `Storage.sweep`."""
+        swept, _ = await self.sweep_or_skip(bid)
+        return swept
+
+    async def sweep_or_skip(self, bid: SweepRequest, *, within: float | None = None) -> tuple[SweepResult, int]:
+        """Sweep; also return for how many microseconds the leader may skip the partition from now on.
+
+        This makes as many script calls as the limits of a sweep need; each must answer `within` that many seconds.
+        """
         place: tuple[int, int] | None = BEGIN
         parts: list[SweepResult] = []
-        long = False
+        long, skip = False, 0
         while place is not None:
             try:
                 reply = await self._call_within(within, "sweep", ask_sweep(bid, self.scope, place))
@@ -249,12 +256,12 @@ class Partition:
                 if not any(done.stalled for done in parts):
                     raise
                 # Return the leases taken so far: until they expire, no other process can settle these runs.
-                return joined(parts, more=True)
+                return joined(parts, more=True), 0
             if part.swept.retry_in is not None:
                 # Another process became leader meanwhile and continues the sweep.
-                return joined(parts, more=long) if parts else part.swept
+                return joined(parts, more=long) if parts else part.swept, 0
             parts.append(await self._named(part.swept))
-            place = part.next
+            place, skip = part.next, part.skip
             if (
                 place is not None
                 and place[0] == BEGIN[0]
@@ -262,7 +269,8 @@ class Partition:
             ):
                 # Take no more stalled runs, but still do the other chores.
                 long, place = True, (BEGIN[0] + 1, 0)
-        return joined(parts, more=long)
+        swept = joined(parts, more=long)
+        return swept, 0 if swept.more else skip
 
     async def _named(self, swept: SweepResult) -> SweepResult:
         """Return the result; if chores failed because of values of a wrong type, add a trouble that names the keys."""
@@ -270,11 +278,6 @@ class Partition:
             return swept
         error = await self._explain(self.base, StorageError(f"{WRONG_TYPE} values in keys"))
         return structs.replace(swept, troubles=(*swept.troubles, str(error)))
-
-    async def look(self, bases: Sequence[str], *, within: float | None = None) -> list[int]:
-        """Return the state of each of these partitions: see look.lua. It cannot see partitions of other servers."""
-        sights: list[int] = await self._call_within(within, "look", ask_look(bases))
-        return sights
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`: as many script calls as its limit needs."""

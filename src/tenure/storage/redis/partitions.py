@@ -71,10 +71,12 @@ REST = 4.0
 class Partitions:
     """The verbs over many partitions: sends each request to the right ones and merges their answers."""
 
-    def __init__(self, cells: Sequence[Partition], start_round: Callable[[Sequence[Partition]], SweepSchedule]) -> None:
+    def __init__(
+        self, cells: Sequence[Partition], start_schedule: Callable[[Sequence[Partition]], SweepSchedule]
+    ) -> None:
         self._cells = tuple(cells)
-        self._start_round = start_round
-        self._rounds: dict[str, SweepSchedule] = {}
+        self._start_schedule = start_schedule
+        self._schedules: dict[str, SweepSchedule] = {}
         self._silent: dict[Partition, tuple[float, float]] = {}
         """For each unreachable partition: when the last request to it failed, and until when it is not asked again."""
 
@@ -141,7 +143,7 @@ class Partitions:
         within = None if beat.answer_within is None else beat.answer_within / SECOND
         # One partition keeps the worker's own record, so every beat goes there.
         home = self.of(beat.owner.id)
-        if beat.last and (ended := self._rounds.pop(beat.owner.id, None)) is not None:
+        if beat.last and (ended := self._schedules.pop(beat.owner.id, None)) is not None:
             ended.close()
         parts: dict[Partition, list[LeaseRenewal]] = {home: []}
         for renewal in beat.renewals:
@@ -200,8 +202,8 @@ class Partitions:
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`: each partition has its own leader; unreachable partitions are listed as troubles."""
-        if bid.rest:
-            told, reached = await self._round_of(bid.owner).turn(bid)
+        if bid.max_skip:
+            told, reached = await self._schedule_of(bid.owner).turn(bid)
             for cell in reached:
                 # It answered, so ask it again at once if it was unreachable before.
                 self._silent.pop(cell, None)
@@ -381,11 +383,11 @@ class Partitions:
         cell.lanes.begin(owner, lane)
         return cell.lanes.lost(owner, lane) is not None
 
-    def _round_of(self, owner: Owner) -> SweepSchedule:
-        round_ = self._rounds.get(owner.id)
-        if round_ is None:
-            round_ = self._rounds[owner.id] = self._start_round(self._cells)
-        return round_
+    def _schedule_of(self, owner: Owner) -> SweepSchedule:
+        schedule = self._schedules.get(owner.id)
+        if schedule is None:
+            schedule = self._schedules[owner.id] = self._start_schedule(self._cells)
+        return schedule
 
     def _orders(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
         """Return the queues to claim from by partition, ordered by the first queue that each partition holds."""

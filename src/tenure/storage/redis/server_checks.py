@@ -40,7 +40,6 @@ VERBS = (
     "exchange",
     "find",
     "get",
-    "look",
     "plan",
     "reclaim",
     "renew",
@@ -50,7 +49,7 @@ VERBS = (
     "sweep",
     "tune",
 )
-"""The names of all scripts: one for each verb, `create`, and `look`, which precedes sweeps of many partitions."""
+"""The names of all scripts: one for each verb, and `create`."""
 
 NEEDED = (
     *("APPEND", "EVALSHA", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HMGET", "HSET"),

@@ -41,7 +41,7 @@ from tenure.storage.redis.partitions import Partitions
 from tenure.storage.redis.schema import examine_layout, layout_of, settle_on
 from tenure.storage.redis.server_checks import ServerChecks
 from tenure.storage.redis.subscriptions import Subscriptions
-from tenure.storage.redis.sweep_schedule import STIRRED, SweepSchedule
+from tenure.storage.redis.sweep_schedule import SweepSchedule
 
 
 class RedisStorage:
@@ -68,7 +68,7 @@ class RedisStorage:
             )
             for number, base in enumerate(address.bases)
         ]
-        self._verbs = self._cells[0] if alone else Partitions(self._cells, self._round)
+        self._verbs = self._cells[0] if alone else Partitions(self._cells, self._schedule)
         self._guard = ServerChecks(self._connections)
         self._ear = Subscriptions(self._connections, self.bases_of)
         self._open = False
@@ -124,8 +124,8 @@ class RedisStorage:
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`. The leader also checks that the servers still meet the requirements."""
         verbs = await self._ready()
-        # A single partition is swept at every turn: rests only pay where there are many partitions.
-        swept = await verbs.sweep(bid if isinstance(verbs, Partitions) else replace(bid, rest=0))
+        # A single partition is swept at every turn: skips only pay where there are many partitions.
+        swept = await verbs.sweep(bid if isinstance(verbs, Partitions) else replace(bid, max_skip=0))
         if swept.retry_in is None and (troubles := await self._guard.look_again()):
             return replace(swept, troubles=(*swept.troubles, *troubles))
         return swept
@@ -180,16 +180,18 @@ class RedisStorage:
     def bases_of(self, topic: str) -> Sequence[str]:
         """Return the base keys of the partitions that may publish hints for a topic.
 
-        Hints for a queue or a job come from one partition; other hints may come from any of them.
+        Hints for a partition, a queue or a job come from one partition; other hints may come from any of them.
         """
         if isinstance(self._verbs, Partitions):
             kind, _, name = topic.partition(":")
+            if kind == "partition":
+                return (name,)
             if kind in ("queue", "job"):
                 return (self._verbs.of(name.partition("\0")[0]).base,)
         return self._address.bases
 
-    def _round(self, cells: Sequence[Partition]) -> SweepSchedule:
-        return SweepSchedule(cells, self._connections.place, lambda: self._ear.listen((STIRRED,)))
+    def _schedule(self, cells: Sequence[Partition]) -> SweepSchedule:
+        return SweepSchedule(cells, self.notices)
 
     async def _opened(self) -> Partition | Partitions:
         if self._closed:

@@ -19,16 +19,20 @@ class _Sweep(Struct, omit_defaults=True, kw_only=True):
     term: int | None = None
     every: int
     grace: int
-    rest: int | None = None
+    max_skip: int | None = None
     chore: int
     done: int
 
 
 class SweepPart(Struct, frozen=True):
-    """One call's part of a sweep. `next`: the chore to continue with, and how much of it is done; None at the end."""
+    """One call's part of a sweep. `next`: the chore to continue with, and how much of it is done; None at the end.
+
+    `skip`: microseconds for which the leader may skip the partition from now on.
+    """
 
     swept: SweepResult
     next: tuple[int, int] | None = None
+    skip: int = 0
 
 
 BEGIN = 1, 0
@@ -57,7 +61,7 @@ def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[byt
             term=bid.term,
             every=bid.every,
             grace=bid.grace,
-            rest=bid.rest or None,
+            max_skip=bid.max_skip or None,
             chore=chore,
             done=done,
         ),
@@ -68,7 +72,7 @@ def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
     """Return what one call did."""
     if reply[0] is not None:
         return SweepPart(SweepResult(retry_in=reply[0]))
-    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, rests = reply
+    _, epoch, stalled, did, more, troubles, due, next_tick, now, chore, done, skip = reply
     swept = SweepResult(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
@@ -79,18 +83,8 @@ def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
         due=tuple(schedule_of(body) for body in due),
         next_tick=next_tick,
         now=now,
-        again_in=rests or None,
     )
-    return SweepPart(swept, None if chore is None else (chore, done))
-
-
-class _Look(Struct):
-    bases: Sequence[str]
-
-
-def ask_look(bases: Sequence[str]) -> list[bytes]:
-    """Return the request to look at several partitions of one server."""
-    return RequestEncoder().sealed(_Look(bases))
+    return SweepPart(swept, None if chore is None else (chore, done), skip)
 
 
 def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
@@ -106,7 +100,6 @@ def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
         due=last.due,
         next_tick=last.next_tick,
         now=last.now,
-        again_in=None if more or any(part.more for part in parts) else last.again_in,
     )
 
 

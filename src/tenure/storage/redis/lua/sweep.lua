@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: upkeep, suspicion, reclaiming, timetable, purse, resting, work
+-- requires: upkeep, suspicion, reclaiming, timetable, purse, work
 -- sweep: elect the caller unless another owner leads, then do a bounded amount of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; swept_at: when the last sweep ended; busy_at: when any
@@ -7,12 +7,12 @@
 --
 -- A whole sweep at its limits would block the server for too long. So one call does a part, and says where to continue.
 --
--- Request: {owner, scope, term, every, grace, rest, chore, done}. Without `term` it sweeps without an election. `rest`:
--- the longest rest that the partition may have afterwards, if any. `chore`, `done`: the chore to begin with, and how
--- much of it is done already.
+-- Request: {owner, scope, term, every, grace, max_skip, chore, done}. Without `term` it sweeps without an election.
+-- `max_skip`: how long the leader may skip the partition afterwards, if at all. `chore`, `done`: the chore to begin
+-- with, and how much of it is done already.
 -- Answer: {retry_in} if another owner leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick,
--- now, chore, done, rests}. `chore`, `done`: where the next call continues; `chore` is false at the end. `rests`: the
--- length of the rest, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}. `did`: the
+-- now, chore, done, skip}. `chore`, `done`: where the next call continues; `chore` is false at the end. `skip`: the
+-- length of the skip that begins now, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}. `did`: the
 -- counts of this call, in the order of the chores.
 local LEADER = key('leader')
 
@@ -44,12 +44,12 @@ if ASKED.term then
     return { retry_in }
   end
 end
-local rested = Resting.over()
+call('HDEL', LEADER, 'skipped_until', 'term')
 local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
 local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
--- Unfinished sweeps do not count as a gap: otherwise suspects would get the longer grace for ever. A rest does not
--- either.
-if busy_at and NOW - max(busy_at, rested or 0) > 3 * ASKED.every then
+-- Unfinished sweeps do not count as a gap: otherwise suspects would get the longer grace for ever. A skip does not
+-- either: `busy_at` is its end.
+if busy_at and NOW - busy_at > 3 * ASKED.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
@@ -162,15 +162,39 @@ local freed, trouble = pcall(Parking.let_in)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
--- Write before deciding whether the partition may rest, because that depends on the indexes.
+-- Return how long the leader may skip the partition; 0 if there is work for a sweep, now or soon. The next change ends
+-- the skip (parts/skips.lua), so only what is here already counts. core/leadership.py gives the reasons for `max_skip`.
+local function longest_skip()
+  if call('EXISTS', key('leases'), key('suspects'), key('places')) > 0 then
+    return 0
+  end
+  local skip = ASKED.max_skip
+  for _, index in ipairs({ 'dues', 'aging', 'redrives', 'ticks' }) do
+    local head = head_of(key(index))
+    skip = head and min(skip, head - NOW) or skip
+  end
+  -- The leader comes one sweep before the end, so a shorter skip would save nothing.
+  return skip >= 2 * ASKED.every and floor(skip) or 0
+end
+
+-- Begin a skip. The term lasts for the skip plus its usual length, so that no other process sweeps here meanwhile.
+local function begin_skip(length)
+  call('HSET', LEADER, 'skipped_until', NOW + length, 'busy_at', NOW + length)
+  if ASKED.term then
+    local term = ASKED.term
+    call('HSET', LEADER, 'term', term, 'length', length + term, 'until', NOW + length + term)
+  end
+end
+
+-- Write before deciding about a skip, because that depends on the indexes.
 Work.write_down()
-local ends, rests = not CHORES[go_on], 0
+local ends, skip = not CHORES[go_on], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
-  if ASKED.rest and not more and #troubles == 0 then
-    rests = Resting.longest(ASKED.rest, ASKED.every, ASKED.term)
-    if rests > 0 then
-      Resting.begin(rests, ASKED.term)
+  if ASKED.max_skip and not more and #troubles == 0 then
+    skip = longest_skip()
+    if skip > 0 then
+      begin_skip(skip)
     end
   end
 end
@@ -187,5 +211,5 @@ return Work.answer({
   NOW,
   not ends and go_on,
   done,
-  rests,
+  skip,
 })

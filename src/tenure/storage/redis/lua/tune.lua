@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: parking, rest, work
+-- requires: parking, work
 -- tune: merge settings into those in force, and apply them at once.
 --
 -- Request: {kind, name, settings[, by]}. `settings` has the fields of Settings; those that do not change are left out.
@@ -140,9 +140,6 @@ return Work.carry_out(function()
     Settings.put(kind, name, after)
     if kind == 'worker' then
       Hints.knock('owner:' .. name)
-    end
-    if kind == 'queue' and after.stall and after.stall.lease then
-      Rest.heed(after.stall.lease)
     end
     if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
       Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })

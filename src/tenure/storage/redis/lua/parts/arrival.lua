@@ -1,4 +1,4 @@
--- requires: cell, form, hints, making, front, rest, plain
+-- requires: cell, form, hints, making, front, skips, plain
 -- The fast path of enqueue, for plain jobs; see parts/plain.lua. Usually the script does nothing else, so it writes at
 -- once.
 local Arrival = {}
@@ -46,8 +46,8 @@ local function remember_some(group, from, offset)
     call('MSET', unpack(words))
     call('ZADD', key('in', pair(queue, 'waiting')), unpack(waiting))
     call('ZADD', key('ready', queue), unpack(ready))
-    if from == 1 and call('ZADD', key('queues'), 'NX', first, queue) == 1 then
-      Rest.wake()
+    if from == 1 then
+      call('ZADD', key('queues'), 'NX', first, queue)
     end
   end
   return remembered
@@ -69,8 +69,7 @@ function Arrival.remember(group, offset)
     end
   end
   if remembered > 0 then
-    Rest.stir()
-    Rest.heed(group.lease)
+    Skips.finish()
     Hints.knock_queue(group.queue)
   end
   return remembered

@@ -1,4 +1,4 @@
--- requires: cell, form, splice, bytes, index, hints, front, rest, lease, purse, plain, forgetting
+-- requires: cell, form, splice, bytes, index, hints, front, skips, lease, purse, plain, forgetting
 -- The fast path of claim and settle: starts and completes many plain jobs at a time; see parts/plain.lua.
 local Passage = {}
 
@@ -73,7 +73,7 @@ function Passage.start(queue, ids, owner, leases, quiet)
     Purse.pay(Passage.STARTING + (load + #record) / 250)
   end
   if started > 0 then
-    Rest.stir()
+    Skips.finish()
     Lease.note()
     -- Not deferred, because the rest of the claim reads this index. By rank, which is faster than by member.
     call('ZREMRANGEBYRANK', key('ready', queue), 0, started - 1)
@@ -136,7 +136,7 @@ function Passage.complete(group, from, owner, quiet)
     if forgets then
       Forgetting.note(queue, number - from)
     end
-    Rest.stir()
+    Skips.finish()
     Hints.knock('events')
   end
   return number - from

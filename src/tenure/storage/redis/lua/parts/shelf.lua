@@ -1,4 +1,4 @@
--- requires: cell, folding, record, index, line, rest, rates
+-- requires: cell, folding, record, index, line, skips, rates
 -- The job indexes: each job is in exactly the indexes that follow from its state.
 -- Outside the fast path and the audit, only `add`, `move` and `drop` change them.
 --
@@ -53,9 +53,7 @@ local noted = {}
 local function note_queue(queue, made)
   if not noted[queue] then
     noted[queue] = true
-    if call('ZADD', key('queues'), 'NX', made, queue) == 1 then
-      Rest.wake()
-    end
+    call('ZADD', key('queues'), 'NX', made, queue)
   end
 end
 
@@ -273,8 +271,7 @@ end
 -- Add a new job. Parking applies the limits of its keys.
 function Shelf.add(job)
   note_queue(job.queue, job.made)
-  Rest.stir()
-  Rest.heed(min(job.lease, job.heartbeat_timeout or job.lease))
+  Skips.finish()
   name_keys(job, 1)
   before.count = 0
   go(job)
@@ -304,10 +301,7 @@ function Shelf.move(job, changes)
   note_before(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
   local was_parked = job.parked_under
-  Rest.stir()
-  if changes.lease then
-    Rest.heed(changes.lease)
-  end
+  Skips.finish()
   if is_tenant(job) then
     Line.count(job, -1)
   end

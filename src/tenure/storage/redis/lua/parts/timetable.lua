@@ -1,4 +1,4 @@
--- requires: cell, journal, rest, audit, intake
+-- requires: cell, journal, skips, audit, intake
 -- Schedules: put, pause, remove, and move on tick by tick, each tick once. core/schedule.py has the same rules with
 -- reasons.
 --
@@ -17,10 +17,8 @@ function Timetable.of(name)
 end
 
 local function keep(name, schedule)
-  Rest.stir()
-  if call('HSET', key('schedules'), name, cmsgpack.pack(schedule)) == 1 then
-    Rest.wake()
-  end
+  Skips.finish()
+  call('HSET', key('schedules'), name, cmsgpack.pack(schedule))
   if schedule.paused then
     call('ZREM', key('ticks'), name)
     call('ZREM', key('reached'), name)

@@ -1,4 +1,4 @@
-"""Cells of a Cluster that rest: a worker that is killed there is found, and what falls due there starts, in time."""
+"""Skipped partitions of a Cluster: dead workers are noticed and due jobs start there in time."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.system, pytest.mark.cluster]
 TIMING = Timing(lease="4s", sweep="400ms", grace="600ms")
 SETTINGS = {"lease": "4s", "sweep": "400ms", "grace": "600ms", "deaf": "1"}
 SLACK = timedelta(milliseconds=500)
-"""What two cores that others use, too, may cost on top of a bound."""
+"""Added to each bound, because the test shares two cores with others."""
 
 
-async def rests(here: Farm, queue: str) -> int | None:
-    """Return the process that leads the cell of a queue, if that rests: then the term lasts for longer than any."""
+async def leader_of_skipped(here: Farm, queue: str) -> int | None:
+    """Return the leader of a queue's partition if it is skipped: then its term is longer than usual."""
     storage = here.storage
     assert isinstance(storage, RedisStorage)
     [base] = storage.bases_of(f"queue:{queue}")
@@ -36,7 +36,7 @@ async def rests(here: Farm, queue: str) -> int | None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("leads", ["the killed one", "the other one"])
-async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced_within_the_bound(
+async def test_a_worker_killed_with_a_job_in_a_skipped_partition_is_noticed_in_time(
     farm: Callable[..., Farm], cluster_url: str, leads: str
 ) -> None:
     here = farm(url=cluster_url, **SETTINGS)
@@ -46,8 +46,8 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
     queues = ["default", "elsewhere"] if leads == "the killed one" else ["elsewhere", "default"]
     first = here.alone("-q", queues[0])
 
-    async def at_rest() -> bool:
-        return await rests(here, "default") == first.pid
+    async def is_skipped() -> bool:
+        return await leader_of_skipped(here, "default") == first.pid
 
     async def ran() -> bool:
         return await here.count(State.COMPLETED) == 1
@@ -55,10 +55,10 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
     async def alone() -> bool:
         return await here.pids() == [first.pid]
 
-    # Who is alone when the queue begins leads its cell.
+    # The only worker leads all partitions.
     await here.until(alone, within=30)
     here.enqueue("quick", 1)
-    await here.until(at_rest, within=20)
+    await here.until(is_skipped, within=20)
     second = here.alone("-q", queues[1])
     victim, witness = (first, second) if leads == "the killed one" else (second, first)
 
@@ -67,7 +67,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
 
     await here.until(both, within=30)
     await here.until(ran, within=20)
-    await here.until(at_rest, within=20)
+    await here.until(is_skipped, within=20)
     [job] = here.enqueue("nap", 60)
 
     async def started() -> bool:
@@ -92,7 +92,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
     print(f"{leads} leads: suspected after {noticed.total_seconds():.2f} s, for {waited.total_seconds():.2f} s")
 
     assert {suspected.id, stalled.id} == {job.id}
-    # Here is what a cell that rests could cost.
+    # A skip must not delay this.
     assert noticed <= TIMING.lease + TIMING.sweep + SLACK
     # The grace, or, where the machine let nobody sweep for a while, two beats: a live holder would have been as late.
     grace = TIMING.grace if waited < TIMING.lease / 2 else TIMING.lease / 2
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_killed_with_a_job_in_a_resting_cell_is_announced
 
 
 @pytest.mark.timeout(120)
-async def test_what_falls_due_in_a_resting_cell_starts_in_time_and_nobody_else_comes_to_lead(
+async def test_due_jobs_of_a_skipped_partition_start_in_time_under_one_leader(
     farm: Callable[..., Farm], cluster_url: str
 ) -> None:
     here = farm(url=cluster_url, **SETTINGS)
@@ -122,8 +122,8 @@ async def test_what_falls_due_in_a_resting_cell_starts_in_time_and_nobody_else_c
     async def both() -> bool:
         return len(await here.pids()) == len(workers)
 
-    async def at_rest() -> bool:
-        return await rests(here, "default") is not None
+    async def is_skipped() -> bool:
+        return await leader_of_skipped(here, "default") is not None
 
     runs = 0
 
@@ -142,7 +142,7 @@ async def test_what_falls_due_in_a_resting_cell_starts_in_time_and_nobody_else_c
             await here.until(ran, within=20)
             [detail] = await here.details([Ref("default", job.id)])
             late.append((detail.runs[0].start - detail.job.run_at) / SECOND)
-            await here.until(at_rest, within=20)
+            await here.until(is_skipped, within=20)
         await app.schedules.put("tick", quick.call(0), every="3s")
         await here.until(fired, within=30)
     events = await here.events()
