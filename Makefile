@@ -39,7 +39,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
-	@$(BIN)/tenure demo $(if $(URL),--url '$(URL)') $(ARGS)
+	@$(BIN)/python -m tenure_testing.demo $(if $(URL),--url '$(URL)') $(ARGS)
 
 examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
@@ -72,16 +72,16 @@ coverage: $(READY) ## run the quick tests and show the lines they miss
 	@$(BIN)/coverage report
 
 simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--keep --evidence docs/evidence/simulation")
-	@$(BIN)/python -m tenure.testing.world --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tenure_testing.world --seeds $(SEEDS) $(ARGS)
 
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
-	@$(BIN)/python -m tenure.testing.mutants $(ARGS)
+	@$(BIN)/python -m tenure_testing.mutants $(ARGS)
 
 mutants-code: $(READY) ## change one guard of SQL, Lua, worker or supervisor at a time; a test must fail (ARGS="sqlite --list")
 	@$(BIN)/python -m tests.code_mutants $(ARGS)
 
 chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=redis, MINUTES=5, SEED=7)
-	@$(BIN)/python -m tenure.testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(BIN)/python -m tenure_testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
 	@$(BIN)/python -m benchmarks.run $(ARGS)
@@ -113,11 +113,11 @@ setup: $(READY) ## make the virtual environment and nothing else
 
 # Only what the lock names and hashes gets in; wheels only, since building an sdist would fetch tools
 # that no hash covers. The build backend is in the lock too, hence no build isolation.
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml src/tenure_testing/pyproject.toml
 	@$(BIN)/python -c '' 2>/dev/null || { \
 	    python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
 	    echo "making $(VENV) with $$python"; \
 	    "$$python" -m venv --clear $(VENV); }
 	@$(PIP) install --require-hashes --only-binary :all: --requirement requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --editable . --editable src/tenure_testing
 	@touch $@

@@ -19,7 +19,7 @@ ENGINE = (
 )
 
 COVERED = {
-    "docs/evidence/simulation.md": ("storage/memory", "testing", *ENGINE),
+    "docs/evidence/simulation.md": ("storage/memory", "../tenure_testing", *ENGINE),
     "docs/evidence/chaos-sqlite.md": ("storage/sqlite", *ENGINE),
     "docs/evidence/chaos-redis.md": ("storage/redis", *ENGINE),
     "docs/benchmarks/README.md": ("storage/sqlite", "storage/redis", *ENGINE),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tenure.testing.proxy import free_port
+from tenure_testing.proxy import free_port
 from tests.servers import REDIS, Brand, RedisServer, Startable, until
 
 SLOTS = 16_384

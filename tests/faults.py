@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PLACES = (ROOT / "tests", ROOT / "src" / "tenure" / "testing")
+PLACES = (ROOT / "tests", ROOT / "src" / "tenure_testing")
 
 REDIS = "only on Redis, which comes with issue 5"
 VERSIONS = "which versions are still in use is not asked so far; it comes with a later issue"

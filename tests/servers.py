@@ -21,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tenure.testing.proxy import free_port
+from tenure_testing.proxy import free_port
 
 Found = TypeVar("Found")
 

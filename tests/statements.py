@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
-PLACES = (ROOT / "tests", ROOT / "src" / "tenure" / "testing")
+PLACES = (ROOT / "tests", ROOT / "src" / "tenure_testing")
 
 ALL = (*(str(number) for number in range(1, 22)), "21b", *(str(number) for number in range(22, 121)))
 OWED = {

@@ -18,6 +18,7 @@ from tenure.storage.protocol import Storage
 
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "tenure"
+KITS = ROOT / "src" / "tenure_testing"
 
 FLOORS: dict[str, int] = {
     "_version": 0,
@@ -44,7 +45,6 @@ FLOORS: dict[str, int] = {
     "ops": 9,
     "app": 10,
     "__init__": 11,
-    "demo": 11,
     "cli": 12,
     "testing": 12,
     "__main__": 13,
@@ -74,6 +74,12 @@ PURE = {
 def rooms() -> tuple[Path, ...]:
     """Return all modules of the package."""
     return tuple(sorted(HOUSE.rglob("*.py")))
+
+
+def sources() -> Iterator[Path]:
+    """Return the files of both distributions."""
+    yield from rooms()
+    yield from sorted(KITS.rglob("*.py"))
 
 
 def room_of(path: Path) -> str:
@@ -118,7 +124,7 @@ def test_imports_go_to_lower_floors_or_stay_in_their_room() -> None:
         for module in imports(path):
             first, _, rest = module.partition(".")
             there = rest.split(".")[0] or "__init__"
-            if first != "tenure" or (there == "__init__" and here in ("demo", "cli", "testing")):
+            if first != "tenure" or (there == "__init__" and here in ("cli", "testing")):
                 continue
             if there != here and FLOORS[there] >= FLOORS[here]:
                 found.append(f"{path.relative_to(HOUSE)} imports {module}")
@@ -141,10 +147,16 @@ def test_the_floors_on_a_page_are_those_tested(page: str) -> None:
     assert floors == FLOORS
 
 
+def test_the_package_does_not_import_what_only_tests_need() -> None:
+    for path in rooms():
+        needed = {module.split(".")[0] for module in imports(path)}
+        assert not needed & {"tenure_testing", "tests", "pytest", "hypothesis"}, path
+
+
 @cache
 def modules() -> dict[str, Path]:
-    """Return the modules of the package by their dotted names."""
-    found = {".".join(path.relative_to(HOUSE.parent).with_suffix("").parts): path for path in rooms()}
+    """Return the modules of both distributions by their dotted names."""
+    found = {".".join(path.relative_to(HOUSE.parent).with_suffix("").parts): path for path in sources()}
     return {name.removesuffix(".__init__"): path for name, path in found.items()}
 
 
@@ -198,7 +210,7 @@ def test_the_shared_sql_verbs_name_no_dialect() -> None:
 
 
 def test_only_the_app_and_rooms_above_it_import_storage_urls() -> None:
-    may = {"app", "runtime", "supervisor", "worker", "cli", "demo", "testing", "storage"}
+    may = {"app", "runtime", "supervisor", "worker", "cli", "storage"}
     for path in rooms():
         if any(module == "tenure.storage.urls" for module in imports(path)):
             assert room_of(path) in may, path
@@ -226,7 +238,7 @@ DICE = re.compile(
 
 def test_only_the_clock_reads_time_and_randomness() -> None:
     for path in rooms():
-        if path.name == "clock.py" or room_of(path) in ("testing", "demo", "cli"):
+        if path.name == "clock.py" or room_of(path) == "cli":
             continue
         text = path.read_text()
         assert not CLOCKS.search(text), f"{path}: takes the time from elsewhere than a Clock"
@@ -252,15 +264,14 @@ MAY_START: dict[str, str] = {
     "worker/isolation/main.py": "a thread passes on progress while a handler blocks the event loop",
     "worker/supervised.py": "a thread follows the supervisor and ends this process with it",
 }
-"""The modules outside the kits that start a thread or a process or wait without the loop, each with its reason."""
+"""The modules outside `cli` that start a thread or a process or wait without the loop, each with its reason."""
 
 
 def test_threads_processes_and_blocking_waits_start_in_few_modules() -> None:
-    kits = ("testing", "demo", "cli")
     found = {
         str(path.relative_to(HOUSE))
         for path in rooms()
-        if room_of(path) not in kits and any(OUTSIDE.search(line) for line in code_lines(path))
+        if room_of(path) != "cli" and any(OUTSIDE.search(line) for line in code_lines(path))
     }
 
     assert found == set(MAY_START)
@@ -280,7 +291,7 @@ def test_no_sql_or_redis_command_is_in_a_python_string() -> None:
     spoken = re.compile(r"\b(SELECT\s.+\sFROM|INSERT\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|redis\.call)\b", re.DOTALL)
     # A text without these words needs no closer look.
     words = re.compile(r"SELECT\s|INSERT\s|UPDATE\s|DELETE\s|redis\.call")
-    for path in rooms():
+    for path in sources():
         if not words.search(path.read_text()):
             continue
         for node in ast.walk(parsed(path)):
@@ -319,7 +330,7 @@ def test_each_part_of_a_lua_script_is_required_by_one() -> None:
 
 
 def test_each_module_has_a_docstring() -> None:
-    for path in rooms():
+    for path in sources():
         said = ast.get_docstring(parsed(path))
         assert path.name == "_version.py" or said, path
 
@@ -381,3 +392,10 @@ def test_the_version_is_defined_once() -> None:
 
     assert "version" in project["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", tenure.__version__)
+
+
+def test_the_kits_have_the_version_of_the_package_and_depend_on_it() -> None:
+    project = tomllib.loads((KITS / "pyproject.toml").read_text())["project"]
+
+    assert project["version"] == tenure.__version__
+    assert f"tenure=={tenure.__version__}" in project["dependencies"]

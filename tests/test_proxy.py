@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from tenure.testing.proxy import Proxy
+from tenure_testing.proxy import Proxy
 from tests.servers import until
 
 pytestmark = pytest.mark.system

@@ -16,8 +16,8 @@ from tenure.core.events import (
     WorkerStarted,
 )
 from tenure.core.lifecycle import State
-from tenure.testing.chaos.audit import audit
-from tenure.testing.chaos.history import ChaosEvidence, Deed, Exit, HistoryLine
+from tenure_testing.chaos.audit import audit
+from tenure_testing.chaos.history import ChaosEvidence, Deed, Exit, HistoryLine
 from tests.chaos.evidence import (
     BEGAN,
     BOUNDS,

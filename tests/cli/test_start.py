@@ -52,8 +52,7 @@ def test_help_names_every_command_with_the_words_of_its_own_help(terminal: Termi
             command = root.get_command(context, name)
             assert command is not None
             assert f"{name} {short}" in shown
-            if name != "demo":
-                assert (command.help or "").startswith(short.split(",")[0].rstrip("."))
+            assert (command.help or "").startswith(short.split(",")[0].rstrip("."))
 
 
 def test_without_a_command_the_help_is_shown(terminal: Terminal) -> None:

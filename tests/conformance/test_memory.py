@@ -7,7 +7,7 @@ import pytest
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.testing import ManualClock
-from tenure.testing.conformance import StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
 class TestMemory(StorageConformance):

@@ -9,8 +9,8 @@ from tenure.storage.protocol import Storage
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure.testing.conformance import StorageConformance
-from tenure.testing.conformance.material import told_of
+from tenure_testing.conformance import StorageConformance
+from tenure_testing.conformance.material import told_of
 
 
 @pytest.mark.cluster

@@ -9,7 +9,7 @@ import pytest
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure.testing.conformance import StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
 class TestSQLite(StorageConformance):

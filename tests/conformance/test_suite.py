@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.testing.conformance import StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
 def test_no_test_of_the_suite_hides_another() -> None:
@@ -31,7 +31,7 @@ def test_every_test_of_the_suite_is_a_coroutine() -> None:
 ELSEWHERE = """
 import pytest_asyncio
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.testing.conformance import StorageConformance
+from tenure_testing.conformance import StorageConformance
 
 
 class TestElsewhere(StorageConformance):

@@ -10,9 +10,9 @@ from tenure.core.duration import moment
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
 from tenure.core.lifecycle import State
-from tenure.demo.diary import HandlerLogLine
-from tenure.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun
-from tenure.demo.work import Facts, examine
+from tenure_testing.demo.diary import HandlerLogLine
+from tenure_testing.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun
+from tenure_testing.demo.work import Facts, examine
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

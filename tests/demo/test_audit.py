@@ -9,8 +9,8 @@ from tenure.core.duration import moment
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tenure.demo.audit import EXAMPLES, audit
-from tenure.demo.evidence import DemoEvidence, HeldRun, Replay
+from tenure_testing.demo.audit import EXAMPLES, audit
+from tenure_testing.demo.evidence import DemoEvidence, HeldRun, Replay
 from tests.demo.evidence import (
     GRIPPED,
     POST_MORTEM,

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenure.demo.processes import alive
+from tenure_testing.demo.processes import alive
 
-DEMO = [sys.executable, "-m", "tenure", "demo"]
+DEMO = [sys.executable, "-m", "tenure_testing.demo"]
 CHECKS = 14
 
 

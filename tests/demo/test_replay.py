@@ -7,10 +7,10 @@ from tenure.core.events import RunFenced
 from tenure.core.job import Owner
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.demo.chronicle import Chronicle
-from tenure.demo.gather import replay
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import ClaimRequest
+from tenure_testing.demo.chronicle import Chronicle
+from tenure_testing.demo.gather import replay
 
 
 async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from tenure.demo import diary
-from tenure.demo.corpus import LIMITS, Corpus, corpus, rounds
-from tenure.demo.diary import HandlerLogLine
-from tenure.demo.work import Facts, examine, is_python
 from tenure.errors import UsageError
+from tenure_testing.demo import diary
+from tenure_testing.demo.corpus import LIMITS, Corpus, corpus, rounds
+from tenure_testing.demo.diary import HandlerLogLine
+from tenure_testing.demo.work import Facts, examine, is_python
 
 SOURCE = b"x = 1\ny = x + 2\n"
 

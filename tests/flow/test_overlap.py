@@ -13,11 +13,11 @@ from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult
-from tenure.testing.simloop import SimClock, SimLoop, simulate
 from tenure.worker.active_runs import RunKey
 from tenure.worker.loop import UNSETTLED_LIMIT
 from tenure.worker.prefetch_policy import MOST
 from tenure.worker.starting import starter
+from tenure_testing.simloop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
 
 CONCURRENCY = 20

@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from tenure.core.deduplication import Made
-from tenure.testing.plan import FEATURES, SCENARIOS, STEPS
-from tenure.testing.recoveries import SimulatedRecovery
-from tenure.testing.world import World
+from tenure_testing.plan import FEATURES, SCENARIOS, STEPS
+from tenure_testing.recoveries import SimulatedRecovery
+from tenure_testing.world import World
 
 pytestmark = pytest.mark.thorough
 

@@ -17,7 +17,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections, ScriptCall
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.script_library import Script
-from tenure.testing.proxy import Proxy, free_port
+from tenure_testing.proxy import Proxy, free_port
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked

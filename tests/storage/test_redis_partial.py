@@ -22,7 +22,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
-from tenure.testing.conformance.material import (
+from tenure_testing.conformance.material import (
     ALICE,
     BOB,
     DEPUTY,
@@ -33,7 +33,7 @@ from tenure.testing.conformance.material import (
     settled,
     stalled,
 )
-from tenure.testing.proxy import Proxy
+from tenure_testing.proxy import Proxy
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer
 

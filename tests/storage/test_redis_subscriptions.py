@@ -17,7 +17,7 @@ from tenure.storage.redis import subscriptions as module
 from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.subscriptions import Subscriptions, channel
-from tenure.testing.proxy import Proxy
+from tenure_testing.proxy import Proxy
 from tests import servers
 from tests.servers import RedisServer
 from tests.storage.forks import forked

@@ -11,7 +11,7 @@ from tenure.storage.notifications import Listener
 from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_topic
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.writer import UNSEEN
-from tenure.testing.conformance.notices import ready
+from tenure_testing.conformance.notices import ready
 from tests.storage.worlds import job
 
 ANN, BEN = Owner("000000000000000a"), Owner("000000000000000b")

@@ -16,8 +16,8 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure.testing.conformance.machine import equals_the_model
-from tenure.testing.mutants import MUTANTS
+from tenure_testing.conformance.machine import equals_the_model
+from tenure_testing.mutants import MUTANTS
 from tests.storage.profiles import BRIEF, PROFILES
 
 pytestmark = pytest.mark.thorough
@@ -52,9 +52,9 @@ def test_nothing_but_the_machine_needs_hypothesis() -> None:
     code = (
         "import sys\n"
         "sys.modules['hypothesis'] = None\n"
-        "import tenure.testing.conformance\n"
+        "import tenure_testing.conformance\n"
         "try:\n"
-        "    import tenure.testing.conformance.machine\n"
+        "    import tenure_testing.conformance.machine\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error)\n"
     )

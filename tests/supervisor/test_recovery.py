@@ -20,8 +20,8 @@ from tenure.storage.protocol import SWEEP_LIMIT, ClaimRequest, ExchangeResult, Q
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.supervisor.supervisor import ChildHistory
 from tenure.testing.clock import ManualClock
-from tenure.testing.conformance.material import new_job
 from tenure.worker.scoreboard import KnownRuns
+from tenure_testing.conformance.material import new_job
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)

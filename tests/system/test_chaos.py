@@ -6,7 +6,7 @@ import pytest
 
 from tenure.clock import SystemClock
 from tenure.options import Timing
-from tenure.testing.chaos.run import Act, play
+from tenure_testing.chaos.run import Act, play
 from tests.servers import Brand
 
 pytestmark = [

@@ -12,7 +12,7 @@ from tenure import Tenure
 from tenure.core.events import JobReleased
 from tenure.core.lifecycle import State
 from tenure.errors import StorageFullError, StorageUnavailableError
-from tenure.testing.proxy import Proxy
+from tenure_testing.proxy import Proxy
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
 from tests.system.farm import Farm

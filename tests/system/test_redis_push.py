@@ -13,7 +13,7 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.events import follow
 from tenure.storage.protocol import EVENTS_END, CancelJob
-from tenure.testing.proxy import ProxiedConnection, Proxy
+from tenure_testing.proxy import ProxiedConnection, Proxy
 from tests.servers import RedisServer, subscribed
 from tests.system.farm import Farm, timing_of
 

@@ -31,10 +31,10 @@ from tenure.core.settlement import settlement
 from tenure.processes.exit_status import OomKills
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest
-from tenure.testing.conformance.material import new_job
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
 from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool
+from tenure_testing.conformance.material import new_job
 
 pytestmark = pytest.mark.system
 

@@ -27,7 +27,6 @@ COMMANDS = {
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("tenure.cli.events:events", "Show what has happened, and what happens."),
     "migrate": ("tenure.cli.migrate:migrate", "Bring a storage to this version's schema."),
-    "demo": ("tenure.cli.demo:demo", "Run real work, kill its workers, and audit that nothing was lost."),
     "version": ("tenure.cli.version:version", "Show the version."),
 }
 """The location and the short help of each command. The help is here, so that showing it imports no command."""

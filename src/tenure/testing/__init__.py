@@ -1,4 +1,4 @@
-"""Test tools for code that builds on Tenure: a manual clock here, and the conformance suite in `conformance`."""
+"""Test tools for code that uses Tenure: a manual clock. Tests of storages are in the distribution `tenure-testing`."""
 
 from tenure.testing.clock import ManualClock
 

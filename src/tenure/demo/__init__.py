@@ -1,1 +1,0 @@
-"""`tenure demo`: real jobs under real faults, and an audit that does not rely on the queue's own records."""

@@ -1,8 +1,0 @@
-"""Runs the trial of the mutants from the command line."""
-
-import sys
-
-from tenure.testing.trials import main
-
-if __name__ == "__main__":
-    sys.exit(main())

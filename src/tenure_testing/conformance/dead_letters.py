@@ -1,0 +1,493 @@
+"""Conformance tests of dead letters: each is found by its fields and is redriven once, with all counters reset."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tenure.clock import SECOND
+from tenure.core.events import JobFailed, JobRedriven
+from tenure.core.job import Key, Policy, Redriving, Ref, StallTerms, unreadable_record
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Cancelled, Outcome, Raised, Rejected, TimedOut, Unreadable
+from tenure.core.retry import Backoff
+from tenure.storage.protocol import (
+    SWEEP_LIMIT,
+    CancelJob,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    RevisionResult,
+    Storage,
+    job_topic,
+    queue_topic,
+)
+from tenure.testing.clock import ManualClock
+from tenure_testing.conformance.material import (
+    ALICE,
+    DEPUTY,
+    ERROR,
+    ONCE,
+    QUEUE,
+    RAISED,
+    REAPER,
+    Conformance,
+    apply,
+    bid,
+    claim,
+    claim_one,
+    counted,
+    enqueue,
+    look,
+    new_job,
+    new_jobs,
+    order,
+    record,
+    recover,
+    settle,
+    settled,
+    stalled,
+    start,
+    sweep_all,
+    told_of,
+)
+from tenure_testing.conformance.notices import woken_by
+
+MINUTE = 60 * SECOND
+RULED = Policy(
+    retry=Backoff(max_attempts=2, kind="fixed", base=SECOND, jitter=0.0), redrive=Redriving(after=MINUTE, times=2)
+)
+RULED_ONCE = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=MINUTE, times=1))
+
+REASONS: tuple[tuple[Outcome, str], ...] = (
+    (RAISED, "exhausted"),
+    (TimedOut(ERROR), "timeout"),
+    (Rejected(ERROR), "rejected"),
+    (Unreadable(ERROR), "undecodable"),
+)
+"""Final outcomes of a run, each with the reason by which its job is found."""
+
+NO_MATTER_OF_TIME: tuple[Outcome, ...] = (
+    Rejected(ERROR),
+    Unreadable(ERROR),
+    Raised(ERROR, final=True),
+    TimedOut(ERROR, final=True),
+    Cancelled("enough"),
+)
+"""Outcomes that no later attempt would change."""
+
+
+class DeadLettersConformance(Conformance):
+    """Each dead letter is found by its fields and is redriven once, with all counters reset."""
+
+    async def test_dead_letters_are_found_by_their_reason(self, storage: Storage, clock: ManualClock) -> None:
+        for outcome, reason in REASONS:
+            await settle(storage, ALICE, await start(storage, new_job(reason, policy=ONCE)), outcome)
+        await start(storage, new_job("stalled", stall=StallTerms(max_stalls=0)))
+        await recover(storage, clock)
+        await start(storage, new_job("crashed", stall=StallTerms(max_stalls=0)))
+        (taken,) = (await storage.reclaim(ALICE.id, REAPER)).stalled
+        await apply(storage, REAPER, stalled(taken))
+
+        async def found(*reasons: str) -> set[str]:
+            return {job.id for job in (await storage.find(Query(states=(State.FAILED,), reasons=reasons))).jobs}
+
+        every = ["exhausted", "timeout", "rejected", "undecodable", "stalled", "crashed"]
+        assert [await found(reason) for reason in every] == [{reason} for reason in every]
+        assert await found("stalled", "crashed") == {"stalled", "crashed"}
+        assert await found("unheard-of") == set()
+        assert await found() == set(every)
+
+    async def test_jobs_are_found_by_all_of_their_tags(self, storage: Storage) -> None:
+        await enqueue(
+            storage,
+            new_job("both", tags=("eu", "nightly")),
+            new_job("one", tags=("eu",)),
+            new_job("other", tags=("eu-west", "größe: 'x'")),
+            new_job("none"),
+        )
+
+        async def found(*tags: str) -> set[str]:
+            return {job.id for job in (await storage.find(Query(tags=tags))).jobs}
+
+        assert await found("eu") == {"both", "one"}
+        assert await found("nightly", "eu") == {"both"}
+        assert await found("größe: 'x'") == {"other"}
+        assert await found("e", "u") == set()
+        assert await found() == {"both", "one", "other", "none"}
+
+    async def test_jobs_are_found_by_when_they_ended(self, storage: Storage, clock: ManualClock) -> None:
+        begin = clock.now()
+        for number in range(4):
+            await settle(storage, ALICE, await start(storage, new_job(f"job-{number}", policy=ONCE)), RAISED)
+            clock.advance(1)
+        await enqueue(storage, new_job("waiting"))
+
+        async def found(after: int | None = None, before: int | None = None) -> set[str]:
+            return {job.id[4:] for job in (await storage.find(Query(ended_after=after, ended_before=before))).jobs}
+
+        # The range includes its first instant and excludes its last one.
+        assert await found(begin + SECOND, begin + 3 * SECOND) == {"1", "2"}
+        assert await found(after=begin + 2 * SECOND) == {"2", "3"}
+        assert await found(before=begin + SECOND) == {"0"}
+        assert await found(begin + SECOND, begin + SECOND) == set()
+        assert await found(before=begin) == set()
+
+    async def test_jobs_are_found_by_their_tasks(self, storage: Storage) -> None:
+        await enqueue(storage, *(new_job(task, task=task) for task in ("add", "mail.send", "mail")))
+
+        async def found(*tasks: str) -> set[str]:
+            return {job.id for job in (await storage.find(Query(tasks=tasks))).jobs}
+
+        assert await found("mail") == {"mail"}
+        assert await found("mail", "add") == {"mail", "add"}
+
+    async def test_all_that_is_asked_for_must_hold(self, storage: Storage, clock: ManualClock) -> None:
+        begin = clock.now()
+        cases: tuple[tuple[str, tuple[str, ...], Outcome], ...] = (
+            ("mail", ("eu",), RAISED),
+            ("mail", ("us",), RAISED),
+            ("add", ("eu",), RAISED),
+            ("mail", ("eu",), Rejected(ERROR)),
+            ("mail", ("eu",), RAISED),
+        )
+        for number, (task, tags, outcome) in enumerate(cases):
+            job = new_job(f"job-{number}", task=task, tags=tags, policy=ONCE)
+            await settle(storage, ALICE, await start(storage, job), outcome)
+            clock.advance(1)
+        query = Query(
+            queues=(QUEUE,),
+            states=(State.FAILED,),
+            tasks=("mail",),
+            reasons=("exhausted",),
+            tags=("eu",),
+            ended_before=begin + 4 * SECOND,
+        )
+
+        assert [job.id for job in (await storage.find(query)).jobs] == ["job-0"]
+
+    async def test_pages_of_what_is_asked_for_join(self, storage: Storage) -> None:
+        await enqueue(
+            storage,
+            *(
+                new_job(f"job-{number:02}", policy=ONCE, tags=("odd",) if number % 2 else ("even",))
+                for number in range(30)
+            ),
+        )
+        for lease in await claim(storage):
+            await settle(storage, ALICE, lease, RAISED)
+        found: list[str] = []
+        cursor: str | None = None
+        pages = 0
+        while pages == 0 or cursor is not None:
+            page = await storage.find(Query(reasons=("exhausted",), tags=("odd",), limit=4, after=cursor))
+            found += [job.id for job in page.jobs]
+            cursor = page.next
+            pages += 1
+
+        assert found == [f"job-{number:02}" for number in range(29, 0, -2)]
+        assert pages == 4
+
+    # ── by a person ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_a_dead_letter_is_redriven_once(self, storage: Storage) -> None:
+        lease = await start(storage, new_job(policy=ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        revised = await storage.revise([RedriveJob(lease.ref, "ops"), RedriveJob(lease.ref, "ops")])
+
+        assert [(one.verdict, one.state) for one in revised] == [("done", State.FAILED), ("refused", State.WAITING)]
+        assert len(await told_of(storage, JobRedriven)) == 1
+        assert len(await claim(storage)) == 1
+
+    async def test_a_redriven_job_whose_record_could_not_be_read_still_does_not_run(self, storage: Storage) -> None:
+        for name, keys in (("plain", ()), ("keyed", (Key("k", 1),))):
+            lease = await start(storage, new_job(name, keys=keys, policy=ONCE))
+            error = unreadable_record("headers: garbage")
+            await settle(storage, ALICE, lease, Unreadable(error))
+            await storage.revise([RedriveJob(lease.ref, "ops")])
+            waiting = await record(storage, lease.ref)
+            again = await claim_one(storage)
+
+            assert (waiting.state, waiting.error, waiting.reason) == (State.WAITING, error, None)
+            assert again.ref == lease.ref
+            assert again.job.unreadable == "headers: garbage"
+            assert await settle(storage, ALICE, again, Unreadable(error)) == "done"
+
+    async def test_a_redrive_wakes_the_queue_and_who_waits_for_the_job(self, storage: Storage) -> None:
+        for topic in (queue_topic(QUEUE), job_topic(new_job().ref)):
+            lease = await start(storage)
+            await settle(storage, ALICE, lease, Rejected(ERROR))
+            notices = storage.notices([topic])
+            await woken_by(storage, notices, lambda: storage.revise([RedriveJob(new_job().ref)]))
+            notices.close()
+            await storage.revise([DeleteJob(lease.ref)])
+
+    async def test_a_redrive_put_off_is_due_in_its_turn(self, storage: Storage, clock: ManualClock) -> None:
+        for name in ("first", "second"):
+            await settle(storage, ALICE, await start(storage, new_job(name, policy=ONCE)), RAISED)
+        clock.advance(5)
+        await storage.revise(
+            [RedriveJob(Ref(QUEUE, "second"), delay=2 * SECOND), RedriveJob(Ref(QUEUE, "first"), delay=4 * SECOND)]
+        )
+        job = await record(storage, Ref(QUEUE, "second"))
+
+        assert (job.state, job.run_at, job.finished) == (State.DELAYED, clock.now() + 2 * SECOND, None)
+        assert (await order(storage, ALICE, room=5)).next_due == 2 * SECOND
+
+        clock.advance(3)
+        await enqueue(storage, new_job("a-later"))
+        clock.advance(1)
+
+        assert [lease.ref.id for lease in await claim(storage)] == ["second", "a-later", "first"]
+
+    async def test_a_paced_redrive_lets_them_go_one_by_one(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, *new_jobs(4))
+        for lease in await claim(storage):
+            await settle(storage, ALICE, lease, Rejected(ERROR))
+        await storage.revise([RedriveJob(job.ref, delay=place * SECOND) for place, job in enumerate(new_jobs(4))])
+        turns: list[list[str]] = []
+        for _ in range(4):
+            turns.append([lease.ref.id for lease in await claim(storage)])
+            clock.advance(1)
+
+        assert turns == [["job-0000"], ["job-0001"], ["job-0002"], ["job-0003"]]
+
+    async def test_a_redriven_job_begins_anew_and_remembers(self, storage: Storage, clock: ManualClock) -> None:
+        job = new_job(policy=RULED, stall=StallTerms(max_stalls=5))
+        await enqueue(storage, job)
+        await claim_one(storage)
+        await recover(storage, clock)
+        await exhaust(storage, clock)
+        dead = await record(storage, job.ref)
+
+        assert (dead.state, dead.starts, dead.failures, dead.stalls) == (State.FAILED, 3, 2, 1)
+
+        await storage.revise([RedriveJob(job.ref, delay=SECOND)])
+        clock.advance(1)
+        again = await claim_one(storage)
+        detail = await look(storage, job.ref)
+
+        assert (again.run, again.job.attempt) == (4, 1)
+        assert (again.job.failures, again.job.stalls, again.job.releases) == (0, 0, 0)
+        assert again.fence > dead.fence
+        assert [run.number for run in detail.runs] == [1, 2, 3, 4]
+        assert detail.job.created == dead.created
+
+    async def test_what_was_cancelled_or_expired_goes_back_too(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job("cancelled"), new_job("expired", ttl=1))
+        await storage.revise([CancelJob(Ref(QUEUE, "cancelled"), "enough", "ops")])
+        clock.advance(1)
+        await sweep_all(storage)
+        refs = [Ref(QUEUE, "cancelled"), Ref(QUEUE, "expired")]
+        revised = await storage.revise([RedriveJob(ref, "ops", delay=SECOND) for ref in refs])
+
+        assert [(one.verdict, one.state) for one in revised] == [("done", State.CANCELLED), ("done", State.EXPIRED)]
+        assert [(event.id, event.by, event.was) for event in await told_of(storage, JobRedriven)] == [
+            ("cancelled", "ops", "cancelled"),
+            ("expired", "ops", "expired"),
+        ]
+        assert await counted(storage) == {State.DELAYED: 2}
+        assert (await record(storage, refs[0])).cancel_at is None
+
+    # ── by a rule ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_a_rule_redrives_after_its_time_twice_as_late_each_time_and_only_so_often(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, new_job(policy=RULED))
+        for rest in (60, 120):
+            await exhaust(storage, clock)
+            dead = await record(storage, new_job().ref)
+
+            assert dead.redrive_at == clock.now() + rest * SECOND
+
+            clock.advance(rest - 0.000_001)
+            await sweep_all(storage)
+
+            assert (await record(storage, new_job().ref)).state is State.FAILED
+
+            clock.advance(0.000_001)
+            await sweep_all(storage)
+            job = await record(storage, new_job().ref)
+
+            assert (job.state, job.failures, job.redrive_at, job.error) == (State.WAITING, 0, None, None)
+        await exhaust(storage, clock)
+        dead = await record(storage, new_job().ref)
+        clock.advance(86_400)
+        await sweep_all(storage)
+
+        assert (dead.redrive_at, dead.redrives, dead.starts) == (None, 2, 6)
+        assert (await record(storage, new_job().ref)).state is State.FAILED
+        assert [(event.by, event.was, event.run) for event in await told_of(storage, JobRedriven)] == [
+            ("rule", "failed", 2),
+            ("rule", "failed", 4),
+        ]
+        assert len(await told_of(storage, JobFailed)) == 3
+
+    @pytest.mark.parametrize("outcome", [RAISED, TimedOut(ERROR)], ids=["raised", "timed out"])
+    async def test_a_rule_is_for_what_another_time_may_change(self, storage: Storage, outcome: Outcome) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, outcome)
+
+        assert (await record(storage, lease.ref)).redrive_at is not None
+
+    @pytest.mark.parametrize("died", [False, True])
+    async def test_a_rule_is_for_what_stalled_too(self, storage: Storage, clock: ManualClock, died: bool) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE, stall=StallTerms(max_stalls=0)))
+        await lose(storage, clock, died)
+        dead = await record(storage, lease.ref)
+
+        assert (dead.state, dead.reason) == (State.FAILED, "crashed" if died else "stalled")
+
+        clock.advance(60)
+        await sweep_all(storage)
+
+        assert ((await record(storage, lease.ref)).state, len(await claim(storage))) == (State.WAITING, 1)
+
+    @pytest.mark.parametrize("outcome", NO_MATTER_OF_TIME, ids=lambda outcome: type(outcome).__name__)
+    async def test_a_rule_is_not_for_what_is_final(
+        self, storage: Storage, clock: ManualClock, outcome: Outcome
+    ) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, outcome)
+        before = await record(storage, lease.ref)
+        clock.advance(3600)
+        await sweep_all(storage)
+
+        assert before.redrive_at is None
+        assert await record(storage, lease.ref) == before
+
+    @pytest.mark.parametrize("died", [False, True])
+    async def test_a_rule_is_not_for_what_must_not_run_twice(
+        self, storage: Storage, clock: ManualClock, died: bool
+    ) -> None:
+        policy = Policy(on_worker_lost="fail", redrive=Redriving(after=MINUTE, times=3))
+        lease = await start(storage, new_job(policy=policy))
+        await lose(storage, clock, died)
+        clock.advance(3600)
+        await sweep_all(storage)
+        job = await record(storage, lease.ref)
+
+        assert (job.state, job.redrive_at) == (State.FAILED, None)
+
+    async def test_a_job_without_a_rule_stays_where_it_is(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(29 * 86_400)
+        await sweep_all(storage)
+
+        assert (await record(storage, lease.ref)).state is State.FAILED
+
+    async def test_a_person_may_come_before_the_rule(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(30)
+        await storage.revise([RedriveJob(lease.ref, "ops")])
+        await settle(storage, ALICE, await claim_one(storage), RAISED)
+
+        # The redrive by hand restarts the rule's time and uses up none of its redrives.
+        clock.advance(59)
+        await sweep_all(storage)
+
+        assert (await record(storage, lease.ref)).state is State.FAILED
+
+        clock.advance(1)
+        await sweep_all(storage)
+
+        assert (await record(storage, lease.ref)).state is State.WAITING
+        assert [event.by for event in await told_of(storage, JobRedriven)] == ["ops", "rule"]
+
+    async def test_a_person_gives_the_rule_its_times_again(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(60)
+        await sweep_all(storage)
+        await settle(storage, ALICE, await claim_one(storage), RAISED)
+
+        assert (await record(storage, lease.ref)).redrive_at is None
+
+        await storage.revise([RedriveJob(lease.ref, "ops")])
+        await settle(storage, ALICE, await claim_one(storage), RAISED)
+        dead = await record(storage, lease.ref)
+
+        assert (dead.redrives, dead.redrive_at) == (0, clock.now() + MINUTE)
+
+    @pytest.mark.parametrize("way_off", [DeleteJob, RedriveJob], ids=["delete", "redrive"])
+    async def test_a_rule_leaves_alone_what_is_dead_no_more(
+        self, storage: Storage, clock: ManualClock, way_off: Callable[[Ref], DeleteJob | RedriveJob]
+    ) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        await storage.revise([way_off(lease.ref)])
+        for again in await claim(storage):
+            await settle(storage, ALICE, again)
+        clock.advance(60)
+        swept = await storage.sweep(bid())
+
+        assert swept.did["redriven"] == 0
+        assert await claim(storage) == []
+
+    async def test_a_rule_acts_once_whoever_sweeps(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(60)
+        for reaper in (REAPER, DEPUTY):
+            await sweep_all(storage, reaper)
+
+        assert len(await told_of(storage, JobRedriven)) == 1
+        assert len(await claim(storage)) == 1
+
+    async def test_a_rule_wakes_the_queue(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(60)
+        notices = storage.notices([queue_topic(QUEUE)])
+        await woken_by(storage, notices, lambda: storage.sweep(bid()))
+        notices.close()
+
+    async def test_a_rule_redrives_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:
+        count = SWEEP_LIMIT + 60
+        await enqueue(storage, *(new_job(f"job-{number:04}", policy=RULED_ONCE) for number in range(count)))
+        while leases := await claim(storage):
+            await storage.exchange(ALICE, [settled(lease, RAISED) for lease in leases])
+        clock.advance(60)
+        first, second = await storage.sweep(bid()), await storage.sweep(bid())
+
+        assert (first.more, first.did["redriven"]) == (True, SWEEP_LIMIT)
+        assert (second.more, second.did["redriven"]) == (False, 60)
+        assert await counted(storage) == {State.WAITING: count}
+
+    async def test_a_rule_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        await storage.close()
+        await storage.open()
+        clock.advance(60)
+        await sweep_all(storage)
+
+        assert (await claim_one(storage)).run == 2
+
+    async def test_a_redriven_job_is_refused_to_whoever_asks_late(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job(policy=RULED_ONCE))
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(60)
+        await sweep_all(storage)
+
+        assert await storage.revise([RedriveJob(lease.ref, "ops")]) == [
+            RevisionResult(lease.ref, "refused", State.WAITING)
+        ]
+
+
+async def exhaust(storage: Storage, clock: ManualClock) -> None:
+    """Let both attempts of a job fail, the second one now."""
+    await settle(storage, ALICE, await claim_one(storage), RAISED)
+    clock.advance(1)
+    await settle(storage, ALICE, await claim_one(storage), RAISED)
+
+
+async def lose(storage: Storage, clock: ManualClock, died: bool) -> None:
+    """Let Alice's process die, or stop renewing for good."""
+    if not died:
+        await recover(storage, clock)
+        return
+    for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
+        await apply(storage, REAPER, stalled(taken))

@@ -1,0 +1,552 @@
+"""Conformance tests of `get`, `find`, `survey` and `events`: they return all that exists, in order."""
+
+import asyncio
+
+import pytest
+
+from tenure.clock import SECOND
+from tenure.core.duration import moment
+from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, JobRetried
+from tenure.core.job import Ref
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Returned
+from tenure.storage.cursors import recorded_within
+from tenure.storage.protocol import (
+    EVENT_LOAN,
+    EVENTS_END,
+    EventReader,
+    Query,
+    RenewRequest,
+    Settings,
+    Storage,
+    Target,
+    WorkerInfo,
+)
+from tenure.testing.clock import ManualClock
+from tenure_testing.conformance.material import (
+    ALICE,
+    BOB,
+    QUEUE,
+    RAISED,
+    REAPER,
+    Conformance,
+    bid,
+    claim,
+    claim_one,
+    enqueue,
+    look,
+    new_job,
+    new_jobs,
+    record,
+    settle,
+    settled,
+    start,
+    sweep_all,
+    told,
+)
+
+WEEK = 7 * 86_400
+
+NO_CURSORS = ["soon", "-1", "+1", " 1", "1_0", "\u0661", str(2**63), "9" * 40, "9" * 5_000, "~", "~-1", "~soon"]
+"""Strings that no storage has ever returned as a cursor. Python reads some of them as numbers; no database holds those.
+"""
+
+
+class ReadingConformance(Conformance):
+    """All that exists is found, in order."""
+
+    # ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_records_come_in_the_order_they_are_asked_for(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(3))
+        refs = [Ref(QUEUE, name) for name in ("job-0002", "nobody", "job-0000", "job-0002")]
+        found = await storage.get([*refs, Ref("elsewhere", "job-0001")])
+
+        assert [detail.job.ref if detail else None for detail in found] == [refs[0], None, refs[2], refs[0], None]
+
+    async def test_nothing_asked_for_is_nothing_found(self, storage: Storage) -> None:
+        assert await storage.get([]) == []
+
+    async def test_a_job_that_never_ran_has_no_runs(self, storage: Storage) -> None:
+        await enqueue(storage, new_job())
+        detail = await look(storage, new_job().ref)
+
+        assert (detail.runs, detail.log) == ((), ())
+
+    @pytest.mark.fault("W-N19")
+    async def test_what_is_remembered_outlives_the_connection(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await settle(storage, ALICE, lease, RAISED)
+        before = await look(storage, lease.ref)
+        events = await told(storage)
+        await storage.close()
+        await storage.open()
+
+        assert await look(storage, lease.ref) == before
+        assert await told(storage) == events
+
+    @pytest.mark.statement(114)
+    async def test_to_open_or_close_twice_is_to_do_it_once(self, storage: Storage) -> None:
+        await storage.open()
+        await enqueue(storage, new_job())
+        await storage.open()
+
+        assert len(await claim(storage)) == 1
+
+        await storage.close()
+        await storage.close()
+        await storage.open()
+
+        assert (await record(storage, new_job().ref)).state is State.ACTIVE
+
+    async def test_an_examination_gives_a_remedy_for_what_it_finds(self, storage: Storage) -> None:
+        for finding in await storage.examine():
+            assert finding.message
+            assert finding.remedy or finding.level == "ok"
+
+    # ── find ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_jobs_are_listed_newest_first(self, storage: Storage, clock: ManualClock) -> None:
+        for name in ("b", "c", "a"):
+            await enqueue(storage, new_job(name))
+            clock.advance(1)
+        page = await storage.find(Query())
+
+        assert [job.id for job in page.jobs] == ["a", "c", "b"]
+        assert page.next is None
+
+    @pytest.mark.parametrize("cursor", [*NO_CURSORS, ""])
+    async def test_a_page_behind_what_is_no_cursor_is_refused(self, storage: Storage, cursor: str) -> None:
+        await enqueue(storage, *new_jobs(2))
+
+        with pytest.raises(ValueError, match="no cursor"):
+            await storage.find(Query(after=cursor))
+
+        assert (await storage.find(Query(after=str(2**63 - 1)))).jobs != ()
+
+    @pytest.mark.parametrize("cursor", NO_CURSORS)
+    async def test_events_behind_what_is_no_cursor_are_refused(
+        self, storage: Storage, clock: ManualClock, cursor: str
+    ) -> None:
+        app = EventReader("app", "process-1")
+        await storage.events(reader=app)
+        names = await happenings(storage, clock, 2)
+
+        for reader in (None, app):
+            with pytest.raises(ValueError, match="no cursor"):
+                await storage.events(cursor, reader=reader)
+
+        beyond = (await storage.events(str(2**63 - 1))).events
+        assert [type(event) for event in beyond[:1]] == [EventsTrimmed]
+        # The stored position of the reader is unchanged.
+        assert ids((await storage.events(reader=app)).events) == names
+
+    async def test_pages_join_without_gap_or_overlap(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(25))
+        seen: list[Ref] = []
+        cursor: str | None = None
+        sizes: list[int] = []
+        while True:
+            page = await storage.find(Query(limit=10, after=cursor))
+            seen += [job.ref for job in page.jobs]
+            sizes.append(len(page.jobs))
+            # Jobs that are added meanwhile are newer, and shift no page.
+            await enqueue(storage, new_job(f"new-{len(sizes)}"))
+            cursor = page.next
+            if cursor is None:
+                break
+
+        assert sizes == [10, 10, 5]
+        assert sorted(seen) == sorted(job.ref for job in new_jobs(25))
+
+    async def test_a_page_that_is_just_full_is_the_last(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(10))
+
+        assert (await storage.find(Query(limit=10))).next is None
+
+    async def test_a_query_narrows_by_all_that_it_names(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("a"), new_job("b"), new_job("a", queue="mail"), new_job("c", delay=SECOND))
+        await settle(storage, ALICE, await claim_one(storage))
+
+        async def found(query: Query) -> set[tuple[str, str]]:
+            return {(job.queue, job.id) for job in (await storage.find(query)).jobs}
+
+        everything = {(QUEUE, "a"), (QUEUE, "b"), ("mail", "a"), (QUEUE, "c")}
+        assert await found(Query()) == everything
+        assert await found(Query(queues=(QUEUE,))) == everything - {("mail", "a")}
+        assert await found(Query(queues=(QUEUE, "mail"))) == everything
+        assert await found(Query(queues=("unheard-of",))) == set()
+        assert await found(Query(states=(State.WAITING,))) == {(QUEUE, "b"), ("mail", "a")}
+        assert await found(Query(states=(State.COMPLETED, State.DELAYED))) == {(QUEUE, "a"), (QUEUE, "c")}
+        assert await found(Query(states=(State.WAITING,), queues=(QUEUE,))) == {(QUEUE, "b")}
+        assert await found(Query(tasks=("add",))) == everything
+        assert await found(Query(tasks=("other",))) == set()
+        assert await found(Query(id="a")) == {(QUEUE, "a"), ("mail", "a")}
+        assert await found(Query(id="a", queues=("mail",))) == {("mail", "a")}
+
+    async def test_narrowed_pages_join_too(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(30))
+        for lease in (await claim(storage, room=30))[::2]:
+            await settle(storage, ALICE, lease)
+        first = await storage.find(Query(states=(State.COMPLETED,), limit=10))
+        second = await storage.find(Query(states=(State.COMPLETED,), limit=10, after=first.next))
+
+        assert (len(first.jobs), len(second.jobs), second.next) == (10, 5, None)
+        assert {job.state for job in (*first.jobs, *second.jobs)} == {State.COMPLETED}
+        assert len({job.ref for job in (*first.jobs, *second.jobs)}) == 15
+
+    # ── survey ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_a_survey_counts_by_queue_and_state(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(5), new_job("later", delay=SECOND), *new_jobs(2, queue="mail"))
+        one, two, _ = await claim(storage, room=3)
+        await settle(storage, ALICE, one)
+        await settle(storage, ALICE, two, RAISED)
+        queues = {queue.queue: queue for queue in (await storage.survey()).queues}
+
+        def counted(queue: str) -> dict[State, int]:
+            return {state: count for state, count in queues[queue].counts.items() if count}
+
+        assert counted(QUEUE) == {State.WAITING: 2, State.DELAYED: 2, State.ACTIVE: 1, State.COMPLETED: 1}
+        assert counted("mail") == {State.WAITING: 2}
+        assert not queues[QUEUE].paused
+
+    async def test_a_survey_can_be_of_some_queues(self, storage: Storage) -> None:
+        await enqueue(storage, new_job(), new_job(queue="mail"), new_job(queue="reports"))
+        queues = (await storage.survey(["mail", "unheard-of"])).queues
+
+        assert {queue.queue for queue in queues} == {"mail", "unheard-of"}
+        assert [sum(queue.counts.values()) for queue in queues if queue.queue == "unheard-of"] == [0]
+
+    async def test_a_survey_says_how_long_the_oldest_has_waited(self, storage: Storage, clock: ManualClock) -> None:
+        async def oldest() -> int | None:
+            return (await storage.survey([QUEUE])).queues[0].oldest_waiting
+
+        assert await oldest() is None
+
+        await enqueue(storage, new_job("first"))
+        clock.advance(3)
+        await enqueue(storage, new_job("urgent", boost=60 * SECOND), new_job("later", delay=60 * SECOND))
+        clock.advance(2)
+
+        assert await oldest() == 5 * SECOND
+
+        await claim(storage)
+
+        assert await oldest() is None
+
+    async def test_the_oldest_is_who_has_waited_longest_also_where_the_clock_was_set_back(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        await enqueue(storage, new_job("ahead"))
+        clock.step_wall(-60)
+        await enqueue(storage, new_job("back"))
+        clock.advance(5)
+
+        assert (await storage.survey([QUEUE])).queues[0].oldest_waiting == 5 * SECOND
+
+        clock.advance(60)
+
+        assert (await storage.survey([QUEUE])).queues[0].oldest_waiting == 65 * SECOND
+
+    async def test_a_survey_tells_the_storages_time_and_its_last_sweep(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        survey = await storage.survey()
+
+        assert (survey.now, survey.swept_ago, survey.leaders, survey.workers) == (clock.now(), None, (), ())
+
+        await storage.sweep(bid(term=4 * SECOND))
+        clock.advance(3)
+        survey = await storage.survey()
+
+        assert (survey.now, survey.swept_ago) == (clock.now(), 3 * SECOND)
+        assert {term.owner for term in survey.leaders} == {REAPER.id}
+
+        clock.advance(1)
+
+        assert (await storage.survey()).leaders == ()
+
+    async def test_a_silent_worker_is_still_shown(self, storage: Storage, clock: ManualClock) -> None:
+        await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10, 1, 500_000)))
+        clock.advance(60)
+        worker = (await storage.survey()).workers[0]
+
+        assert (worker.owner, worker.seen_ago, worker.turned_ago) == (ALICE, 60 * SECOND, 60_500_000)
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_events_come_in_order_with_their_time(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 7)
+        events = await told(storage)
+
+        assert [event.id for event in events if isinstance(event, JobCompleted)] == names
+        assert [event.at for event in events] == [
+            moment(clock.now() - seconds * SECOND) for seconds in range(len(names), 0, -1)
+        ]
+        assert len({event.cursor for event in events}) == len(names)
+        assert all(event.cursor for event in events)
+
+    async def test_no_event_is_told_before_there_is_one(self, storage: Storage) -> None:
+        page = await storage.events()
+
+        assert page.events == ()
+        assert (await storage.events(page.next)).events == ()
+
+    async def test_a_reading_resumes_where_it_stopped(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 10)
+        first = await storage.events(limit=4)
+        second = await storage.events(first.next, limit=4)
+        third = await storage.events(second.next, limit=4)
+        fourth = await storage.events(third.next, limit=4)
+
+        assert [ids(page.events) for page in (first, second, third, fourth)] == [names[:4], names[4:8], names[8:], []]
+
+        more = await happenings(storage, clock, 2, prefix="more")
+
+        assert ids((await storage.events(fourth.next)).events) == more
+        assert ids((await storage.events(second.next)).events) == names[8:] + more
+        assert ids((await storage.events()).events) == names + more
+
+    async def test_an_events_own_cursor_can_be_resumed_from(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 5)
+        events = (await storage.events()).events
+
+        assert ids((await storage.events(events[1].cursor)).events) == names[2:]
+        assert ids((await storage.events(events[-1].cursor)).events) == []
+
+    async def test_a_large_result_is_left_to_the_record(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(2))
+        small, large = await claim(storage)
+        await settle(storage, ALICE, small, Returned(b'"\xc3\xbc"'))
+        await settle(storage, ALICE, large, Returned(b"x" * 5000))
+
+        assert [event.result for event in await told(storage) if isinstance(event, JobCompleted)] == [
+            b'"\xc3\xbc"',
+            None,
+        ]
+
+    async def test_an_event_is_read_as_it_was_recorded(self, storage: Storage) -> None:
+        lease = await start(storage)
+        asked = settled(lease, RAISED)
+        await storage.exchange(ALICE, [asked])
+        event = (await told(storage))[0]
+        recorded = asked.events[0]
+
+        assert isinstance(event, JobRetried)
+        assert isinstance(recorded, JobRetried)
+        assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
+        assert (event.delay, event.error, event.next_attempt) == (recorded.delay, recorded.error, 2)
+
+    async def test_a_named_readers_place_is_kept(self, storage: Storage, clock: ManualClock) -> None:
+        app = EventReader("app", "process-1")
+        await storage.events(reader=app)
+        names = await happenings(storage, clock, 6)
+        first = await storage.events(limit=4, reader=app)
+        second = await storage.events(first.next, limit=4, reader=app)
+        third = await storage.events(second.next, limit=4, reader=app)
+
+        assert [ids(page.events) for page in (first, second, third)] == [names[:4], names[4:], []]
+
+        more = await happenings(storage, clock, 1, prefix="more")
+
+        # Without a cursor, the stored position counts.
+        assert ids((await storage.events(reader=app)).events) == more
+
+    async def test_what_was_recorded_of_late_is_read_by_its_age(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 6)
+        ages = [0, SECOND - 1, SECOND, 3 * SECOND, 6 * SECOND, 60 * SECOND]
+        found = [await storage.events(recorded_within(age)) for age in ages]
+        two = await storage.events(recorded_within(3 * SECOND), limit=2)
+        place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
+
+        assert [ids(page.events) for page in found] == [[], [], names[5:], names[3:], names, names]
+        assert ids(two.events) == names[3:5]
+        assert ids((await storage.events(two.next)).events) == names[5:]
+        assert ids((await storage.events(place)).events) == names[3:]
+        assert (await storage.events(recorded_within(0))).next == (await storage.events()).next
+
+    async def test_of_an_empty_log_every_age_is_its_end(self, storage: Storage, clock: ManualClock) -> None:
+        place = (await storage.events(recorded_within(60 * SECOND))).next
+        names = await happenings(storage, clock, 1)
+
+        assert ids((await storage.events(place)).events) == names
+
+    async def test_of_a_trimmed_log_an_age_names_what_is_left(self, storage: Storage, clock: ManualClock) -> None:
+        await happenings(storage, clock, 1, prefix="old")
+        clock.advance(WEEK)
+        names = await happenings(storage, clock, 2)
+        await sweep_all(storage)
+
+        page = await storage.events(recorded_within(2 * WEEK * SECOND))
+        assert [type(event).__name__ for event in page.events] == ["JobCompleted", "JobCompleted"]
+        assert ids(page.events) == names
+
+    async def test_a_new_named_reader_begins_where_it_asks_to(self, storage: Storage, clock: ManualClock) -> None:
+        names = await happenings(storage, clock, 6)
+        place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
+        page = await storage.events(limit=1, reader=EventReader("app", "process-1", place))
+
+        assert ids(page.events) == names[3:4]
+        assert (await storage.events(reader=EventReader("audit", "process-1"))).events == ()
+
+        # A reader that is known keeps its position.
+        end = (await storage.events(EVENTS_END)).next
+        rest = await storage.events(page.next, reader=EventReader("app", "process-1", end))
+        assert ids(rest.events) == names[4:]
+
+    async def test_a_batch_on_loan_is_given_to_nobody_else(self, storage: Storage, clock: ManualClock) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        names = await happenings(storage, clock, 6)
+        lent = await storage.events(limit=4, reader=first)
+
+        assert ids(lent.events) == names[:4]
+        assert (await storage.events(limit=4, reader=second)).events == ()
+
+        rest = await storage.events(lent.next, limit=4, reader=first)
+
+        assert ids(rest.events) == names[4:]
+        assert (await storage.events(limit=4, reader=second)).events == ()
+
+    async def test_a_reader_that_has_all_leaves_room_for_others(self, storage: Storage, clock: ManualClock) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        names = await happenings(storage, clock, 2)
+        lent = await storage.events(reader=first)
+        await storage.events(lent.next, reader=first)
+        more = await happenings(storage, clock, 2, prefix="more")
+
+        assert ids(lent.events) == names
+        assert ids((await storage.events(reader=second)).events) == more
+
+    async def test_a_batch_that_nobody_acknowledged_goes_to_the_next(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        names = await happenings(storage, clock, 3)
+        await storage.events(reader=first)
+        clock.advance(EVENT_LOAN / SECOND - 0.000_001)
+
+        assert (await storage.events(reader=second)).events == ()
+
+        clock.advance(0.000_001)
+
+        assert ids((await storage.events(reader=second)).events) == names
+
+    async def test_a_late_acknowledgement_counts_but_takes_no_loan_back(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        names = await happenings(storage, clock, 4)
+        early = await storage.events(limit=3, reader=first)
+        clock.advance(EVENT_LOAN / SECOND)
+        await storage.events(limit=4, reader=second)
+        late = await storage.events(early.next, limit=4, reader=first)
+
+        assert late.events == ()
+
+        # The second caller died as well. The third caller does not get the events that the first had handled.
+        clock.advance(EVENT_LOAN / SECOND)
+
+        assert ids((await storage.events(reader=first)).events) == names[3:]
+
+    async def test_asking_again_renews_the_loan(self, storage: Storage, clock: ManualClock) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        await happenings(storage, clock, 2)
+        await storage.events(reader=first)
+        for _ in range(5):
+            clock.advance(EVENT_LOAN / SECOND / 2)
+            await storage.events(limit=1, reader=first)
+
+            assert (await storage.events(reader=second)).events == ()
+
+    async def test_an_acknowledgement_after_the_loan_counts_if_nobody_came(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        only = EventReader("app", "process-1")
+        await storage.events(reader=only)
+        names = await happenings(storage, clock, 4)
+        lent = await storage.events(limit=3, reader=only)
+        clock.advance(60)
+
+        assert ids((await storage.events(lent.next, reader=only)).events) == names[3:]
+
+    async def test_a_loan_does_not_outlast_a_clock_set_back(self, storage: Storage, clock: ManualClock) -> None:
+        first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
+        await storage.events(reader=first)
+        names = await happenings(storage, clock, 2)
+        await storage.events(reader=first)
+        clock.step_wall(-3600)
+        clock.advance(EVENT_LOAN / SECOND)
+
+        assert ids((await storage.events(reader=second)).events) == names
+
+    async def test_readers_of_other_names_do_not_disturb(self, storage: Storage, clock: ManualClock) -> None:
+        app, audit = EventReader("app", "process-1"), EventReader("audit", "process-1")
+        await storage.events(reader=app)
+        await storage.events(reader=audit)
+        names = await happenings(storage, clock, 3)
+        mine = await storage.events(reader=app)
+        await storage.events(mine.next, reader=app)
+
+        assert ids((await storage.events(reader=audit)).events) == names
+        assert ids((await storage.events()).events) == names
+
+    async def test_callers_at_once_share_no_event(self, storage: Storage, clock: ManualClock) -> None:
+        callers = [EventReader("app", f"process-{number}") for number in range(8)]
+        await storage.events(reader=callers[0])
+        names = await happenings(storage, clock, 3)
+        pages = await asyncio.gather(*(storage.events(reader=caller) for caller in callers))
+
+        assert [ids(page.events) for page in pages if page.events] == [names]
+
+    @pytest.mark.fault("W-T23")
+    async def test_a_readers_place_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
+        app = EventReader("app", "process-1")
+        await storage.events(reader=app)
+        names = await happenings(storage, clock, 4)
+        lent = await storage.events(limit=2, reader=app)
+        await storage.events(lent.next, limit=1, reader=app)
+        await storage.close()
+        await storage.open()
+        clock.advance(EVENT_LOAN / SECOND)
+
+        assert ids((await storage.events(reader=EventReader("app", "process-2"))).events) == names[2:]
+
+    async def test_a_long_log_is_read_to_its_end(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(300))
+        while leases := await claim(storage, BOB):
+            await storage.exchange(BOB, [settled(lease) for lease in leases])
+
+        assert ids(await told(storage)) == [job.id for job in new_jobs(300)]
+
+    async def test_pausing_is_told_between_the_jobs_it_fell_between(self, storage: Storage, clock: ManualClock) -> None:
+        await happenings(storage, clock, 1)
+        await storage.tune(Target("queue", QUEUE), Settings(paused=True))
+        await storage.tune(Target("queue", QUEUE), Settings(paused=False))
+        await happenings(storage, clock, 1, prefix="more")
+
+        assert [type(event).__name__ for event in await told(storage)] == [
+            "JobCompleted",
+            "QueuePaused",
+            "QueueResumed",
+            "JobCompleted",
+        ]
+
+
+async def happenings(storage: Storage, clock: ManualClock, count: int, *, prefix: str = "job") -> list[str]:
+    """Let `number` jobs complete, a second apart, to have events to read. Return their ids."""
+    names = [f"{prefix}-{number}" for number in range(count)]
+    for name in names:
+        await settle(storage, ALICE, await start(storage, new_job(name)))
+        clock.advance(1)
+    return names
+
+
+def ids(events: tuple[AnyEvent, ...] | list[AnyEvent]) -> list[str]:
+    """Return the ids of the jobs in these events."""
+    return [event.id for event in events if isinstance(event, JobEvent)]

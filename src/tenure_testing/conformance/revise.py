@@ -1,0 +1,350 @@
+"""Conformance tests of `revise` and `plan`: an operator changes inactive jobs, and asks active jobs to stop."""
+
+import pytest
+
+from tenure.clock import SECOND
+from tenure.core.events import JobCancelled, JobDeleted, JobRedriven
+from tenure.core.job import Key, Ref
+from tenure.core.lifecycle import State
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
+from tenure.storage.protocol import (
+    CancelJob,
+    DeleteJob,
+    Query,
+    RedriveJob,
+    RemoveSchedule,
+    RescheduleJob,
+    RevisionResult,
+    ScheduleResult,
+    Storage,
+)
+from tenure.testing.clock import ManualClock
+from tenure_testing.conformance.material import (
+    ALICE,
+    ERROR,
+    QUEUE,
+    RAISED,
+    Conformance,
+    claim,
+    claim_one,
+    enqueue,
+    look,
+    new_job,
+    new_jobs,
+    record,
+    recover,
+    settle,
+    start,
+    sweep_all,
+    told,
+    told_of,
+    watch,
+)
+
+
+class ReviseConformance(Conformance):
+    """An operator changes jobs that are not active, and asks active jobs to stop."""
+
+    async def test_a_waiting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job())
+        clock.advance(1)
+
+        assert await storage.revise([CancelJob(new_job().ref, "enough", "ops")]) == [
+            RevisionResult(new_job().ref, "done", State.WAITING)
+        ]
+
+        job = await record(storage, new_job().ref)
+        assert (job.state, job.reason, job.finished) == (State.CANCELLED, "enough", clock.now())
+        event = (await told_of(storage, JobCancelled))[0]
+        assert (event.reason, event.by, event.was, event.run) == ("enough", "ops", "waiting", 0)
+        assert await claim(storage) == []
+
+    async def test_a_delayed_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job(delay=5 * SECOND))
+        revised = await storage.revise([CancelJob(new_job().ref)])
+        clock.advance(60)
+        await watch(storage, clock, 4)
+
+        assert [(one.verdict, one.state) for one in revised] == [("done", State.DELAYED)]
+        assert await claim(storage) == []
+        assert [event.was for event in await told_of(storage, JobCancelled)] == ["delayed"]
+
+    async def test_a_resting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        await settle(storage, ALICE, lease, RAISED)
+
+        assert await storage.revise([CancelJob(lease.ref, "enough", "ops")]) == [
+            RevisionResult(lease.ref, "done", State.DELAYED)
+        ]
+
+        job = await record(storage, lease.ref)
+        clock.advance(60)
+        await sweep_all(storage)
+        assert (job.state, job.failures, job.reason) == (State.CANCELLED, 1, "enough")
+        assert (job.cancel_reason, job.cancel_by) == ("enough", "ops")
+        assert await claim(storage) == []
+
+    async def test_a_parked_job_is_cancelled_at_once(self, storage: Storage) -> None:
+        holder = await start(storage, new_job("holder", keys=(Key("printer"),)))
+        await enqueue(storage, new_job(keys=(Key("printer"),)))
+        await claim(storage)
+
+        assert await storage.revise([CancelJob(new_job().ref)]) == [
+            RevisionResult(new_job().ref, "done", State.WAITING)
+        ]
+
+        job = await record(storage, new_job().ref)
+        await settle(storage, ALICE, holder)
+        assert (job.state, job.parked_under) == (State.CANCELLED, None)
+        assert [event.was for event in await told_of(storage, JobCancelled)] == ["waiting"]
+        assert await claim(storage) == []
+
+    async def test_a_suspected_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        await watch(storage, clock, 20)
+
+        assert (await record(storage, lease.ref)).suspect_until is not None
+        assert await storage.revise([CancelJob(lease.ref)]) == [RevisionResult(lease.ref, "asked", State.ACTIVE)]
+
+        await recover(storage, clock)
+
+        assert (await record(storage, lease.ref)).state is State.CANCELLED
+
+    async def test_an_expired_job_cannot_be_cancelled(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job(ttl=SECOND))
+        clock.advance(1)
+        await sweep_all(storage)
+
+        assert await storage.revise([CancelJob(new_job().ref)]) == [
+            RevisionResult(new_job().ref, "refused", State.EXPIRED)
+        ]
+
+    async def test_a_cancelled_job_is_not_asked_by_those_that_follow(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await storage.revise([CancelJob(lease.ref, "enough", "ops")])
+        await storage.revise([CancelJob(lease.ref, "more than enough", "boss")])
+        await settle(storage, ALICE, lease, Cancelled("enough"))
+        (event,) = await told_of(storage, JobCancelled)
+
+        assert (event.reason, event.by, event.was) == ("enough", "ops", "active")
+
+    @pytest.mark.fault("W-P14")
+    async def test_an_active_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage)
+        clock.advance(1)
+        first = await storage.revise([CancelJob(lease.ref, "enough")])
+        clock.advance(1)
+        second = await storage.revise([CancelJob(lease.ref, "again")])
+        job = await record(storage, lease.ref)
+
+        assert [one.verdict for one in first + second] == ["asked", "asked"]
+        assert (job.state, job.owner, job.fence) == (State.ACTIVE, ALICE.id, lease.fence)
+        assert (job.cancel_at, job.cancel_reason) == (clock.now() - SECOND, "enough")
+        assert await told(storage) == []
+
+        await settle(storage, ALICE, lease, Cancelled("enough"))
+
+        assert (await record(storage, lease.ref)).state is State.CANCELLED
+
+    async def test_what_is_over_cannot_be_cancelled(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(3))
+        leases = await claim(storage)
+        outcomes: tuple[Outcome, ...] = (Returned(b"3"), Rejected(ERROR), Cancelled("first"))
+        for lease, outcome in zip(leases, outcomes, strict=True):
+            await settle(storage, ALICE, lease, outcome)
+        before = [await look(storage, lease.ref) for lease in leases]
+        revised = await storage.revise([CancelJob(lease.ref, "second") for lease in leases])
+
+        assert [(one.verdict, one.state) for one in revised] == [
+            ("refused", State.COMPLETED),
+            ("refused", State.FAILED),
+            ("refused", State.CANCELLED),
+        ]
+        assert [await look(storage, lease.ref) for lease in leases] == before
+
+    async def test_a_failed_job_is_redriven_with_new_budgets(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job())
+        for _ in range(3):
+            lease = await claim_one(storage)
+            await settle(storage, ALICE, lease, RAISED)
+            clock.advance(1)
+        before = await record(storage, new_job().ref)
+
+        assert await storage.revise([RedriveJob(before.ref, "ops")]) == [
+            RevisionResult(before.ref, "done", State.FAILED)
+        ]
+
+        job = await record(storage, before.ref)
+        assert (job.state, job.failures, job.stalls, job.releases) == (State.WAITING, 0, 0, 0)
+        assert (job.error, job.reason, job.finished) == (None, None, None)
+        assert (job.starts, job.fence, job.created) == (3, before.fence, before.created)
+        assert [(event.by, event.was) for event in await told_of(storage, JobRedriven)] == [("ops", "failed")]
+
+        again = await claim_one(storage)
+
+        assert (again.run, again.job.attempt) == (4, 1)
+        assert again.fence > before.fence
+        assert len((await look(storage, before.ref)).runs) == 4
+
+    async def test_a_cancelled_job_is_redriven_and_not_cancelled_again(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await storage.revise([CancelJob(lease.ref, "enough")])
+        await settle(storage, ALICE, lease, Interrupted("shutdown"))
+        assert await storage.revise([RedriveJob(lease.ref)]) == [RevisionResult(lease.ref, "done", State.CANCELLED)]
+        again = await claim_one(storage)
+
+        assert (again.job.cancel_at, again.job.cancel_reason) == (None, None)
+
+        await settle(storage, ALICE, again, Interrupted("shutdown"))
+
+        assert (await record(storage, lease.ref)).state is State.WAITING
+
+    async def test_a_fence_of_the_life_before_settles_nothing(self, storage: Storage) -> None:
+        old = await start(storage)
+        await settle(storage, ALICE, old, Rejected(ERROR))
+        await storage.revise([RedriveJob(old.ref)])
+        await claim_one(storage)
+
+        # The run was settled under this very fence, so a repeated settlement gets this answer.
+        assert await settle(storage, ALICE, old) == "duplicate"
+        assert (await record(storage, old.ref)).state is State.ACTIVE
+
+    async def test_only_what_did_not_complete_can_be_redriven(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(2), new_job("later", delay=SECOND), new_job("z-waiting"))
+        completed, active = await claim(storage, room=2)
+        await settle(storage, ALICE, completed)
+        refs = [completed.ref, active.ref, Ref(QUEUE, "later"), Ref(QUEUE, "z-waiting")]
+        revised = await storage.revise([RedriveJob(ref) for ref in refs])
+
+        assert [(one.verdict, one.state) for one in revised] == [
+            ("refused", State.COMPLETED),
+            ("refused", State.ACTIVE),
+            ("refused", State.DELAYED),
+            ("refused", State.WAITING),
+        ]
+        assert await told_of(storage, JobRedriven) == []
+
+    async def test_what_is_not_active_can_be_deleted(self, storage: Storage, clock: ManualClock) -> None:
+        lease = await start(storage, new_job("over"))
+        await settle(storage, ALICE, lease)
+        await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
+        refs = [Ref(QUEUE, name) for name in ("over", "waiting", "delayed")]
+        revised = await storage.revise([DeleteJob(ref, "ops") for ref in refs])
+        clock.advance(60)
+
+        assert [one.verdict for one in revised] == ["done", "done", "done"]
+        assert await storage.get(refs) == [None, None, None]
+        assert (await storage.find(Query())).jobs == ()
+        assert await claim(storage) == []
+        assert [(event.id, event.by, event.was) for event in await told_of(storage, JobDeleted)] == [
+            ("over", "ops", "completed"),
+            ("waiting", "ops", "waiting"),
+            ("delayed", "ops", "delayed"),
+        ]
+
+    async def test_an_active_job_cannot_be_deleted(self, storage: Storage) -> None:
+        lease = await start(storage)
+
+        assert await storage.revise([DeleteJob(lease.ref)]) == [RevisionResult(lease.ref, "refused", State.ACTIVE)]
+        assert await settle(storage, ALICE, lease) == "done"
+
+    async def test_a_deleted_id_is_free_again(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await settle(storage, ALICE, lease)
+        await storage.revise([DeleteJob(lease.ref)])
+        again = await start(storage)
+        detail = await look(storage, again.ref)
+
+        assert again.run == 1
+        assert len(detail.runs) == 1
+        assert detail.job.result is None
+
+    async def test_a_delayed_job_can_be_brought_forward(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job("moved", delay=3600 * SECOND))
+        clock.advance(1)
+        await enqueue(storage, new_job("usual"))
+        revised = await storage.revise([RescheduleJob(Ref(QUEUE, "moved"), delay=0)])
+
+        assert [one.verdict for one in revised] == ["done"]
+        assert (await record(storage, Ref(QUEUE, "moved"))).run_at == clock.now()
+        assert {lease.ref.id for lease in await claim(storage)} == {"moved", "usual"}
+
+    async def test_a_job_can_be_put_off(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
+        refs = [Ref(QUEUE, "waiting"), Ref(QUEUE, "delayed")]
+        revised = await storage.revise([RescheduleJob(ref, delay=10 * SECOND) for ref in refs])
+        clock.advance(9.999_999)
+
+        assert [one.verdict for one in revised] == ["done", "done"]
+        assert await claim(storage) == []
+
+        clock.advance(0.000_001)
+
+        assert {lease.ref for lease in await claim(storage)} == set(refs)
+
+    async def test_another_priority_moves_a_job_in_its_line(self, storage: Storage, clock: ManualClock) -> None:
+        for name in ("first", "second", "third"):
+            await enqueue(storage, new_job(name))
+            clock.advance(1)
+        due = (await record(storage, Ref(QUEUE, "third"))).run_at
+        await storage.revise([RescheduleJob(Ref(QUEUE, "third"), priority=5, boost=300 * SECOND)])
+        job = await record(storage, Ref(QUEUE, "third"))
+
+        assert (job.priority, job.boost, job.run_at, job.state) == (5, 300 * SECOND, due, State.WAITING)
+        assert [lease.ref.id for lease in await claim(storage)] == ["third", "first", "second"]
+
+    async def test_a_new_due_time_leaves_the_priority(self, storage: Storage, clock: ManualClock) -> None:
+        await enqueue(storage, new_job("urgent", boost=60 * SECOND, delay=SECOND))
+        await storage.revise([RescheduleJob(Ref(QUEUE, "urgent"), delay=2 * SECOND)])
+        due = (await record(storage, Ref(QUEUE, "urgent"))).run_at
+        await enqueue(storage, new_job("usual"))
+        clock.advance(2)
+
+        assert due == clock.now()
+        assert [lease.ref.id for lease in await claim(storage)] == ["urgent", "usual"]
+
+    async def test_what_has_started_cannot_be_rescheduled(self, storage: Storage) -> None:
+        await enqueue(storage, *new_jobs(2))
+        active, over = await claim(storage)
+        await settle(storage, ALICE, over)
+        revised = await storage.revise([RescheduleJob(active.ref, delay=0), RescheduleJob(over.ref, delay=0)])
+
+        assert [(one.verdict, one.state) for one in revised] == [
+            ("refused", State.ACTIVE),
+            ("refused", State.COMPLETED),
+        ]
+
+    async def test_an_unknown_job_is_gone(self, storage: Storage) -> None:
+        ref = Ref(QUEUE, "nobody")
+        revised = await storage.revise([CancelJob(ref), RedriveJob(ref), DeleteJob(ref), RescheduleJob(ref, delay=0)])
+
+        assert revised == [RevisionResult(ref, "gone")] * 4
+        assert await told(storage) == []
+
+    async def test_each_revision_has_its_verdict_in_order(self, storage: Storage) -> None:
+        lease = await start(storage, new_job("active"))
+        await enqueue(storage, new_job("waiting"))
+        revised = await storage.revise(
+            [
+                DeleteJob(Ref(QUEUE, "nobody")),
+                CancelJob(Ref(QUEUE, "waiting")),
+                CancelJob(lease.ref),
+                DeleteJob(Ref(QUEUE, "waiting")),
+                RedriveJob(lease.ref),
+            ]
+        )
+
+        assert [(one.ref.id, one.verdict) for one in revised] == [
+            ("nobody", "gone"),
+            ("waiting", "done"),
+            ("active", "asked"),
+            ("waiting", "done"),
+            ("active", "refused"),
+        ]
+
+    async def test_a_change_to_an_unknown_schedule_is_gone(self, storage: Storage) -> None:
+        assert await storage.plan([RemoveSchedule("nightly"), RemoveSchedule("hourly")]) == [
+            ScheduleResult("nightly", "gone"),
+            ScheduleResult("hourly", "gone"),
+        ]
+        assert await storage.plan([]) == []

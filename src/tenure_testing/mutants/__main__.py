@@ -1,0 +1,8 @@
+"""Runs the trial of the mutants from the command line."""
+
+import sys
+
+from tenure_testing.trials import main
+
+if __name__ == "__main__":
+    sys.exit(main())
