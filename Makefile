@@ -12,6 +12,7 @@ SEED =
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)-docs/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
 QUICK := not system and not slow and not redis
@@ -32,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
-        bench-peers bench-report lock clean
+        bench-peers bench-report docs lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
@@ -95,15 +96,22 @@ bench-peers: $(READY) ## measure ours beside its rivals, each installed below .b
 bench-report: $(READY) ## write docs/benchmarks from .bench/results.json, and from .bench/growth.json if it is there
 	@$(BIN)/python -m benchmarks.peers.report $(ARGS)
 
-lock: ## renew requirements.lock (ARGS=--upgrade raises every version)
+docs: $(DOCS_READY) ## build the documentation site into build/docs; a warning is an error
+	@$(VENV)-docs/bin/sphinx-build --fail-on-warning --nitpicky --fresh-env --quiet --builder html docs build/docs $(ARGS)
+	@echo 'docs: see build/docs/index.html'
+
+lock: ## renew requirements.lock and docs/requirements.lock (ARGS=--upgrade raises every version)
 	@python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	"$$python" -m venv "$$scratch" && \
 	"$$scratch/bin/python" -m pip --quiet --disable-pip-version-check install $(UV) && \
 	"$$scratch/bin/uv" pip compile --no-config --quiet --universal --python-version 3.11 --group dev \
 	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate \
-	    --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS) pyproject.toml
-	@! grep -nE '://|^--' requirements.lock || { echo 'requirements.lock must not name an index' >&2; exit 1; }
+	    --custom-compile-command 'make lock' --output-file requirements.lock $(ARGS) pyproject.toml && \
+	"$$scratch/bin/uv" pip compile --no-config --quiet --universal --python-version 3.11 --group docs \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate \
+	    --custom-compile-command 'make lock' --output-file docs/requirements.lock $(ARGS) pyproject.toml
+	@! grep -nE '://|^--' requirements.lock docs/requirements.lock || { echo 'a lock must not name an index' >&2; exit 1; }
 
 clean: ## remove all that make has made
 	@rm -rf .bench .venv .venv-* .servers build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -120,4 +128,13 @@ $(READY): requirements.lock pyproject.toml src/tenure_testing/pyproject.toml
 	    "$$python" -m venv --clear $(VENV); }
 	@$(PIP) install --require-hashes --only-binary :all: --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable . --editable src/tenure_testing
+	@touch $@
+
+$(DOCS_READY): docs/requirements.lock pyproject.toml
+	@python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \
+	echo "making $(VENV)-docs with $$python"; \
+	"$$python" -m venv --clear $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --only-binary :all: \
+	    --requirement docs/requirements.lock
+	@$(VENV)-docs/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
 	@touch $@
