@@ -45,7 +45,18 @@ html_theme_options = {
     "source_directory": "docs/",
 }
 
-STANDARD = ("asyncio", "collections", "contextlib", "datetime", "enum", "logging", "pathlib", "random", "types", "typing")
+STANDARD = (
+    "asyncio",
+    "collections",
+    "contextlib",
+    "datetime",
+    "enum",
+    "logging",
+    "pathlib",
+    "random",
+    "types",
+    "typing",
+)
 """Modules of the standard library whose names stand in signatures without a link: a link would need the network."""
 
 UNLINKED = re.compile(r"(.*\.)?([A-Z]|R_co|Item)$|.*\[.*|_(Async)?GeneratorContextManager$")
