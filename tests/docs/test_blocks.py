@@ -1,7 +1,7 @@
 """Runs the Python blocks of the README and the docs: those of one page in order, as one program.
 
-Code that a page needs and does not show stands in a comment: `<!-- python`, the code, `-->`. A block that cannot run has
-`<!-- not run: REASON -->` in the line before it.
+Code that a page needs and does not show stands in a comment: `<!-- python`, the code, `-->`. A block that cannot run
+has `<!-- not run: REASON -->` in the line before it.
 """
 
 import ast

@@ -61,7 +61,8 @@ def worker(folder: Path) -> Iterator[Path]:
 def test_a_reader_of_the_tutorial_sees_a_job_survive_kill_9(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENURE_URL", raising=False)
     saved = files()
-    assert set(saved) == {"tasks.py", "enqueue.py"} and PART in saved["tasks.py"]
+    assert set(saved) == {"tasks.py", "enqueue.py"}
+    assert PART in saved["tasks.py"]
     for name, text in saved.items():
         (tmp_path / name).write_text(text.replace(PART, "time.sleep(0.1)"))
 
