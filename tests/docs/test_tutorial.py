@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def until(found: Callable[[], Any], *, within: float = 60) -> Any:
 
 
 @contextmanager
-def worker(folder: Path) -> Iterator[Path]:
+def worker(folder: Path) -> Generator[Path]:
     """Run the worker of the tutorial; yield the file with its output."""
     output = folder / "output"
     with output.open("wb") as target:
