@@ -1,6 +1,6 @@
 """The records of a cell as maps of their fields and back, from outside: by nothing that the storage uses.
 
-src/tenure/storage/redis/lua/parts/form.lua tells the form.
+src/tenure/storage/redis/lua/parts/record_format.lua tells the form.
 """
 
 from struct import Struct

@@ -83,9 +83,9 @@ def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() ->
 
 
 def test_scripts_know_how_long_the_head_and_the_run_of_a_record_are() -> None:
-    form = (files("tenure.storage.redis") / "lua" / "parts" / "form.lua").read_text()
-    layouts = re.findall(r"^Form\.(?:HEAD|RUN) = '(.+)'$", form, re.MULTILINE)
-    [sizes] = re.findall(r"^Form\.HEAD_SIZE, Form\.RUN_SIZE = (\d+), (\d+)$", form, re.MULTILINE)
+    form = (files("tenure.storage.redis") / "lua" / "parts" / "record_format.lua").read_text()
+    layouts = re.findall(r"^RecordFormat\.(?:HEAD|RUN) = '(.+)'$", form, re.MULTILINE)
+    [sizes] = re.findall(r"^RecordFormat\.HEAD_SIZE, RecordFormat\.RUN_SIZE = (\d+), (\d+)$", form, re.MULTILINE)
 
     assert [struct.calcsize(layout.replace("I4", "I")) for layout in layouts] == [HEAD.size, RUN.size]
     assert [int(size) for size in sizes] == [HEAD.size, RUN.size]

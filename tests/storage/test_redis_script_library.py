@@ -110,14 +110,16 @@ def test_a_script_names_no_globals_but_those_that_it_is_given(name: str, redis_u
 def test_a_part_asks_for_nothing_but_what_it_requires() -> None:
     parts = files("tenure.storage.redis") / "lua" / "parts"
     texts = {file.name.removesuffix(".lua"): file.read_text() for file in parts.iterdir()}
-    table_of = {name: re.findall(r"^local ([A-Z][a-z]+) = \{\}$", text, re.MULTILINE) for name, text in texts.items()}
+    table_of = {
+        name: re.findall(r"^local ((?:[A-Z][a-z]+)+) = \{\}$", text, re.MULTILINE) for name, text in texts.items()
+    }
     part_of = {tables[0]: name for name, tables in table_of.items() if tables}
 
-    assert set(texts) - set(part_of.values()) == {"cell"}
+    assert set(texts) - set(part_of.values()) == {"prelude"}
 
     for name, text in texts.items():
         code = re.sub(r"--.*", "", text)
-        used = {part_of[word] for word in re.findall(r"\b([A-Z][a-z]+)\b[.),]", code) if word in part_of} - {name}
-        required = set(re.findall(r"\w+", "".join(re.findall(r"^-- requires: (.+)$", text, re.MULTILINE))))
+        used = {part_of[word] for word in re.findall(r"\b((?:[A-Z][a-z]+)+)\b[.),]", code) if word in part_of} - {name}
+        required = set(re.findall(r"\w+", ", ".join(re.findall(r"^-- requires: (.+)$", text, re.MULTILINE))))
 
-        assert used == required - {"cell"}, name
+        assert used == required - {"prelude"}, name

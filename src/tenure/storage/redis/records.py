@@ -1,4 +1,5 @@
-"""Encodes new jobs for scripts, and decodes the records that a partition keeps; lua/parts/form.lua defines their form.
+"""Encodes new jobs for scripts, and decodes the records that a partition keeps (lua/parts/record_format.lua).
+
 
 A record has numbers at fixed places and msgpack for the rest. Fields that no script reads are sent as text. Long
 payloads and results are kept outside the record.
@@ -294,7 +295,7 @@ def bare(job: NewJob) -> NewJob:
 def fixed_of(like: NewJob) -> bytes | None:
     """Return the encoded fixed fields of all jobs that are like this one.
 
-    Returns None if the job is not plain (see parts/form.lua), or is not to run at once.
+    Returns None if the job is not plain (see parts/record_format.lua), or is not to run at once.
     """
     # The next call is usually for the same task, made from the same template.
     if like.headers:

@@ -4,7 +4,7 @@ A part is a file of `lua/parts` that fills one table, for example `local Rates =
 In a script, the part's text becomes a function that runs when the table is first asked for a member. So a call defines
 only the parts that it needs (docs/decisions/026-short-redis-scripts.md), and a part may only define things while it
 loads. The part
-`cell` has no table: it is defined in every call, because all other parts use its functions.
+`prelude` has no table: it is defined in every call, because all other parts use its functions.
 
 A part's text is placed where a script first requires it. Most calls return early, before the parts that only the rest
 of the script needs; those calls do not even make the tables of those parts.
@@ -19,7 +19,7 @@ from tenure.storage.script_files import script as text_of
 
 _PACKAGE = "tenure.storage.redis"
 _REQUIRES = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
-_TABLE = re.compile(r"^local ([A-Z][a-z]+) = \{\}$", re.MULTILINE)
+_TABLE = re.compile(r"^local ((?:[A-Z][a-z]+)+) = \{\}$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

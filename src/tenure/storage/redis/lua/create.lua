@@ -5,6 +5,6 @@
 -- Request: {layout, fresh}, as in parts/identity.lua. Answer: the layout that was there before, or false.
 local there = call('GET', key('schema'))
 if not there then
-  Identity.write(ASKED.layout, ASKED.fresh)
+  Identity.write(REQUEST.layout, REQUEST.fresh)
 end
 return there

@@ -1,78 +1,78 @@
 #!lua
--- requires: arrival, step
+-- requires: fast_enqueue, transaction
 -- enqueue: add each new job once; either all jobs of the call or none.
 --
--- Request: {calls, jobs}. `calls`: a list of new jobs (parts/intake.lua) and of groups of plain ones
--- (parts/arrival.lua); `jobs`: how many jobs these are in all.
+-- Request: {calls, jobs}. `calls`: a list of new jobs (parts/enqueue.lua) and of groups of plain ones
+-- (parts/fast_enqueue.lua); `jobs`: how many jobs these are in all.
 -- Answer: the number of jobs if all were created. Else a list: 0 for each created job, {made, id[, retry_in]} for each
 -- other; `id`: the job that answers this call.
 
 -- How many jobs were added; the number of the first call that was not added whole, and how many of its jobs were.
-local remembered, first, of_first = 0, 1, 0
+local added, first, of_first = 0, 1, 0
 
 -- The fast path: add the leading groups until a job is not plain. Return true if that was all.
 local function begin()
-  for number, asked in ipairs(ASKED.calls) do
-    first, of_first = number, asked.ids and Arrival.remember(asked, remembered) or 0
-    remembered = remembered + of_first
-    if not asked.ids or of_first < #asked.ids then
+  for number, item in ipairs(REQUEST.calls) do
+    first, of_first = number, item.ids and FastEnqueue.add(item, added) or 0
+    added = added + of_first
+    if not item.ids or of_first < #item.ids then
       return false
     end
   end
   return true
 end
 
-if Step.carry_out(begin) then
-  return remembered
+if Transaction.run(begin) then
+  return added
 end
 
--- requires: bytes, intake, work
+-- requires: record_bytes, enqueue, changes
 
 -- Read the records of all ids in question with one command.
 local function fetch(calls)
   local refs = {}
-  for _, asked in ipairs(calls) do
-    for _, id in ipairs(asked.ids or {}) do
-      refs[#refs + 1] = pair(asked.queue, id)
+  for _, item in ipairs(calls) do
+    for _, id in ipairs(item.ids or {}) do
+      refs[#refs + 1] = pair(item.queue, id)
     end
-    refs[#refs + 1] = asked.id and pair(asked.queue, asked.id)
+    refs[#refs + 1] = item.id and pair(item.queue, item.id)
   end
-  Bytes.fetch(refs)
+  RecordBytes.fetch(refs)
 end
 
-return Work.carry_out(function()
-  local receipts = {}
-  for _ = 1, remembered do
-    receipts[#receipts + 1] = 0
+return Changes.run(function()
+  local results = {}
+  for _ = 1, added do
+    results[#results + 1] = 0
   end
-  local function remember(wish)
-    local receipt = Intake.remember(wish, #receipts)
-    receipts[#receipts + 1] = receipt[1] == 'created' and 0 or receipt
+  local function add(new_job)
+    local result = Enqueue.add(new_job, #results)
+    results[#results + 1] = result[1] == 'created' and 0 or result
   end
   -- Records are loaded by now. Arrival writes without looking at them, so it is not used here.
-  local function remember_group(group, from)
+  local function add_group(group, from)
     for number = from, #group.ids do
-      local wish = cmsgpack.unpack(ARGV[group.fixed])
-      wish.queue, wish.id, wish.payload = group.queue, group.ids[number], group.first + number - 1
-      wish.lease, wish.timeout = group.lease, group.timeout
-      remember(wish)
+      local new_job = cmsgpack.unpack(ARGV[group.fixed])
+      new_job.queue, new_job.id, new_job.payload = group.queue, group.ids[number], group.first + number - 1
+      new_job.lease, new_job.timeout = group.lease, group.timeout
+      add(new_job)
     end
   end
-  fetch(ASKED.calls)
-  for number = first, #ASKED.calls do
-    local asked = ASKED.calls[number]
-    if asked.ids then
-      remember_group(asked, number == first and of_first + 1 or 1)
+  fetch(REQUEST.calls)
+  for number = first, #REQUEST.calls do
+    local item = REQUEST.calls[number]
+    if item.ids then
+      add_group(item, number == first and of_first + 1 or 1)
     else
-      remember(asked)
+      add(item)
     end
   end
-  Work.let_in()
-  for _, receipt in ipairs(receipts) do
-    if receipt ~= 0 then
-      Step.note_repeated()
+  Changes.unpark()
+  for _, result in ipairs(results) do
+    if result ~= 0 then
+      Transaction.note_repeated()
       break
     end
   end
-  return receipts
+  return results
 end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: cell
+-- requires: prelude
 -- events: return the events after a cursor, in order and without gaps, as far as one call gets.
 --
 -- Request: {after, limit, ref, reader = {name, caller, begin}, age}.
@@ -11,7 +11,7 @@
 -- `oldest`: the number before the oldest kept event if the requested place is not in the log, else false. `last`: the
 -- number of the newest event.
 local EVENT_LOAN = 5000000
-local AT_ONCE, LOOKS, BYTES = 50, 400, 1048576
+local AT_ONCE, EXAMINED, BYTES = 50, 400, 1048576
 
 local function number_of(id)
   return tonumber(string.sub(id, 3))
@@ -22,13 +22,13 @@ local function bounds()
   if call('EXISTS', key('events')) == 0 then
     return 0, 0
   end
-  local told = call('XINFO', 'STREAM', key('events'))
+  local info = call('XINFO', 'STREAM', key('events'))
   local first, last
-  for at = 1, #told, 2 do
-    if told[at] == 'first-entry' then
-      first = told[at + 1]
-    elseif told[at] == 'last-generated-id' then
-      last = number_of(told[at + 1])
+  for at = 1, #info, 2 do
+    if info[at] == 'first-entry' then
+      first = info[at + 1]
+    elseif info[at] == 'last-generated-id' then
+      last = number_of(info[at + 1])
     end
   end
   return first and number_of(first[1]) - 1 or last, last
@@ -47,7 +47,7 @@ end
 local trimmed, last = bounds()
 
 -- Return true if an entry belongs to a job; and its size in bytes.
-local function look_at(entry, ref)
+local function examine(entry, ref)
   local fields, is_of, size = entry[2], false, 0
   for at = 1, #fields, 2 do
     size = size + #fields[at + 1]
@@ -62,8 +62,8 @@ local function read(after, limit, ref)
   if after < trimmed or after > last then
     after, oldest = trimmed, trimmed
   end
-  local found, looks, bytes = {}, 0, 0
-  while #found < limit and looks < LOOKS and bytes < BYTES and after < last do
+  local found, examined, bytes = {}, 0, 0
+  while #found < limit and examined < EXAMINED and bytes < BYTES and after < last do
     local count = ref and AT_ONCE or min(limit - #found, AT_ONCE)
     local entries = call('XRANGE', key('events'), '(0-' .. whole(after), '+', 'COUNT', count)
     if #entries == 0 then
@@ -71,8 +71,8 @@ local function read(after, limit, ref)
       after = last
     end
     for _, entry in ipairs(entries) do
-      local is_of, size = look_at(entry, ref)
-      after, looks, bytes = number_of(entry[1]), looks + 1, bytes + size
+      local is_of, size = examine(entry, ref)
+      after, examined, bytes = number_of(entry[1]), examined + 1, bytes + size
       if is_of or not ref then
         found[#found + 1] = entry
         if #found == limit then
@@ -91,12 +91,12 @@ local function lend(reader)
   local kept = body and cmsgpack.unpack(body)
   if kept then
     -- Handled events count, even if another caller got the loan meanwhile.
-    local handled = ASKED.after or 0
+    local handled = REQUEST.after or 0
     -- A cursor beyond what this log has lent belongs to an earlier log, so ignore it. (An entry of an earlier version
     -- does not say what it has lent.)
     kept.lent_upto = kept.lent_upto or last
     kept.cursor = max(kept.cursor, handled <= kept.lent_upto and handled or 0)
-  elseif ASKED.after then
+  elseif REQUEST.after then
     -- The reader has a cursor but is unknown here: its entry was lost with an earlier log.
     kept = { cursor = trimmed }
   else
@@ -112,7 +112,7 @@ local function lend(reader)
   if elsewhere then
     page = { {}, kept.cursor, false, last }
   else
-    page = read(kept.cursor, ASKED.limit)
+    page = read(kept.cursor, REQUEST.limit)
     local lends = #page[1] > 0 or page[3]
     kept.lent_upto = max(kept.lent_upto, page[2])
     kept.lent_to = lends and reader.caller or nil
@@ -140,10 +140,10 @@ local function before(instant)
   return low
 end
 
-if ASKED.reader then
-  return lend(ASKED.reader)
+if REQUEST.reader then
+  return lend(REQUEST.reader)
 end
-if ASKED.age then
-  return read(before(NOW - ASKED.age), ASKED.limit, ASKED.ref)
+if REQUEST.age then
+  return read(before(NOW - REQUEST.age), REQUEST.limit, REQUEST.ref)
 end
-return read(ASKED.after or last, ASKED.limit, ASKED.ref)
+return read(REQUEST.after or last, REQUEST.limit, REQUEST.ref)

@@ -21,13 +21,13 @@ local function set_of(names)
   return set
 end
 
-local BEFORE = ASKED.before and string.format('(%.17g', ASKED.before) or '+inf'
-local ABOVE = string.format('(%.17g', ASKED.above or 0)
-local states, tasks, reasons = set_of(ASKED.states), set_of(ASKED.tasks), set_of(ASKED.reasons)
+local BEFORE = REQUEST.before and string.format('(%.17g', REQUEST.before) or '+inf'
+local ABOVE = string.format('(%.17g', REQUEST.above or 0)
+local states, tasks, reasons = set_of(REQUEST.states), set_of(REQUEST.tasks), set_of(REQUEST.reasons)
 
 local function has_tags(job)
   local tags = set_of(job.tags)
-  for _, tag in ipairs(ASKED.tags or {}) do
+  for _, tag in ipairs(REQUEST.tags or {}) do
     if not tags[tag] then
       return false
     end
@@ -36,36 +36,36 @@ local function has_tags(job)
 end
 
 local function ended_between(job)
-  if ASKED.ended_after and not (job.finished and job.finished >= ASKED.ended_after) then
+  if REQUEST.ended_after and not (job.finished and job.finished >= REQUEST.ended_after) then
     return false
   end
-  return not (ASKED.ended_before and not (job.finished and job.finished < ASKED.ended_before))
+  return not (REQUEST.ended_before and not (job.finished and job.finished < REQUEST.ended_before))
 end
 
 local function holds_key(job)
-  return job.merge and not TERMINAL[job.state] and job.merge.type .. ':' .. job.merge.key == ASKED.merge
+  return job.merge and not TERMINAL[job.state] and job.merge.type .. ':' .. job.merge.key == REQUEST.merge
 end
 
 local function asked_for(job)
-  return not Record.past(job)
+  return not Record.is_over(job)
     and (not states or states[job.state])
     and (not tasks or tasks[job.task])
     and (not reasons or reasons[job.reason or false])
-    and (not ASKED.tags or has_tags(job))
+    and (not REQUEST.tags or has_tags(job))
     and ended_between(job)
-    and (not ASKED.id or job.id == ASKED.id)
-    and (not ASKED.merge or holds_key(job))
+    and (not REQUEST.id or job.id == REQUEST.id)
+    and (not REQUEST.merge or holds_key(job))
 end
 
 -- The queues to look in, and the number after which there are more.
 local function queues_asked_for()
-  if ASKED.queues then
-    return ASKED.queues, false
+  if REQUEST.queues then
+    return REQUEST.queues, false
   end
-  local from = ASKED.after and '(' .. ASKED.after or '-inf'
-  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, ASKED.span + 1)
+  local from = REQUEST.after and '(' .. REQUEST.after or '-inf'
+  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, REQUEST.span + 1)
   local names = {}
-  for at = 1, min(#some, 2 * ASKED.span), 2 do
+  for at = 1, min(#some, 2 * REQUEST.span), 2 do
     names[#names + 1] = some[at]
   end
   return names, #names * 2 < #some and tonumber(some[#names * 2])
@@ -73,12 +73,12 @@ end
 
 -- The indexes of a queue that contain all matching jobs.
 local function indexes_of(queue)
-  if ASKED.merge then
-    local name = pair(queue, ASKED.merge)
+  if REQUEST.merge then
+    local name = pair(queue, REQUEST.merge)
     return { key('merge', name), key('busy', name) }
   end
   local indexes = {}
-  for _, state in ipairs(ASKED.states or STATES) do
+  for _, state in ipairs(REQUEST.states or STATES) do
     indexes[#indexes + 1] = key('in', pair(queue, state))
     if state == 'waiting' then
       indexes[#indexes + 1] = key('in', pair(queue, 'again'))
@@ -129,7 +129,7 @@ local function sources_of(queues)
   end
   local heap = {}
   for _, source in ipairs(indexes) do
-    source.at_once = max(1, min(floor(LOOKS / #indexes), ASKED.limit))
+    source.at_once = max(1, min(floor(LOOKS / #indexes), REQUEST.limit))
     look_on(source, BEFORE)
     if source.made then
       heap[#heap + 1] = source
@@ -144,20 +144,20 @@ end
 local bytes = 0
 
 local function shown(job)
-  local payload, result = Record.payload_apart(job), Record.result_apart(job)
+  local payload, result = Record.read_separate_payload(job), Record.read_separate_result(job)
   bytes = bytes + #payload + #(job.payload or '') + (result and #result or 0)
-  return { job.made, job.ref, Record.packed(job), payload, result }
+  return { job.made, job.ref, Record.encoded(job), payload, result }
 end
 
 local function look_through(queues)
   local heap, found, looks = sources_of(queues), {}, 0
-  while #heap > 0 and #found < ASKED.limit do
+  while #heap > 0 and #found < REQUEST.limit do
     if looks >= LOOKS or bytes > BYTES then
       return found, heap[1].made + 1
     end
     looks = looks + 1
     local source = heap[1]
-    local job = Record.of(source.queue, source.id)
+    local job = Record.get_in(source.queue, source.id)
     if job and asked_for(job) then
       found[#found + 1] = shown(job)
     end
@@ -179,11 +179,11 @@ local ASIDE = { completed = key('kept'), failed = key('redrives') }
 -- The refs of the jobs that ended between the requested instants; nil if there are too many, or if the query includes
 -- unfinished jobs.
 local function ended(queues)
-  if not states or not (ASKED.ended_after or ASKED.ended_before) then
+  if not states or not (REQUEST.ended_after or REQUEST.ended_before) then
     return nil
   end
-  local from = ASKED.ended_after and string.format('%.17g', ASKED.ended_after) or '-inf'
-  local to = ASKED.ended_before and string.format('(%.17g', ASKED.ended_before) or '+inf'
+  local from = REQUEST.ended_after and string.format('%.17g', REQUEST.ended_after) or '-inf'
+  local to = REQUEST.ended_before and string.format('(%.17g', REQUEST.ended_before) or '+inf'
   local many, asked, refs = 0, set_of(queues), {}
   for state in pairs(states) do
     local aside = ASIDE[state]
@@ -209,7 +209,7 @@ end
 local function named(queues)
   local refs = {}
   for _, queue in ipairs(queues) do
-    refs[pair(queue, ASKED.id)] = true
+    refs[pair(queue, REQUEST.id)] = true
   end
   return refs
 end
@@ -218,15 +218,15 @@ end
 local function look_at(refs)
   local jobs, found = {}, {}
   for ref in pairs(refs) do
-    local job = Record.at(ref)
-    if job and job.made < (ASKED.before or math.huge) and job.made > (ASKED.above or 0) and asked_for(job) then
+    local job = Record.get(ref)
+    if job and job.made < (REQUEST.before or math.huge) and job.made > (REQUEST.above or 0) and asked_for(job) then
       jobs[#jobs + 1] = job
     end
   end
   table.sort(jobs, function(one, other)
     return one.made > other.made
   end)
-  for number = 1, min(#jobs, ASKED.limit) do
+  for number = 1, min(#jobs, REQUEST.limit) do
     if bytes > BYTES then
       return found, jobs[number].made + 1
     end
@@ -237,9 +237,9 @@ end
 
 local queues, more = queues_asked_for()
 local refs
-if ASKED.id then
+if REQUEST.id then
   refs = named(queues)
-elseif not ASKED.merge then
+elseif not REQUEST.merge then
   refs = ended(queues)
 end
 local found, looked_to

@@ -1,30 +1,30 @@
 #!lua
--- requires: timetable, work
+-- requires: schedules, changes
 -- plan: change schedules in the given order. A tick moves a schedule on only if its last tick is the expected one.
 --
--- Request: a list of {kind, name, ...}: `put` with a `schedule` (parts/timetable.lua), `pause` with paused, next_tick,
+-- Request: a list of {kind, name, ...}: `put` with a `schedule` (parts/schedules.lua), `pause` with paused, next_tick,
 -- `remove`, `tick` with expected, tick, next_tick, missed, a `job` to enqueue in the same step, and its place in the
 -- call.
 -- Answer: {verdict[, id]} for each; `id`: the job that a tick created, or into which its call was merged.
-return Work.carry_out(function()
-  local planned = {}
-  for number, asked in ipairs(ASKED) do
-    local name = asked.name
-    local known = asked.kind ~= 'put' and Timetable.of(name)
+return Changes.run(function()
+  local results = {}
+  for number, change in ipairs(REQUEST) do
+    local name = change.name
+    local known = change.kind ~= 'put' and Schedules.get(name)
     local verdict, id = 'done', nil
-    if asked.kind == 'put' then
-      Timetable.put(name, asked.schedule)
+    if change.kind == 'put' then
+      Schedules.put(name, change.schedule)
     elseif not known then
       verdict = 'gone'
-    elseif asked.kind == 'pause' then
-      Timetable.pause(name, known, asked.paused, asked.next_tick)
-    elseif asked.kind == 'remove' then
-      Timetable.remove(name)
+    elseif change.kind == 'pause' then
+      Schedules.pause(name, known, change.paused, change.next_tick)
+    elseif change.kind == 'remove' then
+      Schedules.remove(name)
     else
-      verdict, id = Timetable.move_on(name, known, asked)
+      verdict, id = Schedules.advance(name, known, change)
     end
-    planned[number] = { verdict, id }
+    results[number] = { verdict, id }
   end
-  Work.let_in()
-  return planned
+  Changes.unpark()
+  return results
 end)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: flow, work, purse, claims, settling, identity
+-- requires: transitions, changes, time_budget, claims, settling, identity
 -- renew: record that an owner is alive, and extend each lease that it names and still holds.
 --
 -- workers  HASH  for each worker, by its owner's id: name, host, pid, its number, when it started, the number of the
@@ -12,14 +12,14 @@
 --             is {level, message, fields, ago, number}
 --   events    each {body, ref}: the place of its body, and its job if it belongs to one
 --   lanes     of claims whose answers may have been lost, as in parts/claims.lua
---   seen, layout, fresh  as in parts/identity.lua; absent if the state is not asked for
+--   seen, layout, fresh  as in parts/identity.lua; absent if the state is not wanted
 -- Answer: {lost, cancelling, orders, renewed, left, state}.
 --   lost        the places of lost leases among the renewals
 --   cancelling  {place, reason} of each run that has a cancellation request
 --   renewed     how many renewals there was time for; the call that renews the last one also stores worker and events
 --   left        1 if there was no time to hand back all jobs of lost claims
 --   state       the state of the partition, or false
-local owner = ASKED.owner
+local owner = REQUEST.owner
 
 -- Append lines to the log of a job, which keeps the newest ones. `line` is a line's number in the whole log, so the
 -- last line tells how many there were. It also counts lines that were not sent: those missing in a run's own numbering.
@@ -56,13 +56,13 @@ local function keep_log(job, lines)
 end
 
 -- Return when a renewed run's time limit and its progress limit end; core/lease.py gives the reasons.
-local function limits(job, asked)
-  local run_until, progress_until, silent = job.run_until, job.progress_until, asked.silent
-  if asked.sign and not silent then
+local function limits(job, renewal)
+  local run_until, progress_until, silent = job.run_until, job.progress_until, renewal.silent
+  if renewal.sign and not silent then
     silent = 0
   end
-  if asked.ran then
-    run_until = Lease.run_limit(NOW - asked.ran, job.lease, job.timeout, job.deadline)
+  if renewal.ran then
+    run_until = Lease.run_limit(NOW - renewal.ran, job.lease, job.timeout, job.deadline)
   end
   if silent and job.heartbeat_timeout then
     progress_until = NOW + job.heartbeat_timeout - silent
@@ -71,22 +71,22 @@ local function limits(job, asked)
 end
 
 -- Return when a lease that is renewed now ends, its run's time limit, and its progress limit.
-local function ends_of(job, asked)
-  local run_until, progress_until = limits(job, asked)
+local function ends_of(job, renewal)
+  local run_until, progress_until = limits(job, renewal)
   -- A start in the future means that the clock was set back since.
   local not_before = min(job.started or NOW, NOW) + job.start_grace
-  if asked.exclusive then
+  if renewal.exclusive then
     -- The worker enforces the limits itself: no other run may begin before the handler has ended.
     return Lease.ends(job.lease, nil, nil, not_before), run_until, progress_until
   end
   return Lease.ends(job.lease, run_until, progress_until, not_before), run_until, progress_until
 end
 
-local function extend(job, asked)
-  if asked.log then
-    keep_log(job, asked.log)
+local function extend(job, renewal)
+  if renewal.log then
+    keep_log(job, renewal.log)
   end
-  local ends, run_until, progress_until = ends_of(job, asked)
+  local ends, run_until, progress_until = ends_of(job, renewal)
   local changes = {
     heard_at = NOW,
     lease_until = ends,
@@ -94,16 +94,16 @@ local function extend(job, asked)
     run_until = run_until or NONE,
     progress_until = progress_until or NONE,
   }
-  if asked.progress then
-    changes.progress, changes.progress_note = asked.progress, asked.note or NONE
-    Journal.tell(job, 'progressed', function()
-      return { value = asked.progress, note = asked.note }
+  if renewal.progress then
+    changes.progress, changes.progress_note = renewal.progress, renewal.note or NONE
+    EventLog.record_if_wanted(job, 'progressed', function()
+      return { value = renewal.progress, note = renewal.note }
     end)
   end
-  Shelf.move(job, changes)
+  JobIndexes.move(job, changes)
   -- A fast beat reads no record, so it would miss a cancellation request or a suspicion.
   if not job.cancel_at and not job.suspect_until then
-    Record.let_beat(job)
+    Record.allow_fast_beats(job)
   end
 end
 
@@ -111,7 +111,7 @@ local traces = {}
 
 -- Note where the handler of a renewed run is.
 local function note_trace(number, job, place)
-  traces[number] = Record.trace(job, ARGV[place])
+  traces[number] = Record.encode_trace(job, ARGV[place])
 end
 
 -- Store the noted traces of these renewals, in their order; those that this call did not reach come with the next one.
@@ -119,53 +119,53 @@ local function keep_traces(first, last)
   if not next(traces) then
     return
   end
-  local told = {}
+  local entries = {}
   for number = first, last do
     if traces[number] then
-      told[#told + 1], told[#told + 2] = ASKED.renewals[number].ref, traces[number]
-      Purse.pay_for(traces[number])
+      entries[#entries + 1], entries[#entries + 2] = REQUEST.renewals[number].ref, traces[number]
+      TimeBudget.spend_on_bytes(traces[number])
     end
   end
-  if #told > 0 then
-    call('HSET', key('traces'), unpack(told))
+  if #entries > 0 then
+    call('HSET', key('traces'), unpack(entries))
   end
   traces = {}
 end
 
 local SPAN = 125
-local BEATING, EXTENDING, LOGGING, PUTTING_BACK = 4, 32, 9, 65
+local FAST_BEAT_COST, EXTEND_COST, LOG_LINE_COST, PUT_BACK_COST = 4, 32, 9, 65
 
 -- Extend leases of a span of renewals without reading their records, if an earlier beat extended them too. Return the
 -- numbers of those renewals.
 local function beat(first, last)
   local places, refs, extended = {}, {}, {}
   for number = first, last do
-    local asked = ASKED.renewals[number]
-    if asked.extend and not asked.log and not asked.progress then
-      places[#places + 1], refs[#refs + 1] = number, asked.ref
+    local renewal = REQUEST.renewals[number]
+    if renewal.extend and not renewal.log and not renewal.progress then
+      places[#places + 1], refs[#refs + 1] = number, renewal.ref
     end
   end
   local leases, beats = {}, {}
   for at, body in ipairs(#refs > 0 and call('HMGET', key('beats'), unpack(refs)) or {}) do
-    local asked = ASKED.renewals[places[at]]
+    local renewal = REQUEST.renewals[places[at]]
     local readable, job = false, nil
     if body then
-      readable, job = pcall(Record.beat_of, body)
+      readable, job = pcall(Record.decode_beat, body)
     end
-    if readable and job.fence == asked.fence and job.owner == owner.id then
-      local ends, run_until, progress_until = ends_of(job, asked)
+    if readable and job.fence == renewal.fence and job.owner == owner.id then
+      local ends, run_until, progress_until = ends_of(job, renewal)
       job.heard_at, job.lease_until, job.run_until, job.progress_until = NOW, ends, run_until, progress_until
-      leases[#leases + 1], leases[#leases + 2] = ends, asked.ref
-      beats[#beats + 1], beats[#beats + 2] = asked.ref, Record.beat(job)
-      if asked.trace then
-        note_trace(places[at], job, asked.trace)
+      leases[#leases + 1], leases[#leases + 2] = ends, renewal.ref
+      beats[#beats + 1], beats[#beats + 2] = renewal.ref, Record.encode_beat(job)
+      if renewal.trace then
+        note_trace(places[at], job, renewal.trace)
       end
       extended[places[at]] = true
     end
   end
   if #leases > 0 then
     -- Write deferred changes of earlier renewals first, so that they do not overwrite these.
-    Index.flush()
+    IndexWrites.flush()
     call('ZADD', key('leases'), unpack(leases))
     call('HSET', key('beats'), unpack(beats))
   end
@@ -174,26 +174,26 @@ end
 
 -- Record the events that were not recorded before; return the number of the last one.
 local function announce(announced)
-  local first = ASKED.first_event
-  for place, event in ipairs(ASKED.events) do
+  local first = REQUEST.first_event
+  for place, event in ipairs(REQUEST.events) do
     local number = first and first + place - 1
     if not number or number > announced then
-      Journal.record_as_told(ARGV[event.body], event.ref)
+      EventLog.append(ARGV[event.body], event.ref)
       announced = number or announced
     end
   end
   return announced
 end
 
-local function remember_worker()
+local function record_worker()
   local workers = key('workers')
-  local body = (ASKED.worker or ASKED.first_event) and call('HGET', workers, owner.id)
-  local known, worker = body and cmsgpack.unpack(body) or {}, ASKED.worker
+  local body = (REQUEST.worker or REQUEST.first_event) and call('HGET', workers, owner.id)
+  local known, worker = body and cmsgpack.unpack(body) or {}, REQUEST.worker
   local announced = announce(known.announced or 0)
-  if ASKED.last then
+  if REQUEST.last then
     call('HDEL', workers, owner.id)
     call('ZREM', key('seen'), owner.id)
-    Settings.forget_worker(owner.id)
+    Settings.delete_worker(owner.id)
   elseif worker then
     worker.name, worker.host, worker.pid = owner.name, owner.host, owner.pid
     worker.number = known.number or call('HINCRBY', key('counters'), 'workers', 1)
@@ -206,15 +206,15 @@ end
 
 local lost, cancelling, orders = {}, {}, {}
 
-local function renew(number, asked)
-  local job = Record.at(asked.ref)
-  if job and Record.holds(job, owner.id, asked.fence) then
-    if asked.trace then
+local function renew(number, renewal)
+  local job = Record.get(renewal.ref)
+  if job and Record.is_held_by(job, owner.id, renewal.fence) then
+    if renewal.trace then
       Record.note_traced(job)
-      note_trace(number, job, asked.trace)
+      note_trace(number, job, renewal.trace)
     end
-    if asked.extend then
-      extend(job, asked)
+    if renewal.extend then
+      extend(job, renewal)
     end
     if job.cancel_at then
       cancelling[#cancelling + 1] = { number, job.cancel_reason or false }
@@ -222,8 +222,8 @@ local function renew(number, asked)
     return
   end
   -- A run that this owner has settled meanwhile is not lost: beat and settlement crossed.
-  if job and job.settled_fence ~= asked.fence then
-    Flow.refused(job, owner.id, asked.fence, 'renew')
+  if job and job.settled_fence ~= renewal.fence then
+    Transitions.record_refusal(job, owner.id, renewal.fence, 'renew')
   end
   lost[#lost + 1] = number
 end
@@ -232,12 +232,12 @@ end
 local left, state = 0, false
 
 local function hand_back(lane)
-  Claims.look(owner, lane)
+  Claims.read(owner, lane)
   Claims.hand_back(function(ref, fence)
     Settling.hand_back(ref, fence, owner)
-    Purse.pay(PUTTING_BACK)
+    TimeBudget.spend(PUT_BACK_COST)
   end, function()
-    return not Purse.is_empty()
+    return not TimeBudget.is_spent()
   end)
   if Claims.is_lost() then
     left = 1
@@ -245,38 +245,38 @@ local function hand_back(lane)
   Claims.note(owner, lane, {}, 0, {})
 end
 
-return Work.carry_out(function()
-  local renewals = ASKED.renewals
+return Changes.run(function()
+  local renewals = REQUEST.renewals
   local renewed = 0
-  while renewed < #renewals and not Purse.is_empty() do
+  while renewed < #renewals and not TimeBudget.is_spent() do
     Lease.note()
     local first, last = renewed + 1, min(renewed + SPAN, #renewals)
     local extended = beat(first, last)
-    Purse.pay(BEATING * (last - renewed))
+    TimeBudget.spend(FAST_BEAT_COST * (last - renewed))
     -- At least one renewal of each span is done, so that each call makes progress.
-    while renewed < last and (extended[renewed + 1] or renewed < first or not Purse.is_empty()) do
+    while renewed < last and (extended[renewed + 1] or renewed < first or not TimeBudget.is_spent()) do
       renewed = renewed + 1
-      local asked = renewals[renewed]
+      local renewal = renewals[renewed]
       if not extended[renewed] then
-        renew(renewed, asked)
-        Purse.pay(EXTENDING + LOGGING * #(asked.log or {}))
+        renew(renewed, renewal)
+        TimeBudget.spend(EXTEND_COST + LOG_LINE_COST * #(renewal.log or {}))
       end
     end
     keep_traces(first, renewed)
   end
   if renewed == #renewals then
-    for _, lane in ipairs(ASKED.lanes or {}) do
+    for _, lane in ipairs(REQUEST.lanes or {}) do
       hand_back(lane)
     end
-    Work.let_in()
-    local told = Settings.of('worker', owner.id)
-    if ASKED.seen then
+    Changes.unpark()
+    local settings = Settings.get('worker', owner.id)
+    if REQUEST.seen then
       -- First, because the events of this beat would create a missing event log.
-      state = Identity.state(ASKED.seen, ASKED.layout, ASKED.fresh)
+      state = Identity.state(REQUEST.seen, REQUEST.layout, REQUEST.fresh)
     end
-    remember_worker()
+    record_worker()
     for _, order in ipairs({ 'quiet', 'stop' }) do
-      if told[order] then
+      if settings[order] then
         orders[#orders + 1] = order
       end
     end

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- requires: journal, hints
+-- requires: event_log, notifications
 -- resign: give up the given term, and no other.
 --
 -- Request: {scope, owner, epoch}. Answer: nothing.
 local leader = key('leader')
 local got = call('HMGET', leader, 'owner', 'epoch')
-if got[1] == ASKED.owner and tonumber(got[2] or '') == ASKED.epoch then
+if got[1] == REQUEST.owner and tonumber(got[2] or '') == REQUEST.epoch then
   call('HDEL', leader, 'owner', 'length', 'until')
-  Journal.record(
+  EventLog.record(
     'leadership_lost',
-    { scope = ASKED.scope, owner = ASKED.owner, epoch = ASKED.epoch, reason = 'resigned' }
+    { scope = REQUEST.scope, owner = REQUEST.owner, epoch = REQUEST.epoch, reason = 'resigned' }
   )
-  Hints.flush()
+  Notifications.publish()
 end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: redriving, work
+-- requires: redriving, changes
 -- revise: carry out each revision if the job's state allows it.
 --
 -- Request: a list of {kind, ref, ...}, with the fields of the revision by their names.
@@ -7,34 +7,35 @@
 -- holds the key of a job that is therefore not redriven.
 local revise = {}
 
-function revise.cancel(job, asked)
+function revise.cancel(job, revision)
   if job.state == 'active' then
     if not job.cancel_at then
-      Shelf.touch(job, { cancel_at = NOW, cancel_reason = asked.reason or NONE, cancel_by = asked.by or NONE })
-      Hints.knock('owner:' .. job.owner)
+      local reason, by = revision.reason or NONE, revision.by or NONE
+      JobIndexes.update(job, { cancel_at = NOW, cancel_reason = reason, cancel_by = by })
+      Notifications.notify('owner:' .. job.owner)
     end
     return 'asked'
   elseif TERMINAL[job.state] then
     return 'refused'
   end
   local was = job.state
-  Shelf.move(job, {
+  JobIndexes.move(job, {
     state = 'cancelled',
     parked_under = NONE,
     quarantined = NONE,
     put_back_used = NONE,
     cancel_at = NOW,
-    cancel_reason = asked.reason or NONE,
-    cancel_by = asked.by or NONE,
+    cancel_reason = revision.reason or NONE,
+    cancel_by = revision.by or NONE,
     finished = NOW,
-    reason = asked.reason or NONE,
+    reason = revision.reason or NONE,
   })
-  Journal.record_of(job, 'cancelled', { reason = asked.reason, by = asked.by, was = was })
-  Journal.tell_if_drained(job.queue)
+  EventLog.record_job_event(job, 'cancelled', { reason = revision.reason, by = revision.by, was = was })
+  EventLog.record_if_drained(job.queue)
   return 'done'
 end
 
-function revise.redrive(job, asked)
+function revise.redrive(job, revision)
   if not TERMINAL[job.state] or job.state == 'completed' then
     return 'refused'
   end
@@ -42,82 +43,82 @@ function revise.redrive(job, asked)
   if holder then
     return 'refused', holder.id
   end
-  Redriving.redrive(job, asked.delay, asked.by, false)
+  Redriving.redrive(job, revision.delay, revision.by, false)
   return 'done'
 end
 
-function revise.delete(job, asked)
+function revise.delete(job, revision)
   if job.state == 'active' then
     return 'refused'
   end
-  Ends.forget(job)
-  Intake.free_window(job)
-  Journal.record_of(job, 'deleted', { by = asked.by, was = job.state })
+  Expiry.delete(job)
+  Enqueue.free_window(job)
+  EventLog.record_job_event(job, 'deleted', { by = revision.by, was = job.state })
   if not TERMINAL[job.state] then
-    Journal.tell_if_drained(job.queue)
+    EventLog.record_if_drained(job.queue)
   end
   return 'done'
 end
 
 -- Change the time or the priority of a job that has not started.
-function revise.reschedule(job, asked)
+function revise.reschedule(job, revision)
   if job.state ~= 'delayed' and job.state ~= 'waiting' then
     return 'refused'
   end
-  local boost, delay = asked.boost or job.boost, asked.delay
-  local run_at, came, later = job.run_at, Line.came_at(job), job.state == 'delayed'
+  local boost, delay = revision.boost or job.boost, revision.delay
+  local run_at, came, later = job.run_at, FairQueue.enqueue_time(job), job.state == 'delayed'
   -- Without a delay, a waiting job must stay waiting: if the clock was set back, its old time might lie in the future.
   if delay then
     run_at = NOW + delay
     came, later = max(run_at, NOW), run_at > NOW
   end
-  local score = Line.place(came, boost, job.lifo)
+  local score = FairQueue.score_at(came, boost, job.lifo)
   if delay and not later then
     -- It enters the queue again, with a score that follows from its new priority.
-    score = Line.score(setmetatable({ boost = boost }, { __index = job }), NOW)
+    score = FairQueue.score(setmetatable({ boost = boost }, { __index = job }), NOW)
   end
-  Shelf.move(job, {
+  JobIndexes.move(job, {
     state = later and 'delayed' or 'waiting',
     parked_under = not later and job.parked_under or NONE,
     run_at = run_at,
-    priority = asked.priority or job.priority,
+    priority = revision.priority or job.priority,
     boost = boost,
     score = score,
   })
-  Journal.tell(job, 'rescheduled', function()
-    return { due_at = job.run_at, priority = job.priority, by = asked.by }
+  EventLog.record_if_wanted(job, 'rescheduled', function()
+    return { due_at = job.run_at, priority = job.priority, by = revision.by }
   end)
-  Hints.knock_queue(job.queue)
+  Notifications.notify_queue(job.queue)
   return 'done'
 end
 
-function revise.retain(job, asked)
+function revise.retain(job, revision)
   if job.state ~= 'completed' then
     return 'refused'
   end
-  Shelf.move(job, { kept_until = NOW + asked.ttl })
+  JobIndexes.move(job, { kept_until = NOW + revision.ttl })
   return 'done'
 end
 
-return Work.carry_out(function()
+return Changes.run(function()
   local answers = {}
-  for number, asked in ipairs(ASKED) do
-    local job = Record.at(asked.ref)
-    if not job or Record.past(job) then
+  for number, revision in ipairs(REQUEST) do
+    local job = Record.get(revision.ref)
+    if not job or Record.is_over(job) then
       answers[number] = { 'gone' }
     else
       local state = job.state
       local verdict, holder = 'refused', nil
       -- `ended` names the end that the caller saw in a listing; if the job has ended again since, refuse.
-      if not asked.ended or asked.ended == job.finished then
-        verdict, holder = revise[asked.kind](job, asked)
+      if not revision.ended or revision.ended == job.finished then
+        verdict, holder = revise[revision.kind](job, revision)
       end
       if verdict == 'done' then
-        Hints.knock_job(job)
+        Notifications.notify_job(job)
       end
       answers[number] = { verdict, state, holder }
     end
   end
-  Work.let_in()
+  Changes.unpark()
   return answers
 end)

@@ -13,7 +13,7 @@ local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed',
 local function oldest(queue)
   local since = head_of(key('ages', queue))
   local first = first_of(key('in', pair(queue, 'waiting')), 1)[1]
-  local job = first and Record.of(queue, first)
+  local job = first and Record.get_in(queue, first)
   if job then
     since = since and min(since, job.run_at) or job.run_at
   end
@@ -23,18 +23,18 @@ end
 -- The unknown tasks of a queue: the names under which jobs are parked, and since when the longest-waiting of the first
 -- jobs waits.
 local function unknown(queue)
-  local told = {}
+  local found = {}
   for _, name in ipairs(first_of(key('unknown', queue), LOOK_LIMIT)) do
     local since
     for _, id in ipairs(first_of(key('parked', pair(queue, name)), UNKNOWN_LOOKS)) do
-      local job = Record.of(queue, id)
+      local job = Record.get_in(queue, id)
       since = job and min(job.run_at, since or job.run_at) or since
     end
     if since then
-      told[#told + 1], told[#told + 2] = name, since
+      found[#found + 1], found[#found + 2] = name, since
     end
   end
-  return told
+  return found
 end
 
 local function row_of(queue)
@@ -50,19 +50,19 @@ local function row_of(queue)
 end
 
 local rows, more = {}, false
-if ASKED.queues then
-  for number, queue in ipairs(ASKED.queues) do
+if REQUEST.queues then
+  for number, queue in ipairs(REQUEST.queues) do
     rows[number] = row_of(queue)
   end
 else
-  local from = ASKED.after and '(' .. ASKED.after or '-inf'
-  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, ASKED.span + 1)
-  for at = 1, min(#some, 2 * ASKED.span), 2 do
+  local from = REQUEST.after and '(' .. REQUEST.after or '-inf'
+  local some = call('ZRANGEBYSCORE', key('queues'), from, '+inf', 'WITHSCORES', 'LIMIT', 0, REQUEST.span + 1)
+  for at = 1, min(#some, 2 * REQUEST.span), 2 do
     rows[#rows + 1] = row_of(some[at])
   end
   more = #rows * 2 < #some and tonumber(some[#rows * 2])
 end
-if not ASKED.whole then
+if not REQUEST.whole then
   return { rows, more, NOW }
 end
 return {

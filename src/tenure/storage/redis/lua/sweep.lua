@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- requires: upkeep, suspicion, reclaiming, timetable, purse, work
+-- requires: sweep_steps, suspects, reclaiming, schedules, time_budget, changes
 -- sweep: elect the caller unless another owner leads, then do a bounded amount of the chores.
 --
 -- leader  HASH  owner, epoch, length and `until` of the term; swept_at: when the last sweep ended; busy_at: when any
@@ -12,8 +12,8 @@
 -- with, and how much of it is done already.
 -- Answer: {retry_in} if another owner leads; else {false, epoch or false, stalled, did, more, troubles, due, next_tick,
 -- now, chore, done, skip}. `chore`, `done`: where the next call continues; `chore` is false at the end. `skip`: the
--- length of the skip that begins now, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}. `did`: the
--- counts of this call, in the order of the chores.
+-- length of the skip that begins now, or 0. An entry of `stalled` is {ref, record, payload, reason, owner, silent_for}.
+-- `did`: the counts of this call, in the order of the chores.
 local LEADER = key('leader')
 
 -- Return the epoch of the bidder's term; or nil and the remaining time of the current term, if another owner leads.
@@ -29,17 +29,17 @@ local function elect(bidder, length)
     if NOW < ends and ends <= NOW + given then
       return nil, ends - NOW
     end
-    Journal.record('leadership_lost', { scope = ASKED.scope, owner = leader, epoch = epoch, reason = 'expired' })
+    EventLog.record('leadership_lost', { scope = REQUEST.scope, owner = leader, epoch = epoch, reason = 'expired' })
   end
   epoch = epoch + 1
   call('HSET', LEADER, 'owner', bidder, 'epoch', epoch, 'length', length, 'until', NOW + length)
-  Journal.record('leadership_acquired', { scope = ASKED.scope, owner = bidder, epoch = epoch })
+  EventLog.record('leadership_acquired', { scope = REQUEST.scope, owner = bidder, epoch = epoch })
   return epoch
 end
 
 local epoch, retry_in
-if ASKED.term then
-  epoch, retry_in = elect(ASKED.owner, ASKED.term)
+if REQUEST.term then
+  epoch, retry_in = elect(REQUEST.owner, REQUEST.term)
   if not epoch then
     return { retry_in }
   end
@@ -49,25 +49,25 @@ local times = call('HMGET', LEADER, 'swept_at', 'busy_at', 'resumed_at')
 local swept_at, busy_at, resumed_at = tonumber(times[1] or ''), tonumber(times[2] or ''), tonumber(times[3] or '')
 -- Unfinished sweeps do not count as a gap: otherwise suspects would get the longer grace for ever. A skip does not
 -- either: `busy_at` is its end.
-if busy_at and NOW - busy_at > 3 * ASKED.every then
+if busy_at and NOW - busy_at > 3 * REQUEST.every then
   resumed_at = NOW
   call('HSET', LEADER, 'resumed_at', NOW)
 end
 call('HSET', LEADER, 'busy_at', NOW)
 
 -- No caller waits for a sweep, and the data it reads was last used long ago: so its time budget is smaller.
-Purse.pay(800)
+TimeBudget.spend(800)
 
 local stalled, due, next_tick = {}, {}, false
 
--- LOOKING: the cost of reading a record. WORTH_A_LOOK: with time for fewer looks than this, leave them to the next
+-- EXAMINE_COST: the cost of reading a record. MIN_EXAMINED: with time for fewer looks than this, leave them to the next
 -- call.
-local LOOKING, WORTH_A_LOOK = 8, 50
+local EXAMINE_COST, MIN_EXAMINED = 8, 50
 
 -- The chores in the order that the protocol defines: expired jobs are not promoted, redriven jobs are not trimmed.
 --
--- Each is {name, limit, price, work}. `work` gets the number of items to do. It returns how many it did, whether there
--- is more that it has not counted, the cost of its looks, and true if it stopped early because time ran out. `price` is
+-- Each is {name, limit, cost, work}. `work` gets the number of items to do. It returns how many it did, whether there
+-- is more that it has not counted, the cost of its looks, and true if it stopped early because time ran out. `cost` is
 -- the approximate time for one item, in microseconds.
 local CHORES = {
   {
@@ -77,13 +77,13 @@ local CHORES = {
     function(limit)
       local overdue = up_to(key('suspects'), NOW, limit)
       for number, ref in ipairs(overdue) do
-        if Purse.is_empty() then
+        if TimeBudget.is_spent() then
           return number - 1, false, 0, true
         end
-        local job = Audit.known('suspects', ref)
+        local job = Audit.checked('suspects', ref)
         if job then
-          local taken = Reclaiming.take(job, ASKED.owner)
-          Purse.pay_for(taken[2], taken[3])
+          local taken = Reclaiming.take(job, REQUEST.owner)
+          TimeBudget.spend_on_bytes(taken[2], taken[3])
           stalled[#stalled + 1] = taken
         end
       end
@@ -91,34 +91,34 @@ local CHORES = {
     end,
   },
   -- Before chores that release jobs, because they use the times noted here at which rates open.
-  { 'rates anew', LOOK_LIMIT, 0, function()
-    return 0, Upkeep.look_anew(swept_at and NOW < swept_at)
+  { 'rates', LOOK_LIMIT, 0, function()
+    return 0, SweepSteps.recheck_rates(swept_at and NOW < swept_at)
   end },
   { 'suspect', SWEEP_LIMIT, 50, function(limit)
-    local made, unfinished, looks = Suspicion.suspect(ASKED.grace, resumed_at, limit)
-    return made, unfinished, LOOKING * looks
+    local made, unfinished, looks = Suspects.suspect(REQUEST.grace, resumed_at, limit)
+    return made, unfinished, EXAMINE_COST * looks
   end },
-  { 'recall', LOOK_LIMIT, LOOKING, function(limit)
-    if limit < WORTH_A_LOOK then
-      return 0, false, Purse.left, true
+  { 'shorten', LOOK_LIMIT, EXAMINE_COST, function(limit)
+    if limit < MIN_EXAMINED then
+      return 0, false, TimeBudget.left, true
     end
-    local looks, stopped = Suspicion.recall(ASKED.grace, limit)
-    return 0, false, LOOKING * looks, stopped
+    local looks, stopped = Suspects.shorten(REQUEST.grace, limit)
+    return 0, false, EXAMINE_COST * looks, stopped
   end },
-  { 'expire', EXPIRE_LIMIT, 65, Upkeep.expire },
-  { 'promote', PROMOTE_LIMIT, 85, Upkeep.promote },
-  { 'unpark', PROMOTE_LIMIT, 60, Upkeep.unpark },
-  { 'redrive', SWEEP_LIMIT, 130, Upkeep.redrive },
-  { 'trim', TRIM_LIMIT, Forgetting.PRICE, Upkeep.trim },
-  { 'events', TRIM_LIMIT, 9, Upkeep.forget_events },
-  { 'workers', TRIM_LIMIT, 2, Upkeep.forget_workers },
-  { 'windows', WINDOW_LIMIT, 6, Upkeep.forget_windows },
-  { 'rates', PASSED_LIMIT, 4, Upkeep.forget_rates },
-  { 'lines', PASSED_LIMIT, 1, Upkeep.pass_lines },
-  { 'queues', LOOK_LIMIT, 0, Upkeep.forget_queues },
-  { 'audit', Audit.LIMIT, 30, Audit.go_on },
+  { 'expire', EXPIRE_LIMIT, 65, SweepSteps.expire },
+  { 'promote', PROMOTE_LIMIT, 85, SweepSteps.promote },
+  { 'unpark', PROMOTE_LIMIT, 60, SweepSteps.unpark },
+  { 'redrive', SWEEP_LIMIT, 130, SweepSteps.redrive },
+  { 'trim', TRIM_LIMIT, Deletion.COST, SweepSteps.trim },
+  { 'events', TRIM_LIMIT, 9, SweepSteps.trim_events },
+  { 'workers', TRIM_LIMIT, 2, SweepSteps.remove_workers },
+  { 'windows', WINDOW_LIMIT, 6, SweepSteps.remove_windows },
+  { 'old rates', PASSED_LIMIT, 4, SweepSteps.remove_rates },
+  { 'lines', PASSED_LIMIT, 1, SweepSteps.trim_fair_queues },
+  { 'queues', LOOK_LIMIT, 0, SweepSteps.remove_queues },
+  { 'audit', Audit.LIMIT, 30, Audit.step },
   { 'schedules', LOOK_LIMIT, 0, function()
-    due, next_tick = Timetable.due()
+    due, next_tick = Schedules.due()
   end },
 }
 local COUNTED = { reclaim = 1, suspect = 2, expire = 3, promote = 4, unpark = 5, redrive = 6, trim = 7, events = 8 }
@@ -128,10 +128,10 @@ local did, troubles, more = { 0, 0, 0, 0, 0, 0, 0, 0 }, {}, false
 -- Do a chore as far as the time budget allows. An error becomes a trouble; the work done before it stays done. Return
 -- how many items were done, and true if the chore is finished.
 local function work_at(chore, limit)
-  local name, price = chore[1], chore[3]
-  local room = Purse.affords(price, limit)
+  local name, cost = chore[1], chore[3]
+  local room = TimeBudget.affords(cost, limit)
   -- Write deferred changes of indexes first, because chores read all indexes.
-  Index.flush()
+  IndexWrites.flush()
   local well, result, unfinished, looks, stopped = pcall(chore[4], room)
   if not well then
     local text = type(result) == 'table' and result.err or tostring(result)
@@ -139,26 +139,26 @@ local function work_at(chore, limit)
     return 0, true
   end
   local count = result or 0
-  Purse.pay(count * price + (looks or 0))
+  TimeBudget.spend(count * cost + (looks or 0))
   more = more or unfinished == true
   return count, not stopped and (count < room or room == limit)
 end
 
-local go_on, done = ASKED.chore, ASKED.done
-while CHORES[go_on] and not Purse.is_empty() do
-  local chore = CHORES[go_on]
-  local count, went_round = work_at(chore, chore[2] - done)
+local next_chore, done = REQUEST.chore, REQUEST.done
+while CHORES[next_chore] and not TimeBudget.is_spent() do
+  local chore = CHORES[next_chore]
+  local count, finished = work_at(chore, chore[2] - done)
   done = done + count
   local number = COUNTED[chore[1]]
   if number then
     did[number] = did[number] + count
   end
   more = more or done >= chore[2]
-  if went_round then
-    go_on, done = go_on + 1, 0
+  if finished then
+    next_chore, done = next_chore + 1, 0
   end
 end
-local freed, trouble = pcall(Parking.let_in)
+local freed, trouble = pcall(Parking.unpark_freed)
 if not freed then
   troubles[#troubles + 1] = tostring(trouble)
 end
@@ -168,38 +168,38 @@ local function longest_skip()
   if call('EXISTS', key('leases'), key('suspects'), key('places')) > 0 then
     return 0
   end
-  local skip = ASKED.max_skip
+  local skip = REQUEST.max_skip
   for _, index in ipairs({ 'dues', 'aging', 'redrives', 'ticks' }) do
     local head = head_of(key(index))
     skip = head and min(skip, head - NOW) or skip
   end
   -- The leader comes one sweep before the end, so a shorter skip would save nothing.
-  return skip >= 2 * ASKED.every and floor(skip) or 0
+  return skip >= 2 * REQUEST.every and floor(skip) or 0
 end
 
 -- Begin a skip. The term lasts for the skip plus its usual length, so that no other process sweeps here meanwhile.
 local function begin_skip(length)
   call('HSET', LEADER, 'skipped_until', NOW + length, 'busy_at', NOW + length)
-  if ASKED.term then
-    local term = ASKED.term
+  if REQUEST.term then
+    local term = REQUEST.term
     call('HSET', LEADER, 'term', term, 'length', length + term, 'until', NOW + length + term)
   end
 end
 
 -- Write before deciding about a skip, because that depends on the indexes.
-Work.write_down()
-local ends, skip = not CHORES[go_on], 0
+Changes.write()
+local ends, skip = not CHORES[next_chore], 0
 if ends then
   call('HSET', LEADER, 'swept_at', NOW)
-  if ASKED.max_skip and not more and #troubles == 0 then
+  if REQUEST.max_skip and not more and #troubles == 0 then
     skip = longest_skip()
     if skip > 0 then
       begin_skip(skip)
     end
   end
 end
-Hints.flush()
-return Work.answer({
+Notifications.publish()
+return Changes.with_repairs({
   false,
   epoch or false,
   stalled,
@@ -209,7 +209,7 @@ return Work.answer({
   due,
   next_tick,
   NOW,
-  not ends and go_on,
+  not ends and next_chore,
   done,
   skip,
 })

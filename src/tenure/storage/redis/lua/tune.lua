@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
--- requires: parking, work
+-- requires: parking, changes
 -- tune: merge settings into those in force, and apply them at once.
 --
 -- Request: {kind, name, settings[, by]}. `settings` has the fields of Settings; those that do not change are left out.
 -- Answer: the settings in force, as msgpack.
-local kind, name, told = ASKED.kind, ASKED.name, ASKED.settings
+local kind, name, changes = REQUEST.kind, REQUEST.name, REQUEST.settings
 
--- Return the fields of `known`, with those of `fresh` replaced or added.
-local function over(known, fresh)
+-- Return the fields of `before`, with those of `changes` replaced or added.
+local function merged(before, changes)
   local after = {}
-  for field, value in pairs(known or {}) do
+  for field, value in pairs(before or {}) do
     after[field] = value
   end
-  for field, value in pairs(fresh) do
+  for field, value in pairs(changes) do
     after[field] = value
   end
   return after
@@ -105,17 +105,17 @@ local function retune_task(task, rate)
   where_parked(function(queue)
     for _, parked_under in ipairs(parked_by_rate(queue, task)) do
       if left > 0 then
-        left = left - 1 - Parking.open_anew(queue, parked_under, left)
+        left = left - 1 - Parking.recheck_rate(queue, parked_under, left)
       else
         call('ZADD', key('opening', queue), 0, parked_under)
       end
-      Hints.knock_queue(queue)
+      Notifications.notify_queue(queue)
     end
   end)
 end
 
 -- Release the jobs that a task's pause has parked: here up to this call's limit; sweeps release the rest.
-local function go_on(task)
+local function resume(task)
   local left, parked_under = PROMOTE_LIMIT + 1, PAUSED .. task
   where_parked(function(queue)
     local place = pair(queue, parked_under)
@@ -128,32 +128,32 @@ local function go_on(task)
   end)
 end
 
-return Work.carry_out(function()
-  local before = Settings.of(kind, name)
-  local after = over(before, told)
-  for _, deeper in ipairs({ 'stall', 'retention' }) do
-    if told[deeper] then
-      after[deeper] = over(before[deeper], told[deeper])
+return Changes.run(function()
+  local before = Settings.get(kind, name)
+  local after = merged(before, changes)
+  for _, group in ipairs({ 'stall', 'retention' }) do
+    if changes[group] then
+      after[group] = merged(before[group], changes[group])
     end
   end
   if not same(before, after) then
     Settings.put(kind, name, after)
     if kind == 'worker' then
-      Hints.knock('owner:' .. name)
+      Notifications.notify('owner:' .. name)
     end
     if kind == 'queue' and (before.paused or false) ~= (after.paused or false) then
-      Journal.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = ASKED.by })
-      Hints.knock_queue(name)
+      EventLog.record(after.paused and 'queue_paused' or 'queue_resumed', { queue = name, by = REQUEST.by })
+      Notifications.notify_queue(name)
     end
     if kind == 'task' and before.paused and not after.paused then
-      go_on(name)
+      resume(name)
     end
     if after.rate and not same(before.rate, after.rate) then
       if kind == 'task' then
-        retune_task(name, Rates.told(after.rate))
+        retune_task(name, Rates.from_settings(after.rate))
       else
-        retune(name, Rates.told(after.rate))
-        Hints.knock_queue(name)
+        retune(name, Rates.from_settings(after.rate))
+        Notifications.notify_queue(name)
       end
     end
   end

@@ -1,4 +1,4 @@
--- requires: cell, record, index, journal, shelf
+-- requires: prelude, record, index_writes, event_log, job_indexes
 -- Compares records and indexes in both directions, and repairs differences: the record is right.
 --
 -- There should never be a difference. One means that keys were changed manually, or that we have a bug. It is recorded
@@ -29,7 +29,8 @@ end
 local function tell(ref, job, found, mended)
   local queue, id = parts_of(ref)
   local about = job or { queue = queue, id = id, task = '', starts = 0, ref = ref }
-  Journal.record_of(about, 'repaired', { found = table.concat(found, '; '), mended = table.concat(mended, '; ') })
+  local event = { found = table.concat(found, '; '), mended = table.concat(mended, '; ') }
+  EventLog.record_job_event(about, 'repaired', event)
 end
 
 -- Check the registers by which claims and sweeps find queues, places and keys; add missing entries.
@@ -69,26 +70,26 @@ end
 local function tell_if_drained(index, queue)
   for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
     if index == key('in', pair(queue, state)) then
-      Journal.tell_if_drained(queue)
+      EventLog.record_if_drained(queue)
     end
   end
 end
 
 -- Compare an index entry with its record, and the record with all indexes. Return the job if the entry is right.
 function Audit.check(index, ref, member)
-  Index.flush()
-  local job = Record.at(ref)
+  IndexWrites.flush()
+  local job = Record.get(ref)
   if not job then
     call('ZREM', index, member)
     -- Otherwise the next beat would add it to the leases again.
     call('HDEL', key('beats'), ref)
-    Record.forget_trace(ref)
+    Record.delete_trace(ref)
     tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
     tell_if_drained(index, (parts_of(ref)))
     return nil
   end
   local found, mended, belongs = {}, {}, false
-  for _, place in ipairs(Shelf.stands(job)) do
+  for _, place in ipairs(JobIndexes.entries(job)) do
     belongs = belongs or place[1] == index
     local number = tonumber(call('ZSCORE', place[1], place[3]) or '')
     if number ~= place[2] then
@@ -104,7 +105,7 @@ function Audit.check(index, ref, member)
   end
   hold_registers(job, found, mended)
   if #found > 0 then
-    Record.keep(job)
+    Record.mark_changed(job)
     tell(ref, job, found, mended)
   end
   if not belongs then
@@ -113,7 +114,12 @@ function Audit.check(index, ref, member)
   return belongs and job or nil
 end
 
-local RIGHTLY = {
+local function has_merge_name(job, name)
+  return not TERMINAL[job.state] and job.merge and JobIndexes.merge_name(job.merge) == name
+end
+
+-- For each index, a function that returns true if a job belongs there.
+local BELONGS = {
   leases = function(job)
     return job.state == 'active' and not job.suspect_until
   end,
@@ -139,10 +145,10 @@ local RIGHTLY = {
     return job.state == 'delayed'
   end,
   merge = function(job, name)
-    return not TERMINAL[job.state] and job.merge and Shelf.merge_name(job.merge) == name and Shelf.is_open(job)
+    return has_merge_name(job, name) and JobIndexes.is_open(job)
   end,
   busy = function(job, name)
-    return not TERMINAL[job.state] and job.merge and Shelf.merge_name(job.merge) == name and not Shelf.is_open(job)
+    return has_merge_name(job, name) and not JobIndexes.is_open(job)
   end,
   queued = function(job, schedule)
     return job.schedule == schedule and (job.state == 'waiting' or job.state == 'delayed')
@@ -153,26 +159,26 @@ local RIGHTLY = {
 }
 
 -- Return the job of an entry in an index of refs, if its state belongs there; a wrong entry must not block a chore.
-function Audit.known(kind, ref)
-  local job = Record.at(ref)
-  if job and RIGHTLY[kind](job) then
+function Audit.checked(kind, ref)
+  local job = Record.get(ref)
+  if job and BELONGS[kind](job) then
     return job
   end
   return Audit.check(key(kind), ref, ref)
 end
 
 -- The same for an index of a queue, or of a name in it, whose members are ids.
-function Audit.known_in(kind, queue, id, name)
-  local job = Record.of(queue, id)
-  if job and RIGHTLY[kind](job, name) then
+function Audit.checked_in(kind, queue, id, name)
+  local job = Record.get_in(queue, id)
+  if job and BELONGS[kind](job, name) then
     return job
   end
   return Audit.check(key(kind, name and pair(queue, name) or queue), pair(queue, id), id)
 end
 
 -- The same for the finished jobs of a queue.
-function Audit.known_over(queue, state, id)
-  local job = Record.of(queue, id)
+function Audit.checked_over(queue, state, id)
+  local job = Record.get_in(queue, id)
   if job and job.state == state then
     return job
   end
@@ -180,11 +186,11 @@ function Audit.known_over(queue, state, id)
 end
 
 -- The same for the jobs of a schedule: return true if there are any.
-function Audit.knows_any(kind, schedule)
+function Audit.has_any(kind, schedule)
   local index = key(kind, schedule)
   for _, ref in ipairs(first_of(index, Audit.LIMIT)) do
-    local job = Record.at(ref)
-    if job and RIGHTLY[kind](job, schedule) or Audit.check(index, ref, ref) then
+    local job = Record.get(ref)
+    if job and BELONGS[kind](job, schedule) or Audit.check(index, ref, ref) then
       return true
     end
   end
@@ -271,7 +277,7 @@ end
 
 -- Check the next entries of both rounds, `limit` in all. Their cost is returned as the cost of looks, not as items
 -- done.
-function Audit.go_on(limit)
+function Audit.step(limit)
   local looked_at = go_on('live', math.ceil(limit / 2), live) + go_on('rest', floor(limit / 2), rest)
   return 0, false, 30 * looked_at
 end

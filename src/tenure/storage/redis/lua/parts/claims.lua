@@ -1,4 +1,4 @@
--- requires: cell
+-- requires: prelude
 -- Numbered claims: the highest number that was seen of each lane of an owner, and the claimed runs that the owner has
 -- not acknowledged yet. core/lane.py has the reasons.
 --
@@ -20,7 +20,7 @@ local function name_of(owner, lane)
 end
 
 -- Read the state of a lane; return true if the number of this call was seen before.
-function Claims.look(owner, lane)
+function Claims.read(owner, lane)
   highest, groups, lost = 0, {}, {}
   local body = call('GET', name_of(owner, lane))
   local begins = body and string.find(body, '[:!]')

@@ -1,4 +1,4 @@
--- requires: cell, journal
+-- requires: prelude, event_log
 -- The identity of the partition, by which a worker notices that another partition has replaced the one it knew.
 --
 -- schema    STRING  the layout
@@ -42,10 +42,10 @@ end
 -- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
 function Identity.state(seen, layout, fresh)
   local identity, mended = call('GET', key('identity')), 0
-  local last, at = Journal.last()
+  local last, at = EventLog.last()
   if not identity then
     mended = mend(seen, layout, fresh, last)
     identity = call('GET', key('identity')) or ''
   end
-  return { identity, last, at, Journal.continues(seen, last) and 1 or 0, mended }
+  return { identity, last, at, EventLog.continues(seen, last) and 1 or 0, mended }
 end

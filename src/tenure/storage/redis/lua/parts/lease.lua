@@ -1,4 +1,4 @@
--- requires: cell
+-- requires: prelude
 -- Leases: how long they last, and their limits. core/lease.py has the same rules, with reasons.
 --
 -- clock  ZSET  `leased`: the latest instant at which a lease was given; in the future if the clock was set back since
@@ -25,7 +25,7 @@ function Lease.given_later()
 end
 
 -- Note that no existing lease was given later than now.
-function Lease.note_all_sound()
+function Lease.note_none_given_later()
   call('ZADD', key('clock'), NOW, 'leased')
 end
 

@@ -1,19 +1,19 @@
--- requires: cell, record, settings, hints, rates, shelf, audit, known
+-- requires: prelude, record, settings, notifications, rates, job_indexes, audit, known_tasks
 -- Parks jobs that may not start yet, and unparks them: because of a full key, a closed rate, or a paused or unknown
 -- task.
 local Parking = {}
 
 -- The name under which a job must be parked; nil if it may start.
-function Parking.full(job)
+function Parking.blocking_name(job)
   if Settings.task_paused(job.task) then
     return PAUSED .. job.task
   end
-  if not Known.may_have(job) then
-    return Known.place_of(job)
+  if not KnownTasks.may_start(job) then
+    return KnownTasks.place_of(job)
   end
   for _, held in ipairs(job.keys) do
     -- If the limit is missing, which only manual changes can cause, the job's own limit applies.
-    if Shelf.room(job.queue, held[1], held[2]) == 0 then
+    if JobIndexes.room(job.queue, held[1], held[2]) == 0 then
       return held[1]
     end
   end
@@ -28,7 +28,7 @@ end
 -- The rate under which jobs are parked, as the first of them has it; nil if that job does not have it any more.
 local function rate_of(queue, name)
   local first = call('ZRANGE', key('parked', pair(queue, name)), 0, 0)[1]
-  local job = first and Record.of(queue, first)
+  local job = first and Record.get_in(queue, first)
   for _, rate in ipairs(job and Rates.of(job) or {}) do
     if RATE .. rate[1] == name then
       return rate
@@ -61,44 +61,44 @@ local function room(queue, name)
     return 0
   end
   -- Each job that is parked under a key names it. A damaged record can stand under a name that is not a key.
-  return Shelf.room(queue, name, PROMOTE_LIMIT)
+  return JobIndexes.room(queue, name, PROMOTE_LIMIT)
 end
 
 -- Unpark as many jobs as have room under a name, at most `most`; return how many.
 function Parking.unpark(queue, name, most)
   local parked = key('parked', pair(queue, name))
-  local let_in = first_of(parked, min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
-  for _, id in ipairs(let_in) do
-    local job = Audit.known_in('parked', queue, id, name)
+  local unparked = first_of(parked, min(room(queue, name), most or PROMOTE_LIMIT, PROMOTE_LIMIT))
+  for _, id in ipairs(unparked) do
+    local job = Audit.checked_in('parked', queue, id, name)
     if job then
-      Shelf.move(job, { parked_under = NONE })
+      JobIndexes.move(job, { parked_under = NONE })
     end
   end
-  if #let_in > 0 then
-    Hints.knock_queue(queue)
+  if #unparked > 0 then
+    Notifications.notify_queue(queue)
   end
-  return #let_in
+  return #unparked
 end
 
 -- Park a ready job.
 function Parking.park(job, under)
-  Shelf.move(job, { parked_under = under })
+  JobIndexes.move(job, { parked_under = under })
   if starts_with(under, RATE) then
     note_opening(job.queue, under)
   end
   if starts_with(under, UNKNOWN) then
-    Hints.knock_queue(job.queue)
+    Notifications.notify_queue(job.queue)
   end
 end
 
 -- Unpark the best job that is parked under some names, if it precedes all ready jobs of the queue; return the id of the
 -- first ready job, nil without one.
 function Parking.first(queue, names)
-  local id, under = Known.first(queue, names)
+  local id, under = KnownTasks.first(queue, names)
   if under then
-    local job = Audit.known_in('parked', queue, id, under)
+    local job = Audit.checked_in('parked', queue, id, under)
     if job then
-      Shelf.move(job, { parked_under = NONE })
+      JobIndexes.move(job, { parked_under = NONE })
     end
   end
   return id
@@ -108,22 +108,22 @@ end
 local function open(queue, name, limit)
   local rate = rate_of(queue, name)
   if not rate then
-    local let_in = Parking.unpark(queue, name, limit)
+    local unparked = Parking.unpark(queue, name, limit)
     note_opening(queue, name)
-    return let_in
+    return unparked
   end
   local so_far = Rates.taken(queue, rate)
   local opens = tonumber(call('ZSCORE', key('opening', queue), name) or '')
   if opens then
     so_far = Rates.later(so_far, Rates.taken_if_open(opens, rate))
   end
-  local let_in = Parking.unpark(queue, name, min(Rates.free(so_far, rate), limit))
-  note_opening(queue, name, Rates.after(so_far, rate, let_in))
-  return let_in
+  local unparked = Parking.unpark(queue, name, min(Rates.free(so_far, rate), limit))
+  note_opening(queue, name, Rates.after(so_far, rate, unparked))
+  return unparked
 end
 
 -- Unpark the jobs that the rates of a queue let start now, beginning with the rate that has been open longest.
-function Parking.open_up(queue)
+function Parking.release_open_rates(queue)
   local left = PROMOTE_LIMIT
   for _, name in ipairs(up_to(key('opening', queue), NOW, PROMOTE_LIMIT)) do
     if left == 0 then
@@ -134,7 +134,7 @@ function Parking.open_up(queue)
 end
 
 -- Unpark all jobs that a rate lets start now, ignoring jobs unparked earlier; return how many.
-function Parking.open_anew(queue, name, limit)
+function Parking.recheck_rate(queue, name, limit)
   call('ZREM', key('opening', queue), name)
   return open(queue, name, limit or PROMOTE_LIMIT)
 end
@@ -156,8 +156,8 @@ local function fill(queue, name)
 end
 
 -- Unpark jobs under the keys and rates that were freed since the last call; every script that moves jobs calls this.
-function Parking.let_in()
-  for place, left in Shelf.next_freed do
+function Parking.unpark_freed()
+  for place, left in JobIndexes.next_freed do
     local queue, name = parts_of(place)
     if call('EXISTS', key('parked', place)) == 1 then
       if starts_with(name, RATE) then
@@ -170,7 +170,7 @@ function Parking.let_in()
 end
 
 -- Apply the limits of a new job's keys; unpark jobs if a limit has grown.
-function Parking.limit(job)
+function Parking.apply_limits(job)
   for _, held in ipairs(job.keys) do
     local limits = key('limits', job.queue)
     local before = tonumber(call('HGET', limits, held[1]) or '')

@@ -1,4 +1,4 @@
--- requires: cell, settings
+-- requires: prelude, settings
 -- Rate limits: each start takes an interval of its rate's time. core/rate.py has the same rules, with reasons.
 --
 -- taken  ZSET  for each rate (queue, name), the instant up to which its time is taken
@@ -31,33 +31,33 @@ end
 Rates.is_of_task = is_of_task
 
 -- Convert a rate from the form of settings to the form of jobs; nil without one.
-function Rates.told(setting)
+function Rates.from_settings(setting)
   return setting and { setting.name, setting.interval, setting.burst or 1 }
 end
 
 -- The rates of which a job's start takes time. If its task has a rate setting, that replaces the task's own rates.
 function Rates.of(job)
-  local told = Rates.told(Settings.of('task', job.task).rate)
-  if not told and #job.rates == 0 then
+  local setting = Rates.from_settings(Settings.get('task', job.task).rate)
+  if not setting and #job.rates == 0 then
     return job.rates
   end
-  local heeded = {}
-  if told and told[2] > 0 then
-    heeded[1] = told
+  local effective = {}
+  if setting and setting[2] > 0 then
+    effective[1] = setting
   end
   for _, rate in ipairs(job.rates) do
-    local replaced = told and (rate[1] == told[1] or is_of_task(rate[1], job.task))
+    local replaced = setting and (rate[1] == setting[1] or is_of_task(rate[1], job.task))
     if not replaced and rate[2] > 0 then
-      heeded[#heeded + 1] = rate
+      effective[#effective + 1] = rate
     end
   end
-  return heeded
+  return effective
 end
 
 -- The rate from a queue's settings, or nil.
 function Rates.of_queue(queue)
-  local told = Rates.told(Settings.of('queue', queue).rate)
-  return told and told[2] > 0 and told or nil
+  local setting = Rates.from_settings(Settings.get('queue', queue).rate)
+  return setting and setting[2] > 0 and setting or nil
 end
 
 function Rates.taken(queue, rate)

@@ -1,4 +1,4 @@
--- requires: cell, record, lease, shelf
+-- requires: prelude, record, lease, job_indexes
 -- Transfers an active job to the process that found its owner dead or silent.
 local Reclaiming = {}
 
@@ -11,7 +11,7 @@ end
 -- Take over an active job until its end is decided: the same run, with a new fence.
 function Reclaiming.take(job, owner, reason)
   local why, was, silent_for = reason or stall_reason(job), job.owner, max(0, NOW - (job.heard_at or NOW))
-  Shelf.move(job, {
+  JobIndexes.move(job, {
     fence = Lease.next_fence(job.fence),
     owner = owner,
     heard_at = NOW,
@@ -21,5 +21,5 @@ function Reclaiming.take(job, owner, reason)
     progress_until = NONE,
   })
   Lease.note()
-  return { job.ref, Record.packed(job), Record.payload_apart(job), why, was, silent_for }
+  return { job.ref, Record.encoded(job), Record.read_separate_payload(job), why, was, silent_for }
 end

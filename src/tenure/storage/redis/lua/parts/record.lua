@@ -1,5 +1,6 @@
--- requires: cell, form, folding, bytes
--- Records: each job is one string (parts/form.lua). A script loads it at most once, and writes it back at its end.
+-- requires: prelude, record_format, record_codec, record_bytes
+-- Records: each job is one string (parts/record_format.lua). A script loads it at most once, and writes it back at its
+-- end.
 --
 -- The fields are those of JobRecord by their names; fields at their defaults are left out. `headers`, `policy` and
 -- `error` are JSON text. The log, the earlier runs, and long payloads and results have keys of their
@@ -11,7 +12,7 @@
 --               started, as a number of eight bytes; then the text
 local Record = {}
 
-local UNSAID = {
+local DEFAULTS = {
   __index = {
     priority = 0,
     boost = 0,
@@ -45,13 +46,13 @@ local loaded, changed, packed = {}, {}, {}
 function Record.new(ref, fields)
   fields.ref = ref
   fields.queue, fields.id = parts_of(ref)
-  return setmetatable(fields, UNSAID)
+  return setmetatable(fields, DEFAULTS)
 end
 
 local BEAT, NEVER = '<ddddddddddd', -1
 
 -- Encode the entry of a job in `beats`, which is valid until its record is written again.
-function Record.beat(job)
+function Record.encode_beat(job)
   local fields = {
     job.fence,
     job.heard_at,
@@ -73,7 +74,7 @@ local function unless_never(number)
 end
 
 -- Decode an entry of `beats` into fields of a job.
-function Record.beat_of(body)
+function Record.decode_beat(body)
   local fence, heard, ends, run, progress, lease, grace, started, timeout, deadline, heartbeat, at =
     struct.unpack(BEAT, body)
   return {
@@ -93,19 +94,19 @@ function Record.beat_of(body)
 end
 
 -- Let later beats of a job use its entry in `beats` instead of its record.
-function Record.let_beat(job)
+function Record.allow_fast_beats(job)
   job.beaten = true
-  call('HSET', key('beats'), job.ref, Record.beat(job))
+  call('HSET', key('beats'), job.ref, Record.encode_beat(job))
 end
 
 -- Encode the entry of a job in `traces`.
-function Record.trace(job, text)
+function Record.encode_trace(job, text)
   return struct.pack('<d', job.started) .. text
 end
 
 -- Return where the handler of the current run is, or nil. An entry of an earlier run may be left over, if that run was
 -- settled by code that knew nothing of traces; it is ignored.
-function Record.trace_of(job)
+function Record.read_trace(job)
   local body = (job.traced or job.beaten) and call('HGET', key('traces'), job.ref)
   if body and #body >= 8 and struct.unpack('<d', body) == job.started then
     return string.sub(body, 9)
@@ -113,7 +114,7 @@ function Record.trace_of(job)
   return nil
 end
 
-function Record.forget_trace(ref)
+function Record.delete_trace(ref)
   call('HDEL', key('traces'), ref)
 end
 
@@ -121,19 +122,19 @@ end
 function Record.note_traced(job)
   if not job.traced and not job.beaten then
     job.traced = true
-    Record.keep(job)
+    Record.mark_changed(job)
   end
 end
 
 -- The payload of a job if it has a key of its own, else ''.
-function Record.payload_apart(job)
+function Record.read_separate_payload(job)
   return job.load_apart and call('GET', key('load', job.ref)) or ''
 end
 
 -- Set a job's payload; `apart`: in a key of its own, even if it is short.
-function Record.put_payload(job, payload, apart)
+function Record.set_payload(job, payload, apart)
   job.load = #payload
-  job.load_apart = (apart or #payload > Form.WITHIN) or nil
+  job.load_apart = (apart or #payload > RecordFormat.INLINE_PAYLOAD) or nil
   job.payload = not job.load_apart and payload or nil
   if job.load_apart then
     call('SET', key('load', job.ref), payload)
@@ -141,8 +142,8 @@ function Record.put_payload(job, payload, apart)
 end
 
 -- Set a job's result.
-function Record.put_result(job, result)
-  job.result_apart = #result > Form.RESULT_WITHIN or nil
+function Record.set_result(job, result)
+  job.result_apart = #result > RecordFormat.INLINE_RESULT or nil
   job.result = not job.result_apart and result or nil
   if job.result_apart then
     call('SET', key('result', job.ref), result)
@@ -150,7 +151,7 @@ function Record.put_result(job, result)
 end
 
 -- The result of a job if it has a key of its own, else false.
-function Record.result_apart(job)
+function Record.read_separate_result(job)
   return job.result_apart and call('GET', key('result', job.ref)) or false
 end
 
@@ -171,12 +172,12 @@ end
 
 -- Decode a record. Unreadable fields get neutral values, and the job's error says so: such a job must not block others.
 function Record.read(ref, body)
-  local readable, fields = pcall(Folding.unfold, body)
+  local readable, fields = pcall(RecordCodec.decode, body)
   if readable then
     packed[ref] = body
     return Record.new(ref, fields)
   end
-  local salvaged, what, failed = Folding.salvage(body)
+  local salvaged, what, failed = RecordCodec.salvage(body)
   if salvaged.made < 1 then
     salvaged.made = number_of(ref)
   end
@@ -186,16 +187,16 @@ function Record.read(ref, body)
 end
 
 -- Return the job of a ref, or nil.
-function Record.at(ref)
+function Record.get(ref)
   local job = loaded[ref]
   if job == nil then
-    local body = Bytes.take(ref)
+    local body = RecordBytes.take(ref)
     job = body and Record.read(ref, body)
     loaded[ref] = job
     local beaten = job and job.beaten and call('HGET', key('beats'), ref)
     local readable, beat = false, nil
     if beaten then
-      readable, beat = pcall(Record.beat_of, beaten)
+      readable, beat = pcall(Record.decode_beat, beaten)
     end
     if readable then
       job.heard_at, job.lease_until = beat.heard_at, beat.lease_until
@@ -207,19 +208,19 @@ function Record.at(ref)
 end
 
 -- Return true if this script has loaded or moved a record.
-function Record.has(ref)
+function Record.is_loaded(ref)
   return loaded[ref] ~= nil
 end
 
-function Record.of(queue, id)
-  return Record.at(pair(queue, id))
+function Record.get_in(queue, id)
+  return Record.get(pair(queue, id))
 end
 
 -- Mark a record as changed; it is written at the end.
-function Record.keep(job)
+function Record.mark_changed(job)
   loaded[job.ref] = job
   changed[job.ref] = true
-  Bytes.let_go(job.ref)
+  RecordBytes.release(job.ref)
   if job.beaten then
     -- Its fast beats may also have stored where its handler is.
     job.beaten, job.traced = nil, true
@@ -228,49 +229,49 @@ function Record.keep(job)
 end
 
 -- Delete a job with all its keys.
-function Record.drop(job)
+function Record.delete(job)
   local ref = job.ref
   loaded[ref], changed[ref], packed[ref] = false, nil, nil
   if job.beaten then
     call('HDEL', key('beats'), ref)
   end
-  Bytes.let_go(ref)
+  RecordBytes.release(ref)
   -- Write deferred changes first; otherwise an earlier change would write the record again after this.
-  Bytes.flush()
+  RecordBytes.flush()
   call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
 end
 
 -- The encoded record of a job, for an answer; if it was changed, it is also passed on to be written.
-function Record.packed(job)
+function Record.encoded(job)
   local ref = job.ref
   if changed[ref] or not packed[ref] then
-    packed[ref] = Folding.fold(job)
+    packed[ref] = RecordCodec.encode(job)
     if changed[ref] then
       changed[ref] = nil
-      Bytes.write(ref, packed[ref])
+      RecordBytes.write(ref, packed[ref])
     end
   end
   return packed[ref]
 end
 
--- Pass all changed records on to Bytes, which writes them.
+-- Pass all changed records on to RecordBytes, which writes them.
 function Record.flush()
   for ref in pairs(changed) do
-    Record.packed(loaded[ref])
+    Record.encoded(loaded[ref])
   end
 end
 
 -- Return true if a completed job's own lifetime is over: then it counts as gone, even before a sweep deletes it.
-function Record.past(job)
+function Record.is_over(job)
   return job.state == 'completed' and job.kept_until ~= nil and job.kept_until <= NOW
 end
 
 -- Return true if this owner's run with this fence is the job's current one: the guard of every write.
-function Record.holds(job, owner, fence)
+function Record.is_held_by(job, owner, fence)
   return job.state == 'active' and job.fence == fence and job.owner == owner
 end
 
 -- Return true if a job that has not started is too old to start.
-function Record.lapsed(job)
+function Record.is_expired(job)
   return job.expires_at ~= nil and job.expires_at <= NOW
 end

@@ -1,4 +1,4 @@
--- requires: cell, folding, hints, journal, line, shelf, intake
+-- requires: prelude, record_codec, notifications, event_log, fair_queue, job_indexes, enqueue
 -- Redrives finished jobs, by an operator's request or by the job's rule. core/transition.py has the same rules.
 local Redriving = {}
 
@@ -6,7 +6,7 @@ local Redriving = {}
 function Redriving.holder(job)
   -- A unique key with a window is held for a time, not by a job.
   if job.merge and job.merge.type == 'unique' and not job.merge.window then
-    return Intake.living(job.queue, job.merge)
+    return Enqueue.merge_target(job.queue, job.merge)
   end
   return nil
 end
@@ -14,10 +14,10 @@ end
 -- Put a finished job back into its queue, with new budgets and a new time to live; its fence and starts keep rising.
 function Redriving.redrive(job, delay, by, by_rule)
   local was, run_at = job.state, NOW + delay
-  Shelf.move(job, {
+  JobIndexes.move(job, {
     state = delay > 0 and 'delayed' or 'waiting',
     run_at = run_at,
-    score = delay > 0 and Line.place(run_at, job.boost, job.lifo) or Line.score(job, run_at),
+    score = delay > 0 and FairQueue.score_at(run_at, job.boost, job.lifo) or FairQueue.score(job, run_at),
     expires_at = job.ttl and run_at + job.ttl or NONE,
     failures = NONE,
     stalls = NONE,
@@ -31,12 +31,12 @@ function Redriving.redrive(job, delay, by, by_rule)
     finished = NONE,
     kept_until = NONE,
     -- Keep an "unreadable" error; without it the job would run with neutral values, for example without its keys.
-    error = Folding.is_unreadable(job) and job.error or NONE,
+    error = RecordCodec.is_unreadable(job) and job.error or NONE,
     reason = NONE,
     progress = NONE,
     progress_note = NONE,
   })
-  Journal.record_of(job, 'redriven', { by = by, was = was })
-  Hints.knock_queue(job.queue)
-  Hints.knock_job(job)
+  EventLog.record_job_event(job, 'redriven', { by = by, was = was })
+  Notifications.notify_queue(job.queue)
+  Notifications.notify_job(job)
 end

@@ -1,4 +1,4 @@
--- requires: cell
+-- requires: prelude
 -- The settings of queues, tasks and workers, each a msgpack map of the fields of Settings.
 local Settings = {}
 
@@ -7,24 +7,24 @@ local NOTHING = {}
 local known = { queue = {}, task = {}, worker = {} }
 
 -- The settings of a target; an empty table if it has none.
-function Settings.of(kind, name)
-  local told = known[kind][name]
-  if not told then
+function Settings.get(kind, name)
+  local settings = known[kind][name]
+  if not settings then
     local body = call('HGET', key('settings'), pair(kind, name))
-    told = body and cmsgpack.unpack(body) or NOTHING
-    known[kind][name] = told
+    settings = body and cmsgpack.unpack(body) or NOTHING
+    known[kind][name] = settings
   end
-  return told
+  return settings
 end
 
 -- Read the settings of many targets of a kind with few commands; return the numbers of the targets that have settings.
 function Settings.fetch(kind, names)
-  local told = {}
+  local numbers = {}
   if #names > 1 and call('EXISTS', key('settings')) == 0 then
     for _, name in ipairs(names) do
       known[kind][name] = NOTHING
     end
-    return told
+    return numbers
   end
   for from = 1, #names, 1000 do
     local fields = {}
@@ -34,10 +34,10 @@ function Settings.fetch(kind, names)
     for at, body in ipairs(call('HMGET', key('settings'), unpack(fields))) do
       local number = from + at - 1
       known[kind][names[number]] = body and cmsgpack.unpack(body) or NOTHING
-      told[#told + 1] = body and number or nil
+      numbers[#numbers + 1] = body and number or nil
     end
   end
-  return told
+  return numbers
 end
 
 function Settings.put(kind, name, settings)
@@ -46,15 +46,15 @@ function Settings.put(kind, name, settings)
 end
 
 -- Delete the settings of a worker that has left; owner ids are never reused.
-function Settings.forget_worker(owner)
+function Settings.delete_worker(owner)
   known.worker[owner] = nil
   call('HDEL', key('settings'), pair('worker', owner))
 end
 
 -- Return true if a queue records an event that is recorded on request only.
 function Settings.records(queue, event)
-  for _, asked in ipairs(Settings.of('queue', queue).record or {}) do
-    if asked == event then
+  for _, wanted in ipairs(Settings.get('queue', queue).record or {}) do
+    if wanted == event then
       return true
     end
   end
@@ -62,9 +62,9 @@ function Settings.records(queue, event)
 end
 
 function Settings.queue_paused(queue)
-  return Settings.of('queue', queue).paused == true
+  return Settings.get('queue', queue).paused == true
 end
 
 function Settings.task_paused(task)
-  return Settings.of('task', task).paused == true
+  return Settings.get('task', task).paused == true
 end

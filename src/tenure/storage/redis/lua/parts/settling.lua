@@ -1,20 +1,22 @@
--- requires: cell, step, folding, record, hints, journal, line, shelf, flow, forgetting, rates, known
--- Settles runs of all kinds of jobs; parts/passage.lua has the fast path for plain ones.
+-- requires: prelude, transaction, record_codec, record, notifications, event_log, fair_queue, job_indexes
+-- requires: transitions, deletion, rates, known_tasks
+-- Settles runs of all kinds of jobs; parts/fast_path.lua has the fast path for plain ones.
 --
 -- Settlements have the form that exchange.lua describes.
 local Settling = {}
 
 -- Change a settlement of a job that has a cancellation request; core/settlement.py has the reasons.
-local function when_cancelling(asked, job)
-  if asked.after then
-    local told = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts, was = 'active' }
-    told.reason, told.by = job.cancel_reason, job.cancel_by
-    asked.events = { { made = cmsgpack.pack(told) } }
-    asked.after, asked.state, asked.reason, asked.error, asked.charge = nil, 'cancelled', job.cancel_reason, nil, nil
+local function when_cancelling(settlement, job)
+  if settlement.after then
+    local event = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts }
+    event.was, event.reason, event.by = 'active', job.cancel_reason, job.cancel_by
+    settlement.events = { { made = cmsgpack.pack(event) } }
+    settlement.state, settlement.reason = 'cancelled', job.cancel_reason
+    settlement.after, settlement.error, settlement.charge = nil, nil, nil
     return
   end
-  asked.redrive_after = nil
-  for _, event in ipairs(asked.events) do
+  settlement.redrive_after = nil
+  for _, event in ipairs(settlement.events) do
     if event.name == 'completed' then
       event.over = { cancel_too_late = true }
     elseif event.name == 'cancelled' and not event.by then
@@ -23,7 +25,7 @@ local function when_cancelling(asked, job)
   end
 end
 
-local function apply(job, asked)
+local function apply(job, settlement)
   local changes = {
     settled_fence = job.fence,
     owner = NONE,
@@ -32,84 +34,84 @@ local function apply(job, asked)
     suspect_until = NONE,
     run_until = NONE,
     progress_until = NONE,
-    quarantined = asked.after and asked.quarantine or NONE,
-    put_back_used = asked.after and asked.put_back_used or NONE,
-    reason = asked.reason or NONE,
+    quarantined = settlement.after and settlement.quarantine or NONE,
+    put_back_used = settlement.after and settlement.put_back_used or NONE,
+    reason = settlement.reason or NONE,
     run_end = NOW,
-    ended = asked.ended_as or ARGV[asked.ended],
+    ended = settlement.ended_as or ARGV[settlement.ended],
   }
-  if asked.charge then
-    changes[asked.charge] = job[asked.charge] + 1
+  if settlement.charge then
+    changes[settlement.charge] = job[settlement.charge] + 1
   end
-  if not asked.after then
-    changes.state = asked.state
+  if not settlement.after then
+    changes.state = settlement.state
     changes.finished = NOW
-    changes.error = asked.error or NONE
-    changes.kept_until = asked.keep and NOW + asked.keep or NONE
-    changes.redrive_at = asked.redrive_after and NOW + asked.redrive_after or NONE
-    if asked.result then
-      Record.put_result(job, ARGV[asked.result])
+    changes.error = settlement.error or NONE
+    changes.kept_until = settlement.keep and NOW + settlement.keep or NONE
+    changes.redrive_at = settlement.redrive_after and NOW + settlement.redrive_after or NONE
+    if settlement.result then
+      Record.set_result(job, ARGV[settlement.result])
     end
   else
-    changes.run_at = NOW + asked.after
+    changes.run_at = NOW + settlement.after
     -- Keep an "unreadable" error; without it the job would run with neutral values, for example without its keys.
-    changes.error = not Folding.is_unreadable(job) and asked.error or nil
-    if asked.after == 0 then
-      changes.state, changes.score = 'waiting', Line.score_again(job)
+    changes.error = not RecordCodec.is_unreadable(job) and settlement.error or nil
+    if settlement.after == 0 then
+      changes.state, changes.score = 'waiting', FairQueue.score_of_put_back(job)
     else
-      changes.state, changes.score = 'delayed', Line.place(NOW + asked.after, job.boost, job.lifo)
+      changes.state, changes.score = 'delayed', FairQueue.score_at(NOW + settlement.after, job.boost, job.lifo)
     end
-    if asked.until_known then
+    if settlement.until_known then
       Rates.give_back(job.queue, Rates.all_of(job), job.started or NOW)
-      changes.parked_under = Known.place_of(job)
+      changes.parked_under = KnownTasks.place_of(job)
     end
-    Hints.knock_queue(job.queue)
+    Notifications.notify_queue(job.queue)
   end
-  Shelf.move(job, changes)
-  if changes.state == 'completed' and not asked.keep then
-    Forgetting.note(job.queue, 1)
+  JobIndexes.move(job, changes)
+  if changes.state == 'completed' and not settlement.keep then
+    Deletion.note_completed(job.queue, 1)
   end
-  Hints.knock_job(job)
+  Notifications.notify_job(job)
 end
 
 -- Apply a settlement of an owner; return the verdict.
-function Settling.settle(asked, owner)
-  local job = Record.at(asked.ref)
+function Settling.settle(settlement, owner)
+  local job = Record.get(settlement.ref)
   if not job then
     return 'gone'
   end
-  if not Record.holds(job, owner.id, asked.fence) then
-    if job.settled_fence == asked.fence then
-      Step.note_repeated()
+  if not Record.is_held_by(job, owner.id, settlement.fence) then
+    if job.settled_fence == settlement.fence then
+      Transaction.note_repeated()
       return 'duplicate'
     end
-    Flow.refused(job, owner.id, asked.fence, 'settle')
+    Transitions.record_refusal(job, owner.id, settlement.fence, 'settle')
     return 'lost'
   end
   if job.cancel_at then
-    when_cancelling(asked, job)
+    when_cancelling(settlement, job)
   end
-  apply(job, asked)
+  apply(job, settlement)
   if job.traced then
-    Record.forget_trace(job.ref)
+    Record.delete_trace(job.ref)
     job.traced = nil
   end
-  for _, event in ipairs(asked.events) do
-    Journal.record_as_told(event.made or ARGV[event.body], job.ref, event.over)
+  for _, event in ipairs(settlement.events) do
+    EventLog.append(event.made or ARGV[event.body], job.ref, event.over)
   end
-  Journal.tell_if_drained(job.queue)
+  EventLog.record_if_drained(job.queue)
   return 'done'
 end
 
 -- Put back a claimed job whose run never began, because the claim's answer was lost; core/settlement.py has the same
 -- rules.
 function Settling.hand_back(ref, fence, owner)
-  local job = Record.at(ref)
-  if not job or not Record.holds(job, owner.id, fence) then
+  local job = Record.get(ref)
+  if not job or not Record.is_held_by(job, owner.id, fence) then
     return
   end
-  local told = { event = 'released', queue = job.queue, id = job.id, task = job.task, run = job.starts }
-  told.reason, told.delay = 'prefetch', 0
+  local event = { event = 'released', queue = job.queue, id = job.id, task = job.task, run = job.starts }
+  event.reason, event.delay = 'prefetch', 0
   Settling.settle({
     ref = ref,
     fence = fence,
@@ -119,6 +121,6 @@ function Settling.hand_back(ref, fence, owner)
     quarantine = job.quarantined,
     put_back_used = job.put_back_used,
     ended_as = cmsgpack.pack({ ended = 'released', reason = 'prefetch' }),
-    events = { { made = cmsgpack.pack(told) } },
+    events = { { made = cmsgpack.pack(event) } },
   }, owner)
 end

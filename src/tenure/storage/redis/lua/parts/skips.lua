@@ -1,4 +1,4 @@
--- requires: cell, hints
+-- requires: prelude, notifications
 -- Skips: the leader of many partitions skips one in which nothing waits for a sweep (sweep.lua begins a skip).
 --
 -- leader  HASH  skipped_until: the end of a skip; absent if a change has ended it. term: the length of a term without a
@@ -25,5 +25,5 @@ function Skips.finish()
   if term and ends and ends > NOW + term then
     call('HSET', leader, 'until', NOW + term)
   end
-  Hints.knock('partition:' .. BASE)
+  Notifications.notify('partition:' .. BASE)
 end

@@ -1,4 +1,4 @@
--- requires: cell, journal, skips, audit, intake
+-- requires: prelude, event_log, skips, audit, enqueue
 -- Schedules: put, pause, remove, and move on tick by tick, each tick once. core/schedule.py has the same rules with
 -- reasons.
 --
@@ -6,12 +6,12 @@
 --                  text in `rest`
 -- ticks      ZSET  the schedules that are not paused, by their next tick, if they have one
 -- reached    ZSET  the schedules that are not paused, by the last tick that was dealt with
-local Timetable = {}
+local Schedules = {}
 
 local AHEAD = 10000000
 
 -- A schedule by its name, or nil.
-function Timetable.of(name)
+function Schedules.get(name)
   local body = call('HGET', key('schedules'), name)
   return body and cmsgpack.unpack(body) or nil
 end
@@ -42,22 +42,22 @@ local function ticks_as(one, other)
 end
 
 -- Put a schedule. If it exists already, its definition is replaced, but its progress is kept.
-function Timetable.put(name, told)
-  local known = Timetable.of(name)
+function Schedules.put(name, new)
+  local known = Schedules.get(name)
   if known then
     local set_back = is_ahead(known)
-    if ticks_as(known, told) and not set_back then
-      told.last_tick, told.next_tick = known.last_tick, known.next_tick
+    if ticks_as(known, new) and not set_back then
+      new.last_tick, new.next_tick = known.last_tick, known.next_tick
     elseif not set_back then
-      told.last_tick = max(told.last_tick, known.last_tick)
+      new.last_tick = max(new.last_tick, known.last_tick)
     end
-    told.paused, told.made, told.last_id = known.paused, known.made, known.last_id
+    new.paused, new.made, new.last_id = known.paused, known.made, known.last_id
   end
-  keep(name, told)
+  keep(name, new)
 end
 
 -- Pause or resume a schedule. Ticks during the pause are neither fired nor counted as missed.
-function Timetable.pause(name, known, paused, next_tick)
+function Schedules.pause(name, known, paused, next_tick)
   if not paused and known.paused then
     known.last_tick = is_ahead(known) and NOW or max(known.last_tick, NOW)
     known.next_tick = next_tick
@@ -67,7 +67,7 @@ function Timetable.pause(name, known, paused, next_tick)
 end
 
 -- Delete a schedule; the jobs that it has made stay.
-function Timetable.remove(name)
+function Schedules.remove(name)
   call('HDEL', key('schedules'), name)
   call('ZREM', key('ticks'), name)
   call('ZREM', key('reached'), name)
@@ -78,10 +78,10 @@ local function may_fire(name, overlap)
   if overlap == 'allow' then
     return true
   end
-  if Audit.knows_any('queued', name) then
+  if Audit.has_any('queued', name) then
     return false
   end
-  return overlap == 'queue_one' or not Audit.knows_any('running', name)
+  return overlap == 'queue_one' or not Audit.has_any('running', name)
 end
 
 -- Enqueue a tick's job; return its id, or nil and the reason why no job was made.
@@ -89,7 +89,7 @@ local function fire(name, known, wish, place)
   if not may_fire(name, known.overlap) then
     return nil, 'overlap'
   end
-  local made = Intake.remember(wish, place)
+  local made = Enqueue.add(wish, place)
   if made[1] == 'throttled' or made[1] == 'duplicate' then
     return nil, made[1]
   end
@@ -97,7 +97,7 @@ local function fire(name, known, wish, place)
 end
 
 -- Move a schedule on by a tick, unless another process has done so; return the verdict, and the id of the tick's job.
-function Timetable.move_on(name, known, asked)
+function Schedules.advance(name, known, asked)
   if known.paused or known.last_tick ~= asked.expected then
     return 'superseded'
   end
@@ -108,16 +108,16 @@ function Timetable.move_on(name, known, asked)
   known.last_tick, known.next_tick, known.last_id = asked.tick, asked.next_tick, id or known.last_id
   keep(name, known)
   if asked.missed > 0 then
-    Journal.record('schedule_missed', { name = name, tick = asked.tick, ticks = asked.missed, policy = known.missed })
+    EventLog.record('schedule_missed', { name = name, tick = asked.tick, ticks = asked.missed, policy = known.missed })
   end
   if id then
     local late_by = max(0, NOW - asked.tick) / 1000000
-    Journal.record(
+    EventLog.record(
       'schedule_fired',
       { name = name, tick = asked.tick, late_by = late_by, queue = asked.job.queue, id = id }
     )
   elseif instead then
-    Journal.record('schedule_skipped', { name = name, tick = asked.tick, reason = instead })
+    EventLog.record('schedule_skipped', { name = name, tick = asked.tick, reason = instead })
   end
   return 'done', id
 end
@@ -125,7 +125,7 @@ end
 -- Return the due schedules in their stored form, and the time until another schedule has a tick (false: none has).
 --
 -- First those with a due tick, the longest due first; then those that are ahead of the clock.
-function Timetable.due()
+function Schedules.due()
   local names = up_to(key('ticks'), NOW, DUE_LIMIT)
   if #names < DUE_LIMIT then
     -- A bounded number: the caller's answer corrects each of these, so that it is not ahead any more.

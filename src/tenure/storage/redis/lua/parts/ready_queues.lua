@@ -1,15 +1,15 @@
--- requires: cell, settings, known
+-- requires: prelude, settings, known_tasks
 -- Finds the queues that have jobs for a claim, with a few commands for all queues: reading each queue would make a
 -- claim cost more, the more queues a worker serves. The existence of a queue's keys answers it. For delayed jobs,
 -- `dues` does, as for the sweeps: if a queue were missing there, its jobs would come late. The audit compares `dues`
 -- with each delayed job, and repairs it.
-local Lookout = {}
+local ReadyQueues = {}
 
 -- Maximum number of names in one command.
 local AT_ONCE = 1000
 
 -- Maximum number of future instants in `dues` that are checked for one answer.
-local LOOKS = 50
+local EXAMINED_LIMIT = 50
 
 local keys_of = {}
 
@@ -29,7 +29,7 @@ end
 --
 -- It searches ranges of growing length, then halves the one that has a hit. If most queues have the key, the first
 -- range suffices; if few have it, few commands cover many queues. All calls in a script must name the same queues.
-function Lookout.first_with(kind, queues, from)
+function ReadyQueues.first_with(kind, queues, from)
   local names, stretch = keys(kind, queues), 1
   while from <= #names do
     local to = min(from + stretch - 1, #names)
@@ -49,14 +49,14 @@ function Lookout.first_with(kind, queues, from)
   return nil
 end
 
--- What may release or hold up jobs of these queues: {told, dues, opening}. `told`: the numbers of the queues with
+-- What may release or hold up jobs of these queues: {tuned, dues, opening}. `tuned`: the numbers of the queues with
 -- settings. `dues`: by number of queue, an instant before which none of its delayed jobs is due. `opening`: by number
 -- of queue, when the first rate opens for which jobs wait.
-function Lookout.coming(queues)
+function ReadyQueues.upcoming(queues)
   local dues, opening = {}, {}
-  local coming = { told = Settings.fetch('queue', queues), dues = dues, opening = opening }
+  local upcoming = { tuned = Settings.fetch('queue', queues), dues = dues, opening = opening }
   if call('EXISTS', key('dues'), key('places')) == 0 then
-    return coming
+    return upcoming
   end
   for from = 1, #queues, AT_ONCE do
     local instants = call('ZMSCORE', key('dues'), unpack(queues, from, min(from + AT_ONCE - 1, #queues)))
@@ -64,19 +64,19 @@ function Lookout.coming(queues)
       dues[from + at - 1] = tonumber(instant or '')
     end
   end
-  local number = Lookout.first_with('opening', queues, 1)
+  local number = ReadyQueues.first_with('opening', queues, 1)
   while number do
     opening[number] = head_of(key('opening', queues[number]))
-    number = Lookout.first_with('opening', queues, number + 1)
+    number = ReadyQueues.first_with('opening', queues, number + 1)
   end
-  return coming
+  return upcoming
 end
 
 local known
 
 -- By number of queue, the names under which jobs are parked whose task and version the caller knows. The queues share
 -- the `PLACE_LIMIT` names that a script examines. All calls must name the same queues: the first answer is cached.
-function Lookout.known(queues)
+function ReadyQueues.known_places(queues)
   if known then
     return known
   end
@@ -85,21 +85,21 @@ function Lookout.known(queues)
     return known
   end
   local numbers = {}
-  local number = Lookout.first_with('unknown', queues, 1)
+  local number = ReadyQueues.first_with('unknown', queues, 1)
   while number do
     numbers[#numbers + 1] = number
-    number = Lookout.first_with('unknown', queues, number + 1)
+    number = ReadyQueues.first_with('unknown', queues, number + 1)
   end
   for _, at in ipairs(numbers) do
-    local places = Known.places(queues[at], max(1, floor(PLACE_LIMIT / #numbers)))
+    local places = KnownTasks.places(queues[at], max(1, floor(PLACE_LIMIT / #numbers)))
     known[at] = #places > 0 and places or nil
   end
   return known
 end
 
--- Return true if the answer of `coming` holds anything.
-function Lookout.holds_up(coming)
-  return #coming.told > 0 or next(coming.dues) ~= nil or next(coming.opening) ~= nil
+-- Return true if the answer of `upcoming` holds anything.
+function ReadyQueues.has_any(upcoming)
+  return #upcoming.tuned > 0 or next(upcoming.dues) ~= nil or next(upcoming.opening) ~= nil
 end
 
 -- When the first delayed job of a queue is due, nil without one; if `dues` has another instant, correct it.
@@ -113,11 +113,11 @@ local function first_due(queue, known)
   return due
 end
 
--- The earliest instant at which a delayed job of one of these queues is due, or nil; `dues`: from `coming`.
+-- The earliest instant at which a delayed job of one of these queues is due, or nil; `dues`: from `upcoming`.
 --
 -- The answer may be too early, but never too late: if many delayed jobs were cancelled, successive claims correct the
 -- instants that those have left behind. This claim has visited the queues with due jobs anyway.
-function Lookout.next_due(queues, dues)
+function ReadyQueues.next_due(queues, dues)
   local numbers, first = {}, nil
   for number, instant in pairs(dues) do
     if not Settings.queue_paused(queues[number]) then
@@ -134,14 +134,14 @@ function Lookout.next_due(queues, dues)
   table.sort(numbers, function(one, other)
     return dues[one] < dues[other]
   end)
-  local looks = 0
+  local examined = 0
   for _, number in ipairs(numbers) do
     local bound = dues[number]
     if least and bound >= least then
       break
     end
-    looks = looks + (bound > NOW and 1 or 0)
-    if looks > LOOKS then
+    examined = examined + (bound > NOW and 1 or 0)
+    if examined > EXAMINED_LIMIT then
       return bound
     end
     if number ~= first then

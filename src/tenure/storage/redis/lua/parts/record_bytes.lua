@@ -1,7 +1,7 @@
--- requires: cell
+-- requires: prelude
 -- The encoded records, read and written many by one command. Record decodes a record and is from then on the only one
--- to use it. The fast path (parts/passage.lua) works on the bytes themselves.
-local Bytes = {}
+-- to use it. The fast path (parts/fast_path.lua) works on the bytes themselves.
+local RecordBytes = {}
 
 -- `known`: the current bytes of each record read or moved here, false without a record. `taken`: the refs that
 -- Record has taken over.
@@ -23,7 +23,7 @@ local function name_of(ref)
 end
 
 -- Read records that will be needed soon, with one command.
-function Bytes.fetch(refs)
+function RecordBytes.fetch(refs)
   local keys, wanted = {}, {}
   for _, ref in ipairs(refs) do
     if known[ref] == nil and not taken[ref] then
@@ -39,7 +39,7 @@ function Bytes.fetch(refs)
 end
 
 -- The bytes of a record, or false without a record; nil if Record has taken it over.
-function Bytes.of(ref)
+function RecordBytes.get(ref)
   if taken[ref] then
     return nil
   end
@@ -51,37 +51,37 @@ function Bytes.of(ref)
 end
 
 -- Return the bytes of a record to Record, which takes it over.
-function Bytes.take(ref)
-  local body = Bytes.of(ref)
+function RecordBytes.take(ref)
+  local body = RecordBytes.get(ref)
   taken[ref] = true
   return body
 end
 
 -- Let Record take over a record without reading its bytes.
-function Bytes.let_go(ref)
+function RecordBytes.release(ref)
   taken[ref] = true
 end
 
 -- Write a record at the end of the script.
-function Bytes.write(ref, body)
+function RecordBytes.write(ref, body)
   local at = #words
   words[at + 1], words[at + 2] = name_of(ref), body
 end
 
 -- Write another key of a job, together with the records.
-function Bytes.write_beside(name, body)
+function RecordBytes.write_key(name, body)
   local at = #words
   words[at + 1], words[at + 2] = name, body
 end
 
 -- Replace a record that Record has not loaded.
-function Bytes.rewrite(ref, body)
+function RecordBytes.replace(ref, body)
   known[ref] = body
-  Bytes.write(ref, body)
+  RecordBytes.write(ref, body)
 end
 
 -- Carry out the deferred writes, many by one command.
-function Bytes.flush()
+function RecordBytes.flush()
   for from = 1, #words, 500 do
     call('MSET', unpack(words, from, min(from + 499, #words)))
   end

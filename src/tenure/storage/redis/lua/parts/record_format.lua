@@ -1,6 +1,6 @@
--- requires: cell
--- The binary form of a record: numbers at fixed places, then fields that seldom change. docs/decisions/025-redis-records.md has the
--- reasons.
+-- requires: prelude
+-- The binary form of a record: numbers at fixed places, then fields that seldom change.
+-- docs/decisions/025-redis-records.md has the reasons.
 --
 --   head    always   form, state, marks; the lengths of fixed, payload and rare; the instants and numbers that every
 --                    move reads
@@ -13,22 +13,22 @@
 --   result  RESULT   unless it is RESULT_APART
 --
 -- An instant that is not set is NEVER. PLAIN: the job has no keys, rates or groups, no time limits except its lease and
--- its timeout, and no rare fields; see parts/plain.lua.
-local Form = {}
+-- its timeout, and no rare fields; see parts/plain_jobs.lua.
+local RecordFormat = {}
 
-Form.NUMBER = 2
+RecordFormat.NUMBER = 2
 
-Form.HEAD = '<BBBI4I4I4dddddd'
-Form.RUN = '<I4I4I4I4I4I4dddddddddd'
+RecordFormat.HEAD = '<BBBI4I4I4dddddd'
+RecordFormat.RUN = '<I4I4I4I4I4I4dddddddddd'
 -- The values of struct.size, so that scripts need not compute them; tests/storage/test_redis_records.py compares them.
-Form.HEAD_SIZE, Form.RUN_SIZE = 63, 104
-Form.NEVER = -1
-Form.PLAIN, Form.RAN, Form.BEATEN, Form.BACK, Form.TRACED = 1, 2, 4, 8, 16
-Form.RESULT, Form.APART, Form.RESULT_APART = 32, 64, 128
+RecordFormat.HEAD_SIZE, RecordFormat.RUN_SIZE = 63, 104
+RecordFormat.NEVER = -1
+RecordFormat.PLAIN, RecordFormat.RAN, RecordFormat.BEATEN, RecordFormat.BACK, RecordFormat.TRACED = 1, 2, 4, 8, 16
+RecordFormat.RESULT, RecordFormat.PAYLOAD_APART, RecordFormat.RESULT_APART = 32, 64, 128
 
 -- Up to how many bytes a payload, or a result, is in the record. Each move writes it again, but a key of its own costs
 -- more.
-Form.WITHIN, Form.RESULT_WITHIN = 512, 128
+RecordFormat.INLINE_PAYLOAD, RecordFormat.INLINE_RESULT = 512, 128
 
--- The numbers of the states that plain jobs can have; Folding has all states.
-Form.WAITING, Form.ACTIVE, Form.COMPLETED = 2, 3, 4
+-- The numbers of the states that plain jobs can have; RecordCodec has all states.
+RecordFormat.WAITING, RecordFormat.ACTIVE, RecordFormat.COMPLETED = 2, 3, 4

@@ -1,8 +1,9 @@
--- requires: cell, form, splice, bytes, index, hints, front, skips, lease, purse, plain, forgetting
--- The fast path of claim and settle: starts and completes many plain jobs at a time; see parts/plain.lua.
-local Passage = {}
+-- requires: prelude, record_format, fast_records, record_bytes, index_writes, notifications, virtual_time, skips
+-- requires: lease, time_budget, plain_jobs, deletion
+-- The fast path of claim and settle: starts and completes many plain jobs at a time; see parts/plain_jobs.lua.
+local FastPath = {}
 
-Passage.STARTING, Passage.FINISHING = 28, 25
+FastPath.START_COST, FastPath.SETTLE_COST = 28, 25
 
 local LOG = key('events')
 
@@ -19,7 +20,7 @@ local function put(words, number, member)
 end
 
 -- The refs of a queue's jobs.
-function Passage.refs(queue, ids)
+function FastPath.refs(queue, ids)
   local refs, beginning = {}, pair(queue, '')
   for number = 1, #ids do
     refs[number] = beginning .. ids[number]
@@ -32,45 +33,46 @@ end
 local function run_of(holder, lease, timeout)
   local run_until = timeout ~= -1 and Lease.run_limit(NOW, lease, timeout)
   local ends = Lease.ends(lease, run_until)
-  return Splice.first_run(holder, Lease.next_fence(0), ends, run_until), text(ends)
+  return FastRecords.first_run(holder, Lease.next_fence(0), ends, run_until), text(ends)
 end
 
 -- Start the first ready jobs of a queue until one is not plain. Append their leases to `leases`, and return how many
 -- were started. `quiet`: there are no settings, and the queue has no fair keys.
-function Passage.start(queue, ids, owner, leases, quiet)
-  if not quiet and (not Plain.in_queue(queue) or Front.of(queue)) then
+function FastPath.start(queue, ids, owner, leases, quiet)
+  if not quiet and (not PlainJobs.allows_queue(queue) or VirtualTime.of(queue)) then
     return 0
   end
-  local refs, holder = Passage.refs(queue, ids), Lease.holder(owner)
-  Bytes.fetch(refs)
-  if not Splice.waiting(Bytes.of(refs[1]) or '') then
+  local refs, holder = FastPath.refs(queue, ids), Lease.holder(owner)
+  RecordBytes.fetch(refs)
+  if not FastRecords.read_waiting(RecordBytes.get(refs[1]) or '') then
     return 0
   end
-  local waiting, active = Index.gone(key('in', pair(queue, 'waiting'))), Index.puts(key('in', pair(queue, 'active')))
-  local held, until_when = Index.puts(key('held', owner.id)), Index.puts(key('leases'))
+  local waiting = IndexWrites.removals(key('in', pair(queue, 'waiting')))
+  local active = IndexWrites.additions(key('in', pair(queue, 'active')))
+  local held, until_when = IndexWrites.additions(key('held', owner.id)), IndexWrites.additions(key('leases'))
   local started, run, ends, last_lease, last_timeout = 0, nil, nil, nil, nil
   for number = 1, #ids do
     local id, ref = ids[number], refs[number]
-    local body = Bytes.of(ref) or ''
-    local marks, fixed, load, made, run_at, created, lease, timeout = Splice.waiting(body)
-    if not marks or run_at ~= created or not Plain.goes_on(fixed, quiet) or Purse.is_empty() then
+    local body = RecordBytes.get(ref) or ''
+    local marks, fixed, load, made, run_at, created, lease, timeout = FastRecords.read_waiting(body)
+    if not marks or run_at ~= created or not PlainJobs.allows_task(fixed, quiet) or TimeBudget.is_spent() then
       break
     end
     if lease ~= last_lease or timeout ~= last_timeout then
       run, ends = run_of(holder, lease, timeout)
       last_lease, last_timeout = lease, timeout
     end
-    local record = Splice.started(body, marks, run, holder)
-    Bytes.rewrite(ref, record)
+    local record = FastRecords.started(body, marks, run, holder)
+    RecordBytes.replace(ref, record)
     local at = #leases
     leases[at + 1], leases[at + 2] = ref, record
-    leases[at + 3] = marks ~= Form.PLAIN and call('GET', key('load', ref)) or ''
+    leases[at + 3] = marks ~= RecordFormat.PLAIN and call('GET', key('load', ref)) or ''
     waiting[#waiting + 1] = id
     put(active, text(made), id)
     put(held, NOW_TEXT, ref)
     put(until_when, ends, ref)
     started = number
-    Purse.pay(Passage.STARTING + (load + #record) / 250)
+    TimeBudget.spend(FastPath.START_COST + (load + #record) / 250)
   end
   if started > 0 then
     Skips.finish()
@@ -84,44 +86,49 @@ end
 -- Complete the jobs of a group from number `from` on, until one is not plain, its current run is not this owner's run
 -- with this fence, or time runs out; return how many were completed. `group`: as in the request of exchange.lua,
 -- {queue, ids, fences, ended, keep, first}, plus the `refs` of its jobs. `quiet`: as for `start`.
-function Passage.complete(group, from, owner, quiet)
+function FastPath.complete(group, from, owner, quiet)
   local queue, ids, refs, fences, first = group.queue, group.ids, group.refs, group.fences, group.first
-  if not quiet and not Plain.in_queue(queue) or not Splice.active(Bytes.of(refs[from]) or '') then
+  if not quiet and not PlainJobs.allows_queue(queue) then
+    return 0
+  end
+  if not FastRecords.read_active(RecordBytes.get(refs[from]) or '') then
     return 0
   end
   local holder = Lease.holder(owner)
   local ended, kept = ARGV[group.ended], group.keep and NOW + group.keep
-  local over_at, channel = text(kept or NOW), Hints.channel('job:' .. pair(queue, ''))
-  local active, held = Index.gone(key('in', pair(queue, 'active'))), Index.gone(key('held', owner.id))
-  local leases, completed = Index.gone(key('leases')), Index.puts(key('in', pair(queue, 'completed')))
-  local over = Index.puts(kept and key('kept') or key('over', pair(queue, 'completed')))
+  local over_at, channel = text(kept or NOW), Notifications.channel('job:' .. pair(queue, ''))
+  local active = IndexWrites.removals(key('in', pair(queue, 'active')))
+  local held = IndexWrites.removals(key('held', owner.id))
+  local leases = IndexWrites.removals(key('leases'))
+  local completed = IndexWrites.additions(key('in', pair(queue, 'completed')))
+  local over = IndexWrites.additions(kept and key('kept') or key('over', pair(queue, 'completed')))
   -- Whether the queue may keep too many jobs after these completions.
-  local forgets = not kept and Forgetting.surplus(queue, quiet) + #ids > 0
+  local forgets = not kept and Deletion.surplus(queue, quiet) + #ids > 0
   if forgets then
-    Purse.pay(Forgetting.IN_STEP)
+    TimeBudget.spend(Deletion.STEP_COST)
   end
   local number, last_run, fence, size, run = from, nil, nil, nil, nil
-  while number <= #ids and not Purse.is_empty() do
+  while number <= #ids and not TimeBudget.is_spent() do
     local id, ref, result = ids[number], refs[number], ARGV[first + 2 * number - 1]
-    local body = Bytes.of(ref) or ''
-    local marks, current, made, before = Splice.active(body)
+    local body = RecordBytes.get(ref) or ''
+    local marks, current, made, before = FastRecords.read_active(body)
     if not marks then
       break
     end
     -- Jobs that were started together have the same bytes here.
     if current ~= last_run then
-      fence, size, run = Splice.run_over(current, #ended, kept)
+      fence, size, run = FastRecords.end_run(current, #ended, kept)
       last_run = current
     end
     if fence ~= fences[number] or string.sub(body, before + 1, before + size) ~= holder then
       break
     end
-    Purse.pay(Passage.FINISHING + #result / 250)
-    if #result > Form.RESULT_WITHIN then
-      Bytes.write_beside(key('result', ref), result)
+    TimeBudget.spend(FastPath.SETTLE_COST + #result / 250)
+    if #result > RecordFormat.INLINE_RESULT then
+      RecordBytes.write_key(key('result', ref), result)
       result = nil
     end
-    Bytes.rewrite(ref, Splice.completed(body, marks, run, before + size, ended, result))
+    RecordBytes.replace(ref, FastRecords.completed(body, marks, run, before + size, ended, result))
     active[#active + 1], held[#held + 1], leases[#leases + 1] = id, ref, ref
     put(completed, text(made), id)
     put(over, over_at, kept and ref or id)
@@ -129,24 +136,24 @@ function Passage.complete(group, from, owner, quiet)
       'XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*',
       'e', ARGV[first + 2 * number - 2], 't', NOW_TEXT, 'j', ref
     )
-    Hints.put(channel .. id)
+    Notifications.add_channel(channel .. id)
     number = number + 1
   end
   if number > from then
     if forgets then
-      Forgetting.note(queue, number - from)
+      Deletion.note_completed(queue, number - from)
     end
     Skips.finish()
-    Hints.knock('events')
+    Notifications.notify('events')
   end
   return number - from
 end
 
 -- Write the deferred changes.
-function Passage.write_down()
-  Bytes.flush()
-  Index.flush()
-  if is_made(Forgetting) then
-    Forgetting.at_once()
+function FastPath.write()
+  RecordBytes.flush()
+  IndexWrites.flush()
+  if is_made(Deletion) then
+    Deletion.delete_surplus()
   end
 end

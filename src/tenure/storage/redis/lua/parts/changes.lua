@@ -1,6 +1,6 @@
--- requires: cell, step, bytes, index, record, journal, shelf, parking, forgetting
+-- requires: prelude, transaction, record_bytes, index_writes, record, event_log, job_indexes, parking, deletion
 -- Runs the work of a script that may move jobs of all kinds.
-local Work = {}
+local Changes = {}
 
 -- A part that was not used has nothing to write.
 local function flush(part)
@@ -13,21 +13,21 @@ end
 local repaired = {}
 
 -- Store the jobs with unreadable records as they were salvaged, and record events for that.
-local function set_aside()
+local function store_salvaged()
   local unreadable = is_made(Record) and Record.unreadable or {}
   while #unreadable > 0 do
-    local one = table.remove(unreadable, 1)
-    local job, what, failed = unpack(one)
-    if Record.at(job.ref) == job then
-      Record.keep(job)
+    local entry = table.remove(unreadable, 1)
+    local job, what, failed = unpack(entry)
+    if Record.get(job.ref) == job then
+      Record.mark_changed(job)
     end
-    Journal.record_of(job, 'repaired', {
+    EventLog.record_job_event(job, 'repaired', {
       found = 'unreadable: ' .. what,
       mended = (failed or not TERMINAL[job.state]) and 'set aside' or 'emptied',
     })
     repaired[#repaired + 1] = { job.ref, job.task, what }
     if failed then
-      Journal.record_of(job, 'failed', {
+      EventLog.record_job_event(job, 'failed', {
         attempt = job.failures + 1,
         reason = 'undecodable',
         error = cjson.decode(job.error),
@@ -37,29 +37,29 @@ local function set_aside()
 end
 
 -- Write all deferred changes.
-function Work.write_down()
-  set_aside()
+function Changes.write()
+  store_salvaged()
   flush(Record)
-  flush(Bytes)
-  flush(Index)
-  if is_made(Forgetting) then
-    Forgetting.at_once()
+  flush(RecordBytes)
+  flush(IndexWrites)
+  if is_made(Deletion) then
+    Deletion.delete_surplus()
   end
 end
 
 -- Return an answer of the script, together with the repaired jobs if there are any, so that the caller logs them.
-function Work.answer(answer)
+function Changes.with_repairs(answer)
   return #repaired == 0 and answer or { '\0repaired', repaired, answer or false }
 end
 
-function Work.carry_out(work)
-  local answer, rest = Step.carry_out(work, Work.write_down)
-  return Work.answer(answer), rest
+function Changes.run(work)
+  local answer, rest = Transaction.run(work, Changes.write)
+  return Changes.with_repairs(answer), rest
 end
 
--- Unpark jobs if keys were freed. Only Shelf moves jobs that hold keys, so without it there are no freed keys.
-function Work.let_in()
-  if is_made(Shelf) then
-    Parking.let_in()
+-- Unpark jobs if keys were freed. Only JobIndexes moves jobs that hold keys, so without it there are no freed keys.
+function Changes.unpark()
+  if is_made(JobIndexes) then
+    Parking.unpark_freed()
   end
 end

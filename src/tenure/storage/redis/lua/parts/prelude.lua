@@ -12,7 +12,7 @@ if not NOW then
   local time = redis.call('TIME')
   NOW = time[1] * 1000000 + time[2]
 end
-local ASKED = cmsgpack.unpack(ARGV[2])
+local REQUEST = cmsgpack.unpack(ARGV[2])
 
 -- A part is defined when a script first uses one of its members. Most calls need few parts, and defining all of them
 -- would take longer than the actual work (docs/decisions/026-short-redis-scripts.md).

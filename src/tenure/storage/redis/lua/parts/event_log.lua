@@ -1,9 +1,9 @@
--- requires: cell, settings, index, hints
+-- requires: prelude, settings, index_writes, notifications
 -- The event log, and the events that a script records in it.
 --
 -- The log is a stream whose entries are numbered from 1 without gaps: `0-<number>`. An entry has the event as msgpack
 -- (`e`), the instant (`t`), the job's ref if it belongs to one (`j`), and fields that the storage overrides (`o`).
-local Journal = {}
+local EventLog = {}
 
 local LOG = key('events')
 
@@ -22,23 +22,23 @@ local function instant_of(entry)
 end
 
 -- Return the number of the last event, and its instant; the instant is 0 if the event was trimmed.
-function Journal.last()
+function EventLog.last()
   if call('EXISTS', LOG) == 0 then
     return 0, 0
   end
-  local told, last, at = call('XINFO', 'STREAM', LOG), 0, 0
-  for place = 1, #told, 2 do
-    if told[place] == 'last-generated-id' then
-      last = number_of(told[place + 1])
-    elseif told[place] == 'last-entry' and told[place + 1] then
-      at = instant_of(told[place + 1])
+  local info, last, at = call('XINFO', 'STREAM', LOG), 0, 0
+  for place = 1, #info, 2 do
+    if info[place] == 'last-generated-id' then
+      last = number_of(info[place + 1])
+    elseif info[place] == 'last-entry' and info[place + 1] then
+      at = instant_of(info[place + 1])
     end
   end
   return last, at
 end
 
 -- Return true if the event that a worker saw as the last one is still in the log, or was trimmed.
-function Journal.continues(seen, last)
+function EventLog.continues(seen, last)
   local number = seen.last_event or 0
   if number > last or number == 0 or not seen.last_event_at then
     return number <= last
@@ -48,7 +48,7 @@ function Journal.continues(seen, last)
 end
 
 -- Record an event that the caller has encoded; `over`: fields that the storage overrides.
-function Journal.record_as_told(body, ref, over)
+function EventLog.append(body, ref, over)
   local fields = { 'e', body, 't', NOW }
   if ref then
     fields[#fields + 1], fields[#fields + 2] = 'j', ref
@@ -57,38 +57,38 @@ function Journal.record_as_told(body, ref, over)
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
   call('XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*', unpack(fields))
-  Hints.knock('events')
+  Notifications.notify('events')
 end
 
 -- Record an event of the partition.
-function Journal.record(name, event)
+function EventLog.record(name, event)
   event.event = name
-  Journal.record_as_told(cmsgpack.pack(event))
+  EventLog.append(cmsgpack.pack(event))
 end
 
 -- Record an event of a job.
-function Journal.record_of(job, name, event)
+function EventLog.record_job_event(job, name, event)
   event.event, event.queue, event.id, event.task = name, job.queue, job.id, job.task
   event.run = event.run or job.starts
-  Journal.record_as_told(cmsgpack.pack(event), job.ref)
+  EventLog.append(cmsgpack.pack(event), job.ref)
 end
 
 -- Record an event of a job if its queue's settings ask for it.
-function Journal.tell(job, name, event)
+function EventLog.record_if_wanted(job, name, event)
   if Settings.records(job.queue, name) then
-    Journal.record_of(job, name, event())
+    EventLog.record_job_event(job, name, event())
   end
 end
 
 -- Record that a queue has no unfinished jobs left, if the queue's settings ask for that.
-function Journal.tell_if_drained(queue)
+function EventLog.record_if_drained(queue)
   if Settings.records(queue, 'queue_drained') then
-    Index.flush()
+    IndexWrites.flush()
     for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
       if call('EXISTS', key('in', pair(queue, state))) == 1 then
         return
       end
     end
-    Journal.record('queue_drained', { queue = queue })
+    EventLog.record('queue_drained', { queue = queue })
   end
 end

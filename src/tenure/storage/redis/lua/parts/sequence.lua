@@ -1,16 +1,16 @@
--- requires: cell
+-- requires: prelude
 -- The sequence numbers of new jobs, and whether a new job is the latest by the clock, too.
 --
 -- counters  HASH  made: how many numbers were given to jobs; at: when the latest job was made; workers: the number of
 --                 the latest worker
-local Making = {}
+local Sequence = {}
 
 local COUNTERS = key('counters')
 
 local answering = {}
 
 -- Return true if any job of a queue answers for calls in addition to its own.
-function Making.anybody_answers_in(queue)
+function Sequence.has_merged_calls(queue)
   if answering[queue] == nil then
     answering[queue] = call('EXISTS', key('answers', queue)) == 1
   end
@@ -18,7 +18,7 @@ function Making.anybody_answers_in(queue)
 end
 
 -- Note that a job of a queue does so from now on.
-function Making.note_answers_in(queue)
+function Sequence.note_merged_call(queue)
   answering[queue] = true
 end
 
@@ -31,12 +31,12 @@ local function read()
 end
 
 -- Return a new sequence number: later jobs have higher ones. Numbers are reserved in batches, so some stay unused.
-function Making.next_made()
+function Sequence.next()
   if not made then
     read()
   end
   if reserved == 0 then
-    reserved = max(1, min(ASKED.jobs or #ASKED, 100))
+    reserved = max(1, min(REQUEST.jobs or #REQUEST, 100))
     if back then
       call('HSET', COUNTERS, 'made', made + reserved)
     else
@@ -49,7 +49,7 @@ end
 
 -- Return true if a job was made later than now, because the clock was set back since. Then sequence numbers do not tell
 -- which job has waited longest.
-function Making.is_back()
+function Sequence.clock_is_back()
   if not made then
     read()
   end

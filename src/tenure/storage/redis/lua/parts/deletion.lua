@@ -1,22 +1,22 @@
--- requires: cell, form, folding, settings
+-- requires: prelude, record_format, record_codec, settings
 -- Deletes many finished jobs at once: the keys of all with one command, and their entries of each index with one
 -- command. The sweep does so, and each script that completes jobs of a queue that keeps too many (KeepRule.most in
 -- core/retention.py).
-local Forgetting = {}
+local Deletion = {}
 
 -- The time to delete one job, in microseconds.
-Forgetting.PRICE = 8
+Deletion.COST = 8
 
 -- For a script that completes jobs: the maximum number of jobs that it deletes in all queues together; the maximum that
 -- these count for; and what it pays for that. It pays less than the price, because its time budget has room for that.
-local TOGETHER, MOST = 200, 400
-Forgetting.IN_STEP = 300
+local JOBS_PER_SCRIPT, KEYS_PER_SCRIPT = 200, 400
+Deletion.STEP_COST = 300
 
 -- The time to delete what counts for one, in microseconds.
-Forgetting.COUNTED = 4
+Deletion.KEY_COST = 4
 
 local HOUR = 3600000000
-local KEPT = {
+local RETENTION = {
   cancelled = { age = 7 * 24 * HOUR },
   completed = { age = HOUR, count = 10000 },
   expired = { age = 7 * 24 * HOUR },
@@ -27,39 +27,40 @@ local KEPT = {
 local completed = {}
 
 -- A queue's retention for a terminal state: `age`, and the maximum `count`.
-function Forgetting.keep(queue, state)
-  local told = Settings.of('queue', queue).retention
-  return told and told[state] or KEPT[state]
+function Deletion.retention(queue, state)
+  local retention = Settings.get('queue', queue).retention
+  return retention and retention[state] or RETENTION[state]
 end
 
 -- By how many completed jobs a queue exceeds its limit, and how many are then deleted at once
 -- (KeepRule.forgotten_at_once in core/retention.py). `quiet`: no queue or task has settings.
-function Forgetting.surplus(queue, quiet)
-  local count = (quiet and KEPT.completed or Forgetting.keep(queue, 'completed')).count
+function Deletion.surplus(queue, quiet)
+  local count = (quiet and RETENTION.completed or Deletion.retention(queue, 'completed')).count
   if not count then
     return -math.huge, 0
   end
   local slack = max(floor(count / 10), 100)
-  return call('ZCARD', key('over', pair(queue, 'completed'))) - count - slack, min(floor(slack / 2) + 1, TOGETHER)
+  local kept = call('ZCARD', key('over', pair(queue, 'completed')))
+  return kept - count - slack, min(floor(slack / 2) + 1, JOBS_PER_SCRIPT)
 end
 
 -- Note that jobs of a queue are completed: if there are too many, as many are deleted when the script ends.
-function Forgetting.note(queue, jobs)
+function Deletion.note_completed(queue, jobs)
   completed[queue] = (completed[queue] or 0) + jobs
 end
 
-local STATES = { completed = Form.COMPLETED, failed = 5, cancelled = 6, expired = 7 }
-local FORM, STARTS_AT = Form.NUMBER, Form.HEAD_SIZE + 1
+local STATES = { completed = RecordFormat.COMPLETED, failed = 5, cancelled = 6, expired = 7 }
+local FORM, STARTS_AT = RecordFormat.NUMBER, RecordFormat.HEAD_SIZE + 1
 
 -- By its marks, the kinds of further keys that a plain job has after its run. Such a job has no log and no merged
 -- calls.
-local BESIDE = {}
-for marks = Form.PLAIN + Form.RAN, 255, 2 do
-  if bit.band(marks, Form.RAN) > 0 then
-    BESIDE[marks] = {}
-    for kind, mark in pairs({ load = Form.APART, result = Form.RESULT_APART }) do
+local EXTRA_KEYS = {}
+for marks = RecordFormat.PLAIN + RecordFormat.RAN, 255, 2 do
+  if bit.band(marks, RecordFormat.RAN) > 0 then
+    EXTRA_KEYS[marks] = {}
+    for kind, mark in pairs({ load = RecordFormat.PAYLOAD_APART, result = RecordFormat.RESULT_APART }) do
       if bit.band(marks, mark) > 0 then
-        table.insert(BESIDE[marks], kind)
+        table.insert(EXTRA_KEYS[marks], kind)
       end
     end
   end
@@ -68,7 +69,7 @@ end
 -- Append to `words` all keys that a job may have. Return false for a job that may have merged calls, or whose record is
 -- unexpected: it must be deleted by itself.
 local function put_keys(words, ref, body, state)
-  local readable, job = pcall(Folding.unfold, body or '')
+  local readable, job = pcall(RecordCodec.decode, body or '')
   if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
     return false
   end
@@ -84,7 +85,7 @@ local NOT_PLAIN = 6
 -- Delete at most 500 jobs, and no more than count for `most`: a plain job counts for one, plus one for each further
 -- key. Usually all jobs are alike, and the lists are used as they are. Return how many were deleted, which ones are
 -- left to be deleted by themselves, and what the deleted ones count for.
-local function forget_some(queue, state, ids, first, most)
+local function delete_some(queue, state, ids, first, most)
   local names, beginning, stands = {}, key('job', pair(queue, '')), STATES[state]
   for number = 1, #ids do
     names[number] = beginning .. ids[number]
@@ -92,16 +93,16 @@ local function forget_some(queue, state, ids, first, most)
   local words, gone, left, counted = nil, nil, {}, 0
   for number, body in ipairs(call('MGET', unpack(names))) do
     local form, stood, marks = string.byte(body or '', 1, 3)
-    local beside = form == FORM and stood == stands and BESIDE[marks]
-    if beside then
+    local extra = form == FORM and stood == stands and EXTRA_KEYS[marks]
+    if extra then
       local starts, more = string.byte(body, STARTS_AT, STARTS_AT + 1)
       -- With more starts, it may have earlier runs.
-      beside = starts <= 1 and more == 0 and beside
+      extra = starts <= 1 and more == 0 and extra
     end
-    if not words and not (beside and #beside == 0) then
+    if not words and not (extra and #extra == 0) then
       words, gone = { unpack(names, 1, number - 1) }, { unpack(ids, 1, number - 1) }
     end
-    local counts = beside and 1 + #beside or NOT_PLAIN
+    local counts = extra and 1 + #extra or NOT_PLAIN
     if counted + counts > most and number > 1 then
       words, gone = words or { unpack(names, 1, number - 1) }, gone or { unpack(ids, 1, number - 1) }
       break
@@ -109,9 +110,9 @@ local function forget_some(queue, state, ids, first, most)
     counted = counted + counts
     if words then
       local id = ids[number]
-      if beside then
+      if extra then
         words[#words + 1] = names[number]
-        for _, kind in ipairs(beside) do
+        for _, kind in ipairs(extra) do
           words[#words + 1] = key(kind, pair(queue, id))
         end
         gone[#gone + 1] = id
@@ -142,15 +143,15 @@ end
 -- Delete finished jobs of a queue, by their ids: the first of them, up to what counts for `most`. Return how many were
 -- deleted, the ids of those that must each be deleted by itself, and what the deleted ones count for. `first`: these
 -- are the ones that ended first. This script must not have loaded any of them.
-function Forgetting.forget(queue, state, ids, first, most)
+function Deletion.delete(queue, state, ids, first, most)
   if #ids <= 500 then
-    return forget_some(queue, state, ids, first, most)
+    return delete_some(queue, state, ids, first, most)
   end
-  local forgotten, left, counted = 0, {}, 0
+  local deleted, left, counted = 0, {}, 0
   for from = 1, #ids, 500 do
     local some = { unpack(ids, from, min(from + 499, #ids)) }
-    local gone, others, counts = forget_some(queue, state, some, false, most - counted)
-    forgotten, counted = forgotten + gone, counted + counts
+    local gone, others, counts = delete_some(queue, state, some, false, most - counted)
+    deleted, counted = deleted + gone, counted + counts
     for _, id in ipairs(others) do
       left[#left + 1] = id
     end
@@ -158,28 +159,28 @@ function Forgetting.forget(queue, state, ids, first, most)
       break
     end
   end
-  return forgotten, left, counted
+  return deleted, left, counted
 end
 
 -- How many more jobs this script may delete after completions, in all queues together: many queues may pass their
 -- limits at the same time. A queue that is left over follows with the next script that completes one of its jobs.
-local room, most = TOGETHER, MOST
+local room, most = JOBS_PER_SCRIPT, KEYS_PER_SCRIPT
 
 -- Delete the oldest completed jobs of each queue that keeps too many and to which this script has added. Sweeps delete
 -- the jobs that must be deleted by themselves; and all, if the clock was set back, because the oldest are then not the
 -- first.
-function Forgetting.at_once()
+function Deletion.delete_surplus()
   for queue, jobs in pairs(completed) do
     completed[queue] = nil
     local surplus, batch = 0, 0
     if room > 0 and most > 0 then
-      surplus, batch = Forgetting.surplus(queue)
+      surplus, batch = Deletion.surplus(queue)
     end
     local over = key('over', pair(queue, 'completed'))
     if surplus > 0 and call('ZCOUNT', over, beyond(NOW), '+inf') == 0 then
       local ids = first_of(over, min(room, max(batch, min(surplus, jobs + floor(jobs / 4) + 1))))
       room = room - #ids
-      local _, _, counted = Forgetting.forget(queue, 'completed', ids, true, most)
+      local _, _, counted = Deletion.delete(queue, 'completed', ids, true, most)
       most = most - counted
     end
   end

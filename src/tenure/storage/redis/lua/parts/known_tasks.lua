@@ -1,18 +1,18 @@
--- requires: cell, purse
+-- requires: prelude, time_budget
 -- The tasks that a claiming worker knows, and the jobs that are parked until a worker knows their task and version.
 --
 -- unknown:<queue>  ZSET  the names under which such jobs are parked, all at 0: `unknown:<task>:<version>`
-local Known = {}
+local KnownTasks = {}
 
 -- The approximate cost of reading a name, and of reading the first job under it, in microseconds.
-local READING, LOOKING = 1, 3
+local NAME_COST, FIRST_JOB_COST = 1, 3
 
 local known
 
 -- The tasks that the caller knows, each with the newest version of its payload; false if it knows all.
 local function tasks()
   if known == nil then
-    known = ASKED.tasks and cmsgpack.unpack(ARGV[ASKED.tasks]) or false
+    known = REQUEST.tasks and cmsgpack.unpack(ARGV[REQUEST.tasks]) or false
   end
   return known
 end
@@ -28,12 +28,12 @@ local function version_of(job)
 end
 
 -- The name under which a job is parked until a worker knows it.
-function Known.place_of(job)
+function KnownTasks.place_of(job)
   return UNKNOWN .. job.task .. ':' .. whole(version_of(job))
 end
 
 -- Return true if the caller may have a job. Only jobs that have started before are checked.
-function Known.may_have(job)
+function KnownTasks.may_start(job)
   return job.starts == 0 or not tasks() or knows(job.task, version_of(job))
 end
 
@@ -78,7 +78,7 @@ end
 
 -- Return the names under which jobs of a queue are parked whose task and version the caller knows; it examines at most
 -- `most` names. `more` of the answer: there may be others.
-function Known.places(queue, most)
+function KnownTasks.places(queue, most)
   local names, more = candidates(queue, most)
   local found = { more = more }
   for _, name in ipairs(names) do
@@ -86,7 +86,7 @@ function Known.places(queue, most)
       found[#found + 1] = name
     end
   end
-  Purse.pay(READING * #names + LOOKING * #found)
+  TimeBudget.spend(NAME_COST * #names + FIRST_JOB_COST * #found)
   return found
 end
 
@@ -105,7 +105,7 @@ end
 
 -- The best of a queue's ready jobs and of those parked under some names: its id, and the name it is parked under or
 -- nil; nil without a job. The caller must unpark the job.
-function Known.first(queue, names)
+function KnownTasks.first(queue, names)
   local score, id = head_of(key('ready', queue))
   local under
   for _, name in ipairs(names) do
@@ -121,7 +121,7 @@ function Known.first(queue, names)
 end
 
 -- Return true if jobs may be left under some names of a queue.
-function Known.holds(queue, names)
+function KnownTasks.has_jobs(queue, names)
   for _, name in ipairs(names) do
     if first_under(queue, name) then
       return true

@@ -1,12 +1,13 @@
--- requires: cell, settings, hints, line, rates, shelf, audit, parking, ends, flow, redriving, forgetting, purse, record
+-- requires: prelude, settings, notifications, fair_queue, rates, job_indexes, audit, parking, expiry, transitions
+-- requires: redriving, deletion, time_budget, record
 -- The chores of a sweep that follow the reclaim. Each is bounded, and returns how many items it did.
-local Upkeep = {}
+local SweepSteps = {}
 
 -- In how many queues one sweep looks for jobs whose retention has ended; the next sweep continues after them.
 local QUEUES = 200
 
 -- The additional time to delete a job by itself instead of together with others, in microseconds.
-local BY_ITSELF = 57
+local SINGLE_COST = 57
 
 -- How many places are read at a time; if a queue is skipped, the rest of them is read for nothing.
 local PLACES = 16
@@ -16,40 +17,40 @@ local WORKER_KEPT = 600000000
 
 local HOUR = 3600000000
 local EVENTS = { age = 7 * 24 * HOUR, count = EVENTS_KEPT }
-local ENDS = { 'cancelled', 'completed', 'expired', 'failed' }
+local TERMINAL_STATES = { 'cancelled', 'completed', 'expired', 'failed' }
 
 -- Expire jobs that are too old to start; a job that is deleted counts as many as the calls that it answers for.
-function Upkeep.expire(limit)
+function SweepSteps.expire(limit)
   local expired = 0
   for _, ref in ipairs(up_to(key('aging'), NOW, limit)) do
     if expired >= limit then
       break
     end
-    local job = Audit.known('aging', ref)
+    local job = Audit.checked('aging', ref)
     if job then
-      local answers_for = job.on_expire == 'discard' and Ends.answers_for(job) or 1
-      Ends.expire(job)
+      local answers_for = job.on_expire == 'discard' and Expiry.count_calls(job) or 1
+      Expiry.expire(job)
       expired = expired + answers_for
     end
   end
-  Parking.let_in()
+  Parking.unpark_freed()
   return expired
 end
 
 -- Promote due delayed jobs, the queue with the longest overdue one first.
-function Upkeep.promote(limit)
+function SweepSteps.promote(limit)
   local promoted = 0
   for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
     local delayed = key('delayed', queue)
     local due = up_to(delayed, NOW, limit - promoted)
     for _, id in ipairs(due) do
-      local job = Audit.known_in('delayed', queue, id)
+      local job = Audit.checked_in('delayed', queue, id)
       if job then
-        Flow.promote(job)
+        Transitions.promote(job)
       end
     end
     if #due > 0 then
-      Hints.knock_queue(queue)
+      Notifications.notify_queue(queue)
     end
     promoted = promoted + #due
     local next_due = head_of(delayed)
@@ -62,20 +63,20 @@ function Upkeep.promote(limit)
       break
     end
   end
-  Parking.let_in()
+  Parking.unpark_freed()
   return promoted
 end
 
-local function look_at(queue, name, limit)
+local function visit(queue, name, limit)
   if not starts_with(name, RATE) then
     return Parking.unpark(queue, name, limit)
   end
-  return Rates.queue_opens_at(queue) <= NOW and Parking.open_anew(queue, name, limit) or 0
+  return Rates.queue_opens_at(queue) <= NOW and Parking.recheck_rate(queue, name, limit) or 0
 end
 
 -- Unpark jobs that earlier calls have left to the sweeps: those of resumed tasks, and of keys that got more room than
 -- one call could fill.
-local function go_on(limit)
+local function unpark_deferred(limit)
   local let_in = 0
   for _, place in ipairs(first_of(key('resumed'), PLACES)) do
     if let_in >= limit then
@@ -96,19 +97,19 @@ end
 --
 -- In a queue with ready jobs, only the places of paused tasks are visited: the ready jobs come first, and may need the
 -- same slot.
-function Upkeep.unpark(limit)
+function SweepSteps.unpark(limit)
   local round = key('sweep')
   local from = call('HGET', round, 'places') or '-'
-  local unparked, looks, lined, current = go_on(limit), 0, false, nil
-  while looks < LOOK_LIMIT and unparked < limit do
+  local unparked, visits, lined, current = unpark_deferred(limit), 0, false, nil
+  while visits < LOOK_LIMIT and unparked < limit do
     local places = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, PLACES)
     if #places == 0 then
       call('HDEL', round, 'places')
-      return unparked, false, 3 * looks
+      return unparked, false, 3 * visits
     end
     for _, place in ipairs(places) do
       local queue, name = parts_of(place)
-      looks = looks + 1
+      visits = visits + 1
       if queue ~= current then
         current, lined = queue, call('EXISTS', key('ready', queue)) == 1
       end
@@ -117,30 +118,30 @@ function Upkeep.unpark(limit)
         from = behind or '[' .. pair(queue, PAUSED)
         break
       end
-      unparked = unparked + look_at(queue, name, limit - unparked)
+      unparked = unparked + visit(queue, name, limit - unparked)
       -- If the limit is reached, visit this place again: there may be more jobs to unpark.
       from = (unparked < limit and '(' or '[') .. place
-      if unparked >= limit or looks >= LOOK_LIMIT then
+      if unparked >= limit or visits >= LOOK_LIMIT then
         break
       end
     end
   end
   call('HSET', round, 'places', from)
-  return unparked, false, 3 * looks
+  return unparked, false, 3 * visits
 end
 
 -- Let the next claim check all jobs that wait for a rate again, because the noted opening times date from before the
 -- clock was set back. Some queues at a time; return true if there are more.
-function Upkeep.look_anew(set_back)
+function SweepSteps.recheck_rates(set_back)
   local round = key('sweep')
-  local from = set_back and '-' or call('HGET', round, 'anew')
+  local from = set_back and '-' or call('HGET', round, 'recheck_rates')
   if not from then
     return false
   end
   for _ = 1, LOOK_LIMIT do
     local place = call('ZRANGEBYLEX', key('places'), from, '+', 'LIMIT', 0, 1)[1]
     if not place then
-      call('HDEL', round, 'anew')
+      call('HDEL', round, 'recheck_rates')
       return false
     end
     local queue = parts_of(place)
@@ -150,22 +151,22 @@ function Upkeep.look_anew(set_back)
       call('ZADD', opening, 0, name)
     end
     if #later > 0 then
-      Hints.knock_queue(queue)
+      Notifications.notify_queue(queue)
     end
     from = '(' .. queue .. '\1'
   end
-  call('HSET', round, 'anew', from)
+  call('HSET', round, 'recheck_rates', from)
   return true
 end
 
 -- Redrive failed jobs whose rule says so.
-function Upkeep.redrive(limit)
+function SweepSteps.redrive(limit)
   local due = up_to(key('redrives'), NOW, limit)
   for _, ref in ipairs(due) do
-    local job = Audit.known('redrives', ref)
+    local job = Audit.checked('redrives', ref)
     if job and Redriving.holder(job) then
       -- A later job with the same key is unfinished, so do not redrive this one.
-      Shelf.move(job, { redrive_at = NONE })
+      JobIndexes.move(job, { redrive_at = NONE })
     elseif job then
       Redriving.redrive(job, 0, 'rule', true)
     end
@@ -176,7 +177,7 @@ end
 local queues, cursor
 
 -- The queues that this sweep visits: their names and numbers.
-function Upkeep.queues()
+function SweepSteps.queues()
   if not queues then
     local from = call('HGET', key('sweep'), 'queues')
     local entries =
@@ -206,7 +207,7 @@ local function remember_queues()
 end
 
 -- The ids of a queue's jobs in a terminal state whose retention has ended, those that ended first at the front.
-local function worn(over, keep, room)
+local function surplus_jobs(over, keep, room)
   local surplus = keep.count and max(0, call('ZCARD', over) - keep.count) or 0
   -- Jobs that ended later than now ended before the clock was set back: they are older than they seem.
   local gone = surplus > 0
@@ -224,16 +225,16 @@ end
 
 -- Delete the jobs that this script has not loaded, all together, up to what counts for `most`. Return how many, the ids
 -- of those that are left, what the deleted ones count for, and true if `most` stopped it.
-local function forget_unloaded(queue, state, ids, most)
+local function delete_unloaded(queue, state, ids, most)
   local others, loaded = {}, {}
   for _, id in ipairs(ids) do
-    local list = Record.has(pair(queue, id)) and loaded or others
+    local list = Record.is_loaded(pair(queue, id)) and loaded or others
     list[#list + 1] = id
   end
   if #others == 0 then
     return 0, loaded, 0, false
   end
-  local gone, left, counted = Forgetting.forget(queue, state, others, false, most)
+  local gone, left, counted = Deletion.delete(queue, state, others, false, most)
   local cut_short = gone + #left < #others
   for _, id in ipairs(loaded) do
     left[#left + 1] = id
@@ -243,55 +244,55 @@ end
 
 -- Delete jobs whose retention has ended: first those with a lifetime of their own, then queue by queue. Most jobs of a
 -- queue are deleted together. A job that must be deleted by itself takes longer, so there may be no time for all.
-function Upkeep.trim(limit)
+function SweepSteps.trim(limit)
   local trimmed, spent, stopped = 0, 0, false
   local function forget(job)
-    trimmed, spent = trimmed + Ends.answers_for(job), spent + BY_ITSELF
-    Ends.forget(job)
+    trimmed, spent = trimmed + Expiry.count_calls(job), spent + SINGLE_COST
+    Expiry.delete(job)
   end
   local function has_time()
-    stopped = stopped or spent > 0 and spent + trimmed * Forgetting.PRICE > Purse.left
+    stopped = stopped or spent > 0 and spent + trimmed * Deletion.COST > TimeBudget.left
     return trimmed < limit and not stopped
   end
   for _, ref in ipairs(up_to(key('kept'), NOW, limit)) do
-    local job = has_time() and Audit.known('kept', ref)
+    local job = has_time() and Audit.checked('kept', ref)
     if job then
       forget(job)
     end
   end
   local round = key('sweep')
   call('HDEL', round, 'trimmed')
-  for number, queue in ipairs(Upkeep.queues()) do
+  for number, queue in ipairs(SweepSteps.queues()) do
     if not has_time() then
       -- The next sweep continues with this queue.
       local before = number > 1 and queues[number - 1].number or call('HGET', round, 'queues') or ''
       call('HSET', round, 'trimmed', before)
       break
     end
-    for _, state in ipairs(ENDS) do
+    for _, state in ipairs(TERMINAL_STATES) do
       local over = key('over', pair(queue.name, state))
-      local ids = worn(over, Forgetting.keep(queue.name, state), limit - trimmed)
-      local may_count = max(1, floor((Purse.left - spent - trimmed * Forgetting.PRICE) / Forgetting.COUNTED))
-      local gone, left, counted, cut_short = forget_unloaded(queue.name, state, ids, may_count)
+      local ids = surplus_jobs(over, Deletion.retention(queue.name, state), limit - trimmed)
+      local may_count = max(1, floor((TimeBudget.left - spent - trimmed * Deletion.COST) / Deletion.KEY_COST))
+      local gone, left, counted, cut_short = delete_unloaded(queue.name, state, ids, may_count)
       trimmed = trimmed + gone
       for _, id in ipairs(left) do
-        local job = has_time() and Audit.known_over(queue.name, state, id)
+        local job = has_time() and Audit.checked_over(queue.name, state, id)
         if job then
           forget(job)
         end
       end
       -- The cost above the price that is paid for each anyway.
-      spent = spent + max(0, counted * Forgetting.COUNTED - gone * Forgetting.PRICE)
+      spent = spent + max(0, counted * Deletion.KEY_COST - gone * Deletion.COST)
       stopped = stopped or cut_short
     end
   end
-  return trimmed, false, spent + 6 * #Upkeep.queues(), stopped
+  return trimmed, false, spent + 6 * #SweepSteps.queues(), stopped
 end
 
 -- Forget the tags of fair keys that the virtual time has passed, and the fair state of queues without unfinished jobs;
 -- at most `limit` tags.
-function Upkeep.pass_lines(limit)
-  for _, queue in ipairs(Upkeep.queues()) do
+function SweepSteps.trim_fair_queues(limit)
+  for _, queue in ipairs(SweepSteps.queues()) do
     local name = queue.name
     local fair = key('fair', name)
     local lanes = call('HKEYS', fair)
@@ -299,14 +300,14 @@ function Upkeep.pass_lines(limit)
       return call('EXISTS', key('in', pair(name, state))) == 1
     end
     if #lanes > 0 and not (has('delayed') or has('waiting') or has('again') or has('active')) then
-      Line.forget(name)
+      FairQueue.reset(name)
       lanes = {}
     end
     for _, lane in ipairs(lanes) do
       if limit > 0 and starts_with(lane, 'b') then
         local boost = string.sub(lane, 2)
         local tags = key('tags', pair(name, boost))
-        local passed = min(call('ZCOUNT', tags, '-inf', whole(Line.start(name, boost))), limit)
+        local passed = min(call('ZCOUNT', tags, '-inf', whole(FairQueue.start_time(name, boost))), limit)
         if passed > 0 then
           call('ZREMRANGEBYRANK', tags, 0, passed - 1)
           limit = limit - passed
@@ -314,12 +315,12 @@ function Upkeep.pass_lines(limit)
       end
     end
   end
-  return 0, false, #Upkeep.queues()
+  return 0, false, #SweepSteps.queues()
 end
 
 -- Remove queues without jobs, settings and a count of discarded jobs.
-function Upkeep.forget_queues()
-  for _, queue in ipairs(Upkeep.queues()) do
+function SweepSteps.remove_queues()
+  for _, queue in ipairs(SweepSteps.queues()) do
     local name = queue.name
     local function jobs(state)
       return key('in', pair(name, state))
@@ -344,19 +345,19 @@ function Upkeep.forget_queues()
     then
       call('ZREM', key('queues'), name)
       call('ZREM', key('dues'), name)
-      Line.forget(name)
+      FairQueue.reset(name)
     end
   end
   remember_queues()
-  return 0, false, 4 * #Upkeep.queues()
+  return 0, false, 4 * #SweepSteps.queues()
 end
 
 -- Remove members with scores up to `until_when` from a sorted set and from its hash, at most `limit`; return their
 -- number and names.
-local function forget_first(index, beside, limit, until_when)
+local function delete_first(index, hash, limit, until_when)
   local over = up_to(key(index), until_when, limit)
   for from = 1, #over, 1000 do
-    call('HDEL', key(beside), unpack(over, from, min(from + 999, #over)))
+    call('HDEL', key(hash), unpack(over, from, min(from + 999, #over)))
   end
   if #over > 0 then
     call('ZREMRANGEBYRANK', key(index), 0, #over - 1)
@@ -365,22 +366,22 @@ local function forget_first(index, beside, limit, until_when)
 end
 
 -- Remove workers that have disappeared without leaving, after they have been silent for long.
-function Upkeep.forget_workers(limit)
-  local forgotten, owners = forget_first('seen', 'workers', limit, NOW - WORKER_KEPT)
+function SweepSteps.remove_workers(limit)
+  local deleted, owners = delete_first('seen', 'workers', limit, NOW - WORKER_KEPT)
   for _, owner in ipairs(owners) do
-    Settings.forget_worker(owner)
+    Settings.delete_worker(owner)
   end
-  return forgotten
+  return deleted
 end
 
 -- Remove keys that were held for a time which is over.
-function Upkeep.forget_windows(limit)
-  return (forget_first('windows', 'window', limit, NOW))
+function SweepSteps.remove_windows(limit)
+  return (delete_first('windows', 'window', limit, NOW))
 end
 
 -- Remove rates whose taken time has passed.
-function Upkeep.forget_rates(limit)
-  return (forget_first('taken', 'reach', limit, NOW))
+function SweepSteps.remove_rates(limit)
+  return (delete_first('taken', 'reach', limit, NOW))
 end
 
 local function number_of(entry)
@@ -418,7 +419,7 @@ local function aged_events(events, limit)
 end
 
 -- Delete the oldest events.
-function Upkeep.forget_events(limit)
+function SweepSteps.trim_events(limit)
   local events = key('events')
   local surplus = max(0, call('XLEN', events) - EVENTS.count)
   local aged, oldest = aged_events(events, limit)

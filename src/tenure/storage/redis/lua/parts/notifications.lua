@@ -1,34 +1,34 @@
--- requires: cell
+-- requires: prelude
 -- The notifications that a script publishes after its writes, by topics to which processes may listen.
-local Hints = {}
+local Notifications = {}
 
 -- The topics noted so far, and their channels in order.
 local knocked, in_order = {}, {}
 
 -- The channel of a topic; also usable as the prefix of many channels.
-function Hints.channel(topic)
+function Notifications.channel(topic)
   return BASE .. ':n:' .. topic
 end
 
 -- Publish a hint in a channel after all writes. The caller makes sure that this script names the channel only once.
-function Hints.put(channel)
+function Notifications.add_channel(channel)
   in_order[#in_order + 1] = channel
 end
 
 -- Publish a hint for a topic, once, after all writes.
-function Hints.knock(topic)
+function Notifications.notify(topic)
   if not knocked[topic] then
     knocked[topic] = true
-    Hints.put(Hints.channel(topic))
+    Notifications.add_channel(Notifications.channel(topic))
   end
 end
 
-function Hints.knock_queue(queue)
-  Hints.knock('queue:' .. queue)
+function Notifications.notify_queue(queue)
+  Notifications.notify('queue:' .. queue)
 end
 
-function Hints.knock_job(job)
-  Hints.knock('job:' .. job.ref)
+function Notifications.notify_job(job)
+  Notifications.notify('job:' .. job.ref)
 end
 
 -- From this many channels on, one command that asks which have listeners costs less than publishing in all of them.
@@ -46,7 +46,7 @@ end
 
 -- Publish the hints. All is written by now, and nothing depends on hints: if the user may not publish, the verb must
 -- not fail.
-function Hints.flush()
+function Notifications.publish()
   local channels = in_order
   in_order, knocked = {}, {}
   for from = 1, #channels, 500 do

@@ -1,17 +1,17 @@
--- requires: cell, hints, journal, shelf
+-- requires: prelude, notifications, event_log, job_indexes
 -- Ends jobs that have not started: expires them, or deletes them with the calls that were merged into them.
 --
 -- answers:<queue>      HASH  for each call that was merged into a job, the id of that job
 -- calls:<queue>.<id>   LIST  the calls that were merged into a job
-local Ends = {}
+local Expiry = {}
 
 -- How many calls a job answers for, its own included; all of them are deleted with it.
-function Ends.answers_for(job)
+function Expiry.count_calls(job)
   return 1 + call('LLEN', key('calls', job.ref))
 end
 
 -- Delete a job, and the calls that it answers for.
-function Ends.forget(job)
+function Expiry.delete(job)
   local calls = key('calls', job.ref)
   local taken_in = call('LRANGE', calls, 0, -1)
   for from = 1, #taken_in, 1000 do
@@ -20,13 +20,13 @@ function Ends.forget(job)
   if #taken_in > 0 then
     call('UNLINK', calls)
   end
-  Shelf.drop(job)
+  JobIndexes.drop(job)
 end
 
 -- Expire a job that has waited for too long.
-function Ends.expire(job)
+function Expiry.expire(job)
   local ttl = job.ttl or 0
-  local told = {
+  local event = {
     ttl = ttl / 1000000,
     -- Counted from the start of its time to live: its enqueue, or the time when its last redrive was due.
     age = (NOW - (job.expires_at or NOW) + ttl) / 1000000,
@@ -34,9 +34,9 @@ function Ends.expire(job)
   }
   if job.on_expire == 'discard' then
     call('HINCRBY', key('discarded'), job.queue, 1)
-    Ends.forget(job)
+    Expiry.delete(job)
   else
-    Shelf.move(job, {
+    JobIndexes.move(job, {
       state = 'expired',
       parked_under = NONE,
       quarantined = NONE,
@@ -48,7 +48,7 @@ function Ends.expire(job)
       redrive_at = NONE,
     })
   end
-  Journal.record_of(job, 'expired', told)
-  Journal.tell_if_drained(job.queue)
-  Hints.knock_job(job)
+  EventLog.record_job_event(job, 'expired', event)
+  EventLog.record_if_drained(job.queue)
+  Notifications.notify_job(job)
 end

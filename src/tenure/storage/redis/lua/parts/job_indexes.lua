@@ -1,4 +1,4 @@
--- requires: cell, folding, record, index, line, skips, rates
+-- requires: prelude, record_codec, record, index_writes, fair_queue, skips, rates
 -- The job indexes: each job is in exactly the indexes that follow from its state.
 -- Outside the fast path and the audit, only `add`, `move` and `drop` change them.
 --
@@ -13,7 +13,7 @@
 -- places                  where jobs are parked: queue and name, all at 0
 -- opening:<queue>         the rates under which jobs are parked, by when each lets one start
 -- delayed:<queue>         the delayed jobs, by when they are due
--- unknown:<queue>         the unknown tasks under which jobs are parked (parts/known.lua)
+-- unknown:<queue>         the unknown tasks under which jobs are parked (parts/known_tasks.lua)
 -- dues                    for each queue, an instant before which none of its delayed jobs is due
 -- leases, suspects        refs of active jobs, by the end of the lease; by the end of the suspicion
 -- held:<owner>            refs of an owner's active jobs, by their start
@@ -26,7 +26,7 @@
 --
 -- There are also two hashes: limits:<queue>, the limit of each key; and named:<queue>, how many unfinished jobs name
 -- it. A key that no unfinished job names is removed from both.
-local Shelf = {}
+local JobIndexes = {}
 
 local freed, freed_order = {}, {}
 
@@ -58,7 +58,7 @@ local function note_queue(queue, made)
 end
 
 -- The name of a merge key in its queue; keys of different types never collide.
-function Shelf.merge_name(merge)
+function JobIndexes.merge_name(merge)
   return merge.type .. ':' .. merge.key
 end
 
@@ -71,7 +71,7 @@ local function in_line(job)
 end
 
 -- Return true if a later call may still be merged into an unfinished job: then it is in `merge`, else in `busy`.
-function Shelf.is_open(job)
+function JobIndexes.is_open(job)
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
 end
 
@@ -79,7 +79,8 @@ end
 local function stand_in_groups(job, stand)
   local queued = job.state ~= 'active'
   if job.merge then
-    stand(key(Shelf.is_open(job) and 'merge' or 'busy', pair(job.queue, Shelf.merge_name(job.merge))), job.made, job.id)
+    local name = pair(job.queue, JobIndexes.merge_name(job.merge))
+    stand(key(JobIndexes.is_open(job) and 'merge' or 'busy', name), job.made, job.id)
   end
   if job.schedule then
     stand(key(queued and 'queued' or 'running', job.schedule), job.made, job.ref)
@@ -90,7 +91,7 @@ local function stand_in_groups(job, stand)
 end
 
 -- Call `stand(index, number, member, later)` for each index that a job must be in. `later`: the change may be deferred,
--- because scripts read this index only before they move jobs, or after `Index.flush`.
+-- because scripts read this index only before they move jobs, or after `IndexWrites.flush`.
 local function stand_in_all(job, stand)
   local queue, id, state = job.queue, job.id, job.state
   local stood_in = state
@@ -131,7 +132,7 @@ local function stand_in_all(job, stand)
 end
 
 -- The index entries that a job must have now, for the audit.
-function Shelf.stands(job)
+function JobIndexes.entries(job)
   local places = {}
   stand_in_all(job, function(index, number, member)
     places[#places + 1] = { index, number, member }
@@ -165,7 +166,7 @@ end
 
 local function put(index, number, member, later)
   if later then
-    Index.put(index, number, member)
+    IndexWrites.put(index, number, member)
   else
     call('ZADD', index, number, member)
   end
@@ -173,7 +174,7 @@ end
 
 local function take_out(index, member, later)
   if later then
-    Index.take_out(index, member)
+    IndexWrites.remove(index, member)
   else
     call('ZREM', index, member)
   end
@@ -269,22 +270,22 @@ local function note_freed(job, left_a_slot, left_the_line)
 end
 
 -- Add a new job. Parking applies the limits of its keys.
-function Shelf.add(job)
+function JobIndexes.add(job)
   note_queue(job.queue, job.made)
   Skips.finish()
   name_keys(job, 1)
   before.count = 0
   go(job)
   if is_tenant(job) then
-    Line.count(job, 1)
+    FairQueue.count_waiting(job, 1)
   end
-  Record.keep(job)
+  Record.mark_changed(job)
 end
 
 -- Change fields on which no index depends. A field that is NONE is removed.
-function Shelf.touch(job, changes)
+function JobIndexes.update(job, changes)
   for field, value in pairs(changes) do
-    if Folding.FIXED[field] then
+    if RecordCodec.FIXED[field] then
       job.fixed = nil
     end
     if value == NONE then
@@ -293,22 +294,22 @@ function Shelf.touch(job, changes)
       job[field] = value
     end
   end
-  Record.keep(job)
+  Record.mark_changed(job)
 end
 
 -- Change a job, and move it in all indexes accordingly.
-function Shelf.move(job, changes)
+function JobIndexes.move(job, changes)
   note_before(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
   local was_parked = job.parked_under
   Skips.finish()
   if is_tenant(job) then
-    Line.count(job, -1)
+    FairQueue.count_waiting(job, -1)
   end
-  Shelf.touch(job, changes)
+  JobIndexes.update(job, changes)
   go(job)
   if is_tenant(job) then
-    Line.count(job, 1)
+    FairQueue.count_waiting(job, 1)
   end
   if was_unfinished ~= unfinished(job) then
     name_keys(job, was_unfinished and -1 or 1)
@@ -321,11 +322,11 @@ function Shelf.move(job, changes)
 end
 
 -- Delete a job.
-function Shelf.drop(job)
+function JobIndexes.drop(job)
   note_before(job)
   leave()
   if is_tenant(job) then
-    Line.count(job, -1)
+    FairQueue.count_waiting(job, -1)
   end
   if unfinished(job) then
     name_keys(job, -1)
@@ -334,11 +335,11 @@ function Shelf.drop(job)
     clear(job.queue, job.parked_under)
   end
   note_freed(job, job.state == 'active', in_line(job))
-  Record.drop(job)
+  Record.delete(job)
 end
 
 -- Return a key or rate that was freed since the last call, and how often; nil without one.
-function Shelf.next_freed()
+function JobIndexes.next_freed()
   local place = table.remove(freed_order)
   if place then
     local times = freed[place]
@@ -349,7 +350,7 @@ function Shelf.next_freed()
 end
 
 -- How many more jobs may hold a key; `own`: the limit if none is stored.
-function Shelf.room(queue, name, own)
+function JobIndexes.room(queue, name, own)
   local limit = tonumber(call('HGET', key('limits', queue), name) or '') or own
   return limit and max(0, limit - call('ZCARD', key('slots', pair(queue, name)))) or 0
 end

@@ -1,11 +1,11 @@
--- requires: cell
--- The virtual time that fair queues have reached (parts/line.lua); a script reads it once for each queue.
-local Front = {}
+-- requires: prelude
+-- The virtual time that fair queues have reached (parts/fair_queue.lua); a script reads it once for each queue.
+local VirtualTime = {}
 
 local fronts = {}
 
 -- The virtual time that a queue has reached; false if the queue has no fair keys.
-function Front.of(queue)
+function VirtualTime.of(queue)
   if fronts[queue] == nil then
     fronts[queue] = tonumber(call('HGET', key('fair', queue), 'front') or '') or false
   end
@@ -13,6 +13,6 @@ function Front.of(queue)
 end
 
 -- Note the virtual time that a queue has reached now.
-function Front.note(queue, front)
+function VirtualTime.note(queue, front)
   fronts[queue] = front
 end

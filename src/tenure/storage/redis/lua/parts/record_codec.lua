@@ -1,6 +1,6 @@
--- requires: cell, form
--- Decodes and encodes records (parts/form.lua).
-local Folding = {}
+-- requires: prelude, record_format
+-- Decodes and encodes records (parts/record_format.lua).
+local RecordCodec = {}
 
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 local NUMBER_OF = {}
@@ -49,7 +49,7 @@ local PLACED = {
 }
 
 -- The fixed fields, and the kind of value that each must have: see is_sound.
-Folding.FIXED = {
+RecordCodec.FIXED = {
   task = 'string',
   headers = 'string',
   tags = 'names',
@@ -216,10 +216,10 @@ end
 
 -- Decode a record. `bad`: a list to which invalid fields are appended, which are left out; without it, they raise an
 -- error.
-function Folding.unfold(body, bad)
+function RecordCodec.decode(body, bad)
   local form, state, marks, fixed, load, rare, made, score, run_at, created, lease, timeout, at =
-    struct.unpack(Form.HEAD, body)
-  if form ~= Form.NUMBER then
+    struct.unpack(RecordFormat.HEAD, body)
+  if form ~= RecordFormat.NUMBER then
     error('not a record')
   end
   local function has(mark)
@@ -228,16 +228,16 @@ function Folding.unfold(body, bad)
   local starts, failures, stalls, releases, holder, ended = 0, 0, 0, 0, 0, 0
   local fence, settled, run_fence = 0, 0, 0
   local heard, ends, limit, started, finished, run_end, kept = -1, -1, -1, -1, -1, -1, -1
-  if has(Form.RAN) then
-    -- In the order of Form.RUN.
+  if has(RecordFormat.RAN) then
+    -- In the order of RecordFormat.RUN.
     starts, failures, stalls, releases, holder, ended, fence, settled, run_fence, heard, ends, limit, started,
-      finished, run_end, kept, at = struct.unpack(Form.RUN, body, at)
+      finished, run_end, kept, at = struct.unpack(RecordFormat.RUN, body, at)
   end
   local packed = string.sub(body, at, at + fixed - 1)
-  local job = packed_fields('fixed', packed, Folding.FIXED, bad)
+  local job = packed_fields('fixed', packed, RecordCodec.FIXED, bad)
   job.fixed = packed
   at = at + fixed
-  job.load, job.load_apart = load, has(Form.APART) or nil
+  job.load, job.load_apart = load, has(RecordFormat.PAYLOAD_APART) or nil
   if not job.load_apart then
     job.payload = string.sub(body, at, at + load - 1)
     at = at + load
@@ -252,7 +252,8 @@ function Folding.unfold(body, bad)
   job.state = STATES[state]
   job.made, job.score, job.run_at, job.created, job.lease = made, score, run_at, created, lease
   job.timeout = number_or_nil(timeout)
-  job.back, job.beaten, job.traced = has(Form.BACK) or nil, has(Form.BEATEN) or nil, has(Form.TRACED) or nil
+  job.back, job.beaten = has(RecordFormat.BACK) or nil, has(RecordFormat.BEATEN) or nil
+  job.traced = has(RecordFormat.TRACED) or nil
   if holder > 0 then
     job.holder = string.sub(body, at, at + holder - 1)
     at = at + holder
@@ -265,10 +266,10 @@ function Folding.unfold(body, bad)
     job.ended = string.sub(body, at, at + ended - 1)
     at = at + ended
   end
-  if has(Form.RESULT) then
+  if has(RecordFormat.RESULT) then
     job.result = string.sub(body, at)
   end
-  job.result_apart = has(Form.RESULT_APART) or nil
+  job.result_apart = has(RecordFormat.RESULT_APART) or nil
   job.starts, job.failures, job.stalls, job.releases = starts, failures, stalls, releases
   job.fence, job.settled_fence, job.run_fence = fence, settled, run_fence
   job.heard_at, job.lease_until, job.run_until = number_or_nil(heard), number_or_nil(ends), number_or_nil(limit)
@@ -298,11 +299,11 @@ local function is_special(job)
 end
 
 -- Encode a record. `job.fixed`: its encoded fixed part, if it has not changed.
-function Folding.fold(job)
+function RecordCodec.encode(job)
   local fixed, rare, has_rare = job.fixed, {}, false
   local fields = not fixed and {}
   for field, value in pairs(job) do
-    if Folding.FIXED[field] then
+    if RecordCodec.FIXED[field] then
       if fields then
         fields[field] = value
       end
@@ -316,13 +317,15 @@ function Folding.fold(job)
   fixed = fixed or cmsgpack.pack(fields)
   rare = has_rare and cmsgpack.pack(rare) or ''
   local ran = job.starts > 0 or job.fence > 0 or job.finished
-  local marks = (has_rare or is_special(job)) and 0 or Form.PLAIN
-  marks = marks + (ran and Form.RAN or 0) + (job.beaten and Form.BEATEN or 0) + (job.back and Form.BACK or 0)
-  marks = marks + (job.traced and Form.TRACED or 0) + (job.result and Form.RESULT or 0)
-  marks = marks + (job.load_apart and Form.APART or 0) + (job.result_apart and Form.RESULT_APART or 0)
+  local marks = (has_rare or is_special(job)) and 0 or RecordFormat.PLAIN
+  marks = marks + (ran and RecordFormat.RAN or 0)
+  marks = marks + (job.beaten and RecordFormat.BEATEN or 0) + (job.back and RecordFormat.BACK or 0)
+  marks = marks + (job.traced and RecordFormat.TRACED or 0) + (job.result and RecordFormat.RESULT or 0)
+  marks = marks + (job.load_apart and RecordFormat.PAYLOAD_APART or 0)
+  marks = marks + (job.result_apart and RecordFormat.RESULT_APART or 0)
   local head = struct.pack(
-    Form.HEAD,
-    Form.NUMBER,
+    RecordFormat.HEAD,
+    RecordFormat.NUMBER,
     NUMBER_OF[job.state],
     marks,
     #fixed,
@@ -340,7 +343,7 @@ function Folding.fold(job)
   end
   local holder, ended = job.holder or '', job.ended or ''
   local run = struct.pack(
-    Form.RUN,
+    RecordFormat.RUN,
     job.starts,
     job.failures,
     job.stalls,
@@ -362,7 +365,7 @@ function Folding.fold(job)
 end
 
 -- Encode a run that is over, for the list of earlier runs.
-function Folding.fold_run(job)
+function RecordCodec.encode_run(job)
   local holder = job.holder or ''
   local run = struct.pack('<I4dddI4', job.starts, job.run_fence, job.started or -1, job.run_end or -1, #holder)
   return run .. holder .. (job.ended or '')
@@ -397,9 +400,9 @@ end
 
 -- Return the readable fields of a record that `unfold` refuses, with neutral values for the rest and an error that says
 -- so; a text that lists the unreadable parts; and true if the job is failed because of that.
-function Folding.salvage(body)
+function RecordCodec.salvage(body)
   local bad = {}
-  local readable, job = pcall(Folding.unfold, body, bad)
+  local readable, job = pcall(RecordCodec.decode, body, bad)
   if not readable then
     job, bad = {}, { 'record: not a record' }
   end
@@ -440,6 +443,6 @@ function Folding.salvage(body)
 end
 
 -- Return true if a job's error says that its record was unreadable before.
-function Folding.is_unreadable(job)
+function RecordCodec.is_unreadable(job)
   return job.error ~= nil and string.find(job.error, '"type":"' .. UNREADABLE .. '"', 1, true) ~= nil
 end

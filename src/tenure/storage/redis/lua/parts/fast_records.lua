@@ -1,14 +1,15 @@
--- requires: cell, form
--- Makes a plain job's next record directly from the bytes of the current one (parts/form.lua). Parts that do not change
--- are copied: the head from its lengths on, and the bytes between the run and its end.
-local Splice = {}
+-- requires: prelude, record_format
+-- Makes a plain job's next record directly from the bytes of the current one (parts/record_format.lua). Parts that do
+-- not change are copied: the head from its lengths on, and the bytes between the run and its end.
+local FastRecords = {}
 
 local pack, unfolded, byte, char, sub = struct.pack, struct.unpack, string.byte, string.char, string.sub
-local FORM, WAITING, ACTIVE, COMPLETED = Form.NUMBER, Form.WAITING, Form.ACTIVE, Form.COMPLETED
-local HEAD_SIZE, RUN, NEVER = Form.HEAD_SIZE, Form.RUN, Form.NEVER
-local BOTH_SIZE = HEAD_SIZE + Form.RUN_SIZE
-local NEW, NEW_APART = Form.PLAIN, Form.PLAIN + Form.APART
-local RUNS, RUNS_APART = NEW + Form.RAN, NEW_APART + Form.RAN
+local FORM = RecordFormat.NUMBER
+local WAITING, ACTIVE, COMPLETED = RecordFormat.WAITING, RecordFormat.ACTIVE, RecordFormat.COMPLETED
+local HEAD_SIZE, RUN, NEVER = RecordFormat.HEAD_SIZE, RecordFormat.RUN, RecordFormat.NEVER
+local BOTH_SIZE = HEAD_SIZE + RecordFormat.RUN_SIZE
+local NEW, NEW_APART = RecordFormat.PLAIN, RecordFormat.PLAIN + RecordFormat.PAYLOAD_APART
+local RUNS, RUNS_APART = NEW + RecordFormat.RAN, NEW_APART + RecordFormat.RAN
 
 -- The head from its lengths on: LENGTHS up to the sequence number, NUMBERS all of it.
 local LENGTHS_AT, LENGTHS, NUMBERS = 4, '<I4I4I4d', '<I4I4I4dddddd'
@@ -19,7 +20,7 @@ local STAYING, GOING_AT, GOING, OVER = 20, 17, '<I4I4ddddddd', '<I4dddddddddd'
 
 -- If a record is of a plain job that waits for its first run, return its marks, its fixed part, the length of its
 -- payload, its sequence number, run_at, created, lease and timeout; else nil.
-function Splice.waiting(body)
+function FastRecords.read_waiting(body)
   local form, state, marks = byte(body, 1, 3)
   if form ~= FORM or state ~= WAITING or (marks ~= NEW and marks ~= NEW_APART) or #body <= HEAD_SIZE then
     return nil
@@ -29,19 +30,20 @@ function Splice.waiting(body)
 end
 
 -- The numbers of a first run that begins now.
-function Splice.first_run(holder, fence, ends, run_until)
+function FastRecords.first_run(holder, fence, ends, run_until)
   return pack(RUN, 1, 0, 0, 0, #holder, 0, fence, 0, fence, NOW, ends, run_until or NEVER, NOW, NEVER, NEVER, NEVER)
 end
 
 -- The record of a waiting job after its start.
-function Splice.started(body, marks, run, holder)
-  return char(FORM, ACTIVE, marks + Form.RAN) .. sub(body, LENGTHS_AT, HEAD_SIZE) .. run .. sub(body, HEAD_SIZE + 1)
+function FastRecords.started(body, marks, run, holder)
+  return char(FORM, ACTIVE, marks + RecordFormat.RAN) .. sub(body, LENGTHS_AT, HEAD_SIZE) .. run
+    .. sub(body, HEAD_SIZE + 1)
     .. holder
 end
 
 -- If a record is of a plain active job, return its marks, the bytes of its run, its sequence number, and the number of
 -- bytes before its holder; else nil.
-function Splice.active(body)
+function FastRecords.read_active(body)
   local form, state, marks = byte(body, 1, 3)
   if form ~= FORM or state ~= ACTIVE or (marks ~= RUNS and marks ~= RUNS_APART) or #body <= BOTH_SIZE then
     return nil
@@ -52,14 +54,15 @@ end
 
 -- From the bytes of a run, return its fence, the length of its holder, and the bytes of the same run once it is over.
 -- `size`: the length of `ended` in the new record.
-function Splice.run_over(run, size, kept)
+function FastRecords.end_run(run, size, kept)
   local holder, _, fence, _, run_fence, _, _, _, started = unfolded(GOING, run, GOING_AT)
   return fence, holder, sub(run, 1, STAYING)
     .. pack(OVER, size, fence, fence, run_fence, NEVER, NEVER, NEVER, started, NOW, NOW, kept or NEVER)
 end
 
 -- The record of an active job after its completion. `upto`: where its holder ends. `result`: nil if it has its own key.
-function Splice.completed(body, marks, run, upto, ended, result)
-  return char(FORM, COMPLETED, marks + (result and Form.RESULT or Form.RESULT_APART)) .. sub(body, LENGTHS_AT, HEAD_SIZE)
+function FastRecords.completed(body, marks, run, upto, ended, result)
+  marks = marks + (result and RecordFormat.RESULT or RecordFormat.RESULT_APART)
+  return char(FORM, COMPLETED, marks) .. sub(body, LENGTHS_AT, HEAD_SIZE)
     .. run .. sub(body, BOTH_SIZE + 1, upto) .. ended .. (result or '')
 end

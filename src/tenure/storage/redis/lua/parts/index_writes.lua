@@ -1,31 +1,31 @@
--- requires: cell
+-- requires: prelude
 -- Deferred changes of sorted sets: written when a script ends, with one command for each index, because calling a
 -- command costs more than the change itself. Entries that the script may read again are written at once, or `flush` is
 -- called before the read.
-local Index = {}
+local IndexWrites = {}
 
 local unwritten = {}
 
 -- The same for jobs that are moved once and not read again: the words of the commands, to which callers append
 -- directly.
-local words_put, words_gone = {}, {}
+local words_added, words_removed = {}, {}
 
 -- The list to which a caller appends the entries to put into an index: score, then member.
-function Index.puts(index)
-  local words = words_put[index]
+function IndexWrites.additions(index)
+  local words = words_added[index]
   if not words then
     words = {}
-    words_put[index] = words
+    words_added[index] = words
   end
   return words
 end
 
 -- The list to which a caller appends the members to take out of an index.
-function Index.gone(index)
-  local words = words_gone[index]
+function IndexWrites.removals(index)
+  local words = words_removed[index]
   if not words then
     words = {}
-    words_gone[index] = words
+    words_removed[index] = words
   end
   return words
 end
@@ -39,11 +39,11 @@ local function entries_of(index)
   return entries
 end
 
-function Index.put(index, number, member)
+function IndexWrites.put(index, number, member)
   entries_of(index)[member] = number
 end
 
-function Index.take_out(index, member)
+function IndexWrites.remove(index, member)
   entries_of(index)[member] = false
 end
 
@@ -54,13 +54,13 @@ local function write(command, index, words)
 end
 
 -- Write the deferred changes. Every script that moves jobs ends with it.
-function Index.flush()
-  for index, words in pairs(words_gone) do
-    words_gone[index] = nil
+function IndexWrites.flush()
+  for index, words in pairs(words_removed) do
+    words_removed[index] = nil
     write('ZREM', index, words)
   end
-  for index, words in pairs(words_put) do
-    words_put[index] = nil
+  for index, words in pairs(words_added) do
+    words_added[index] = nil
     write('ZADD', index, words)
   end
   for index, entries in pairs(unwritten) do

@@ -1,24 +1,24 @@
--- requires: cell, folding, record, settings, journal, line, lease, rates, shelf, audit, ends
+-- requires: prelude, record_codec, record, settings, event_log, fair_queue, lease, rates, job_indexes, audit, expiry
 -- Promotes delayed jobs and starts waiting ones. storage/memory/model.py has the same rules.
-local Flow = {}
+local Transitions = {}
 
 -- Make a delayed job waiting, or expire it if it is too old by now.
-function Flow.promote(job)
-  if Record.lapsed(job) then
-    Ends.expire(job)
+function Transitions.promote(job)
+  if Record.is_expired(job) then
+    Expiry.expire(job)
   else
-    Shelf.move(job, { state = 'waiting', score = Line.score(job, Line.came_at(job)) })
+    JobIndexes.move(job, { state = 'waiting', score = FairQueue.score(job, FairQueue.enqueue_time(job)) })
   end
 end
 
 -- Promote the due delayed jobs of a queue; return how many were examined.
-function Flow.promote_due(queue, limit)
+function Transitions.promote_due(queue, limit)
   local delayed = key('delayed', queue)
   local due = up_to(delayed, NOW, limit)
   for _, id in ipairs(due) do
-    local job = Audit.known_in('delayed', queue, id)
+    local job = Audit.checked_in('delayed', queue, id)
     if job then
-      Flow.promote(job)
+      Transitions.promote(job)
     end
   end
   return #due
@@ -26,8 +26,8 @@ end
 
 -- The stall terms from the settings of a job's queue, without those that the job's call has pinned.
 local function stall_terms(job)
-  local told = Settings.of('queue', job.queue).stall
-  if not told then
+  local settings = Settings.get('queue', job.queue).stall
+  if not settings then
     return {}
   end
   local pinned = {}
@@ -35,7 +35,7 @@ local function stall_terms(job)
     pinned[field] = true
   end
   local terms = {}
-  for field, value in pairs(told) do
+  for field, value in pairs(settings) do
     if not pinned[field] then
       terms[field] = value
     end
@@ -46,17 +46,17 @@ end
 -- Append a job's last run to its list of earlier runs, because the record will hold the next run.
 --
 -- runs:<ref>  LIST  the earlier runs of a job, without the last
-local function put_last_run_aside(job)
+local function store_last_run(job)
   local runs = key('runs', job.ref)
-  if call('RPUSH', runs, Folding.fold_run(job)) >= RUNS_KEPT then
+  if call('RPUSH', runs, RecordCodec.encode_run(job)) >= RUNS_KEPT then
     call('LTRIM', runs, 1 - RUNS_KEPT, -1)
   end
 end
 
 -- Begin a job's next run for an owner; return the lease's ref, record and payload.
-function Flow.start(job, owner)
+function Transitions.start(job, owner)
   if job.starts > 0 then
-    put_last_run_aside(job)
+    store_last_run(job)
   end
   local changes = stall_terms(job)
   local lease, start_grace = changes.lease or job.lease, changes.start_grace or job.start_grace
@@ -74,11 +74,11 @@ function Flow.start(job, owner)
   changes.holder = Lease.holder(owner)
   changes.run_fence = changes.fence
   changes.run_end, changes.ended = NONE, NONE
-  Shelf.move(job, changes)
+  JobIndexes.move(job, changes)
   Lease.note()
   Rates.take(job.queue, Rates.all_of(job))
-  Line.given_out(job)
-  Journal.tell(job, 'started', function()
+  FairQueue.note_started(job)
+  EventLog.record_if_wanted(job, 'started', function()
     return {
       attempt = job.failures + 1,
       owner = owner.id,
@@ -88,10 +88,11 @@ function Flow.start(job, owner)
       redelivered = job.starts > 1,
     }
   end)
-  return { job.ref, Record.packed(job), Record.payload_apart(job) }
+  return { job.ref, Record.encoded(job), Record.read_separate_payload(job) }
 end
 
 -- Record that a write was refused because its owner does not hold the job.
-function Flow.refused(job, owner, fence, write)
-  Journal.record_of(job, 'run_fenced', { fence = fence, current_fence = job.fence, owner = owner, write = write })
+function Transitions.record_refusal(job, owner, fence, write)
+  local event = { fence = fence, current_fence = job.fence, owner = owner, write = write }
+  EventLog.record_job_event(job, 'run_fenced', event)
 end
