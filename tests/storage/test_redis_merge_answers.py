@@ -63,10 +63,10 @@ def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -
 
 
 def test_a_cell_that_was_out_of_reach_keeps_its_place_in_the_page_and_in_each_event() -> None:
-    page = woven([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, unanswered=True)], 10)
+    page = woven([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, incomplete=True)], 10)
 
     assert told(page) == [("a", f"5.{UNREAD}")]
-    assert (page.next, page.unanswered) == (f"6.{UNREAD}", True)
+    assert (page.next, page.incomplete) == (f"6.{UNREAD}", True)
 
 
 def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:

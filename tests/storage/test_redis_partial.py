@@ -211,7 +211,7 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
         await storage.close()
 
     assert [one.lease.ref for one in first.stalled] == [jobs[0].ref]
-    assert (first.more, first.doubtful) == (True, True)
+    assert (first.more, first.incomplete) == (True, True)
     assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
     # Either it was given to those whose answers were lost, and is found with them, or to the burial.
     assert (taken, strayed) in ((1, []), (0, [jobs[1].ref]))
@@ -265,13 +265,13 @@ async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_ano
 
     assert [lease.ref.queue for lease in leases] == [here, there]
     for pulse in pulses:
-        assert pulse.unanswered == ((leases[1].ref, leases[1].fence),)
+        assert pulse.incomplete == ((leases[1].ref, leases[1].fence),)
         assert (pulse.lost, pulse.orders) == ((), () if home == "here" else None)
     assert 0.4 < took[0] < 2.0
     # It is not waited for again at once.
     assert took[1] < 0.4
     assert logged.log[0].message == "said"
-    assert (whole.unanswered, whole.orders) == ((), ())
+    assert (whole.incomplete, whole.orders) == ((), ())
 
 
 async def test_a_beat_too_short_for_an_answer_keeps_no_claim_from_a_healthy_shard(

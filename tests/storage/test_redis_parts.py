@@ -337,7 +337,7 @@ async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Par
     taken = await cell.reclaim(ALICE.id, REAPER)
 
     assert 0 < len(taken.stalled) < SWEEP_LIMIT
-    assert (taken.more, taken.doubtful) == (True, True)
+    assert (taken.more, taken.incomplete) == (True, True)
 
 
 async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(

@@ -52,7 +52,7 @@ class Flaky(MemoryStorage):
         if self.down:
             raise StorageUnavailableError("nobody answers")
         if self.partial:
-            return RenewResult(unanswered=tuple((one.ref, one.fence) for one in beat.renewals))
+            return RenewResult(incomplete=tuple((one.ref, one.fence) for one in beat.renewals))
         return await super().renew(beat)
 
 

@@ -44,7 +44,7 @@ class Mute(MemoryStorage):
         if self.apart and self.lost:
             self.lost -= 1
             taken = (await super().reclaim(dead, owner)).stalled
-            return ReclaimResult(taken[:1], more=True, doubtful=True)
+            return ReclaimResult(taken[:1], more=True, incomplete=True)
         if self.twice and self.lost:
             self.lost -= 1
             await super().reclaim(dead, owner)

@@ -97,9 +97,9 @@ async def pages(
                 continue
             failures = 0
             cursor = page.next or cursor
-            if page.unanswered and not incomplete:
+            if page.incomplete and not incomplete:
                 logger.warning("a part of the storage is out of reach; its events come when it is back")
-            incomplete = page.unanswered
+            incomplete = page.incomplete
             if page.events:
                 yield page
             else:

@@ -244,7 +244,7 @@ class CancelRequest(Struct, frozen=True):
 class RenewResult(Struct, frozen=True):
     """The answer to a beat. It lists exceptions only: lost runs, runs to stop, and the operator's orders.
 
-    `unanswered`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
+    `incomplete`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
     orders in force ("quiet", "stop"). None: the server that stores them was unreachable. That server also stores the
     worker's record and events, which may not have arrived, so the caller sends them again. `partitions`: if the beat
     contains `seen`, the state of each partition that the beat reached, before the events of the beat were recorded.
@@ -253,7 +253,7 @@ class RenewResult(Struct, frozen=True):
     lost: tuple[tuple[Ref, int], ...] = ()
     cancelling: tuple[CancelRequest, ...] = ()
     orders: tuple[str, ...] | None = ()
-    unanswered: tuple[tuple[Ref, int], ...] = ()
+    incomplete: tuple[tuple[Ref, int], ...] = ()
     partitions: tuple[PartitionState, ...] = ()
 
 
@@ -307,7 +307,7 @@ class SweepResult(Struct, frozen=True):
 class ReclaimResult(Struct, frozen=True):
     """The jobs that a dead owner held. The caller now holds them for five seconds. `more`: call again.
 
-    `doubtful`: the caller may hold jobs that no answer named. It can reclaim them from itself under another owner id.
+    `incomplete`: the caller may hold jobs that no answer named. It can reclaim them from itself under another owner id.
     Either a part of the storage did not answer, or the caller held jobs before this call. Those come from an earlier
     answer and are not settled yet, or from an answer that was lost: a network may deliver a request twice and return
     the second answer.
@@ -315,7 +315,7 @@ class ReclaimResult(Struct, frozen=True):
 
     stalled: tuple[StalledLease, ...] = ()
     more: bool = False
-    doubtful: bool = False
+    incomplete: bool = False
 
 
 class CancelJob(Struct, frozen=True, tag="cancel"):
@@ -584,12 +584,12 @@ class EventReader(Struct, frozen=True):
 class EventPage(Struct, frozen=True):
     """Events in order without a gap, and the cursor that follows them.
 
-    `unanswered`: one of several servers was unreachable; this cursor returns its events when it is reachable again.
+    `incomplete`: one of several servers was unreachable; this cursor returns its events when it is reachable again.
     """
 
     events: tuple[AnyEvent, ...] = ()
     next: str = ""
-    unanswered: bool = False
+    incomplete: bool = False
 
 
 class Notifications(Protocol):

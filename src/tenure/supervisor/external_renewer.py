@@ -172,9 +172,9 @@ class ExternalRenewer:
                     lost = {*pulse.lost}
                     self._lost |= lost
                     answered += len(part)
-                    self._count(part, lost=len(lost), failed=len(pulse.unanswered))
+                    self._count(part, lost=len(lost), failed=len(pulse.incomplete))
                     for run in part:
-                        if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.unanswered:
+                        if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.incomplete:
                             self._slate.keep(run, asked_at)
         except (StorageError, TimeoutError) as error:
             left = runs[answered:]

@@ -82,7 +82,7 @@ class RecoveredJobs:
 
     def __init__(self) -> None:
         self.refs: set[Ref] = set()
-        self.unanswered = False
+        self.incomplete = False
         """True while an answer is missing: the storage may have given us jobs that we have not found yet."""
 
     @property
@@ -92,7 +92,7 @@ class RecoveredJobs:
 
     def charged(self, witness: CrashEvidence) -> int | None:
         """Return how many jobs may be charged for the death; None if it is not known whether it held any."""
-        if self.unanswered and not self.refs:
+        if self.incomplete and not self.refs:
             return None
         return sum(not witness.clears(ref) for ref in self.refs)
 
@@ -197,20 +197,20 @@ class CrashRecovery:
         max_block: int | None = None,
     ) -> None:
         look = min(LOOK, within / 4)
-        taker, doubtful = self._takers.pop() if self._takers else self._another(), False
+        taker, incomplete = self._takers.pop() if self._takers else self._another(), False
         holders = [dead]
 
         async def reclaim() -> ReclaimResult:
-            nonlocal taker, doubtful
-            if doubtful:
+            nonlocal taker, incomplete
+            if incomplete:
                 # Use another owner id, because a reclaim never returns the jobs that the caller already holds. Keep
                 # this order of holders: a call that arrives late then takes only from earlier ones, which are empty.
                 holders.append(taker.id)
                 taker = self._another()
-            taken.unanswered = doubtful = True
+            taken.incomplete = incomplete = True
             some = await storage.reclaim(holder, taker)
-            doubtful = some.doubtful
-            taken.unanswered = doubtful or len(holders) > 1
+            incomplete = some.incomplete
+            taken.incomplete = incomplete or len(holders) > 1
             return some
 
         for holder in holders:
@@ -222,9 +222,9 @@ class CrashRecovery:
                 seen = structs.replace(witness, dead_for=max(0, self._clock.now() - died_at))
                 settle = partial(self._settle, taker, stalled, storage, seen, look, max_block)
                 # Jobs whose settlement was not answered are still held by this owner id.
-                doubtful |= not await self._insist(settle, pid)
-                more = some.more or doubtful
-        taken.unanswered = False
+                incomplete |= not await self._insist(settle, pid)
+                more = some.more or incomplete
+        taken.incomplete = False
         self._takers.append(taker)
 
     def _another(self) -> Owner:

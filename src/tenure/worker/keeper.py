@@ -185,7 +185,7 @@ class Keeper:
         due = [one for one in held if self._asks(one, asked_at, every)]
         sent: list[PendingRenewal] = []
         events = self._announced()
-        news = unanswered = 0
+        news = incomplete = 0
         # Short leases make beats more frequent, but not these looks, which ask every partition of the worker's queues.
         looks = asked_at - self._looked_at >= self._beat - SHORTEST
         # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
@@ -215,12 +215,12 @@ class Keeper:
                         self._recorded += len(events)
                         events = ()
                     news += self._heed(sent, pulse, asked_at)
-                    unanswered += len(pulse.unanswered)
+                    incomplete += len(pulse.incomplete)
                     sent = []
                     if looks:
                         self._looked_at, looks = asked_at, False
                         self._compare(pulse.partitions, read)
-            if unanswered:
+            if incomplete:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
         except Exception as error:
@@ -231,7 +231,7 @@ class Keeper:
             self._tally.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
-                failed = unanswered or len(due)
+                failed = incomplete or len(due)
                 self._logger.warning(
                     "cannot renew %d leases, trying again: %r", failed, error, exc_info=None if expected else error
                 )
@@ -282,11 +282,11 @@ class Keeper:
             self._orders = pulse.orders
             self._obey(pulse.orders)
             news = 1
-        lost, unanswered = set(pulse.lost), set(pulse.unanswered)
-        done = len(sent) - len(lost) - len(unanswered)
-        self._tally.renewed(renewed=done, lost=len(lost), failed=len(unanswered))
+        lost, incomplete = set(pulse.lost), set(pulse.incomplete)
+        done = len(sent) - len(lost) - len(incomplete)
+        self._tally.renewed(renewed=done, lost=len(lost), failed=len(incomplete))
         for message in sent:
-            if message.held.key in unanswered:
+            if message.held.key in incomplete:
                 message.unsent()
                 continue
             message.arrived(asked_at, lost=message.held.key in lost)

@@ -501,8 +501,8 @@ class ExchangeLoop:
             for message in messages:
                 message.unsent()
             raise
-        unanswered = set(pulse.unanswered)
+        incomplete = set(pulse.incomplete)
         for message in messages:
-            if message.held.key in unanswered:
+            if message.held.key in incomplete:
                 # Its settlement is not answered either, so both are sent again.
                 message.unsent()

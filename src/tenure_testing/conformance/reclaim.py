@@ -148,7 +148,7 @@ class ReclaimConformance(Conformance):
         empty = [await storage.reclaim(holder, BOB) for holder in (ALICE.id, REAPER.id)]
         found = await storage.reclaim(DEPUTY.id, BOB)
 
-        assert [(answer.stalled, answer.more, answer.doubtful) for answer in empty] == [((), False, False)] * 2
+        assert [(answer.stalled, answer.more, answer.incomplete) for answer in empty] == [((), False, False)] * 2
         assert {(taken.lease.ref, taken.reason) for taken in found.stalled} == {
             (lease.ref, "process_died") for lease in leases
         }
@@ -168,10 +168,10 @@ class ReclaimConformance(Conformance):
         other = await storage.reclaim(BOB.id, REAPER)
         found = await storage.reclaim(REAPER.id, DEPUTY)
 
-        assert (len(first.stalled), first.more, first.doubtful) == (1, False, False)
-        assert (second.stalled, second.more, second.doubtful) == ((), False, True)
-        assert (len(other.stalled), other.more, other.doubtful) == (1, False, True)
-        assert (len(found.stalled), found.more, found.doubtful) == (2, False, False)
+        assert (len(first.stalled), first.more, first.incomplete) == (1, False, False)
+        assert (second.stalled, second.more, second.incomplete) == ((), False, True)
+        assert (len(other.stalled), other.more, other.incomplete) == (1, False, True)
+        assert (len(found.stalled), found.more, found.incomplete) == (2, False, False)
 
     async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))

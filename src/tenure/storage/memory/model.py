@@ -636,11 +636,11 @@ class Model(ScheduleStore):
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE and job.owner == dead]
         held.sort(key=lambda job: (job.lease_until, job.ref))
-        doubtful = any(job.state is State.ACTIVE and job.owner == owner.id for job in self._jobs.values())
+        incomplete = any(job.state is State.ACTIVE and job.owner == owner.id for job in self._jobs.values())
         if dead in self._workers:
             self._workers[dead].died = True
         stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
-        return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+        return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, incomplete=incomplete)
 
     # ── operator actions ──────────────────────────────────────────────────────────────────────────────────────────
 

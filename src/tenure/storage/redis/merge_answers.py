@@ -85,7 +85,7 @@ def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
     return EventPage(
         tuple(told),
         cursor_of(place if unread else page.next for place, unread, page in zip(places, left, pages, strict=True)),
-        unanswered=any(page.unanswered for page in pages),
+        incomplete=any(page.incomplete for page in pages),
     )
 
 

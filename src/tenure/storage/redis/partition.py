@@ -282,7 +282,7 @@ class Partition:
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`: as many script calls as its limit needs."""
         stalled: list[StalledLease] = []
-        doubtful = False
+        incomplete = False
         while True:
             asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
             try:
@@ -290,11 +290,11 @@ class Partition:
             except StorageError:
                 if not stalled:
                     raise
-                return ReclaimResult(tuple(stalled), more=True, doubtful=True)
+                return ReclaimResult(tuple(stalled), more=True, incomplete=True)
             stalled += taken.stalled
-            doubtful |= taken.doubtful
+            incomplete |= taken.incomplete
             if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
-                return ReclaimResult(tuple(stalled), more=taken.more, doubtful=doubtful)
+                return ReclaimResult(tuple(stalled), more=taken.more, incomplete=incomplete)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""

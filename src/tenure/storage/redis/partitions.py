@@ -189,7 +189,7 @@ class Partitions:
                 for name in (
                     [(renewal.ref, renewal.fence) for renewal in part]
                     if isinstance(outcome, BaseException)
-                    else outcome.unanswered
+                    else outcome.incomplete
                 )
             ),
             tuple(
@@ -222,8 +222,8 @@ class Partitions:
         stalled = tuple(lease for one in taken for lease in one.stalled)
         if errors and not stalled:
             raise errors[0]
-        doubtful = bool(errors) or any(one.doubtful for one in taken)
-        return ReclaimResult(stalled, more=bool(errors) or any(one.more for one in taken), doubtful=doubtful)
+        incomplete = bool(errors) or any(one.incomplete for one in taken)
+        return ReclaimResult(stalled, more=bool(errors) or any(one.more for one in taken), incomplete=incomplete)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
@@ -322,10 +322,10 @@ class Partitions:
                 if at_home is not None:
                     raise
                 # Do not keep an age in the cursor: by the time the partition is back, it would mean another instant.
-                return EventPage((), EVENTS_END if age_of(place) is not None else word, unanswered=True)
+                return EventPage((), EVENTS_END if age_of(place) is not None else word, incomplete=True)
 
         pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
-        if all(page.unanswered for page in pages):
+        if all(page.incomplete for page in pages):
             raise StorageUnavailableError("no part of the storage has answered")
         return woven(pages, limit)
 

@@ -1,6 +1,5 @@
 """Encodes new jobs for scripts, and decodes the records that a partition keeps (lua/parts/record_format.lua).
 
-
 A record has numbers at fixed places and msgpack for the rest. Fields that no script reads are sent as text. Long
 payloads and results are kept outside the record.
 """

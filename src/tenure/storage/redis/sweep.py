@@ -111,7 +111,7 @@ def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
 def answer_reclaim(reply: Any, *, known: int) -> ReclaimResult:
     """Return the jobs that were taken. `known`: the number of jobs that the caller got from earlier answers."""
     stalled, more, had = reply
-    return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), doubtful=had > known)
+    return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), incomplete=had > known)
 
 
 def ask_resign(term: Term) -> list[bytes]:

@@ -93,10 +93,10 @@ def led_by_another(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepRes
 def reclaim(tx: Transaction, dead: str, owner: Owner) -> ReclaimResult:
     """Take every active job of a dead owner, without grace."""
     held = tx.all("reclaim.held", {"owner": dead, "limit": SWEEP_LIMIT + 1})
-    doubtful = tx.one("reclaim.held", {"owner": owner.id, "limit": 1}) is not None
+    incomplete = tx.one("reclaim.held", {"owner": owner.id, "limit": 1}) is not None
     tx.run("reclaim.mark_dead", (dead,))
     stalled = _taken(tx, held[:SWEEP_LIMIT], owner, "process_died")
-    return ReclaimResult(tuple(stalled), more=len(held) > SWEEP_LIMIT, doubtful=doubtful)
+    return ReclaimResult(tuple(stalled), more=len(held) > SWEEP_LIMIT, incomplete=incomplete)
 
 
 def resign(tx: Transaction, term: Term) -> None:
