@@ -243,8 +243,8 @@ async def test_two_kills_of_a_worker_charge_nothing_to_jobs_that_had_processes_o
 
     for detail in await here.details(refs):
         assert [(run.ended, run.reason) for run in detail.runs] == [
-            ("released", "process_died"),
-            ("released", "process_died"),
+            ("released", "worker_died"),
+            ("released", "worker_died"),
             ("completed", None),
         ]
         assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
@@ -260,7 +260,7 @@ async def test_a_job_that_kills_its_worker_from_a_process_of_its_own_is_charged_
     (detail,) = await here.details([killer])
 
     # Before: it was released for ever.
-    free = [("released", "process_died")] * FREE_DEATHS
+    free = [("released", "worker_died")] * FREE_DEATHS
     assert [(run.ended, run.reason) for run in detail.runs] == [*free, ("stalled", "process_died")] * 2
     assert (detail.job.state, detail.job.reason) == (State.FAILED, "crashed")
     assert (detail.job.stalls, detail.job.releases) == (2, 2 * FREE_DEATHS)
