@@ -399,3 +399,53 @@ def test_the_kits_have_the_version_of_the_package_and_depend_on_it() -> None:
 
     assert project["version"] == tenure.__version__
     assert f"tenure=={tenure.__version__}" in project["dependencies"]
+
+
+REPOSITORY = "https://github.com/tenure-queue/tenure/blob/main/"
+"""What the links of README.md begin with, so that they also work on a package index."""
+
+
+def pages() -> list[Path]:
+    """Return all pages of the project."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = set[str]()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        found.add(plain if plain not in found else f"{plain}-1")
+    return found
+
+
+def test_each_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
+    broken: list[str] = []
+    for page in pages():
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"(?<!`)\]\(([^)\s]+)\)", text):
+            target, _, anchor = link.removeprefix(REPOSITORY).partition("#")
+            if re.match(r"\w+:", target):
+                continue
+            folder = ROOT if link.startswith(REPOSITORY) else page.parent
+            there = (folder / target).resolve() if target else page
+            if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+
+    assert broken == []
+
+
+def test_the_links_of_the_readme_work_on_a_package_index() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert REPOSITORY.startswith(urls["Source"])
+
+
+def test_the_changelog_begins_with_what_is_not_released_yet() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert headings[:2] == ["Unreleased", tenure.__version__]

@@ -67,7 +67,7 @@ def files() -> list[Path]:
     """Return the files whose words count: the code that is shipped, the docs, the pages of the project."""
     found = [path for kind in ("*.py", "*.sql", "*.lua") for path in (ROOT / "src").rglob(kind)]
     found += [path for path in (ROOT / "docs").rglob("*.md") if "evidence" not in path.parts]
-    return sorted([*found, ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+    return sorted([*found, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 
 
 def banned_in(text: str) -> list[str]:
