@@ -73,7 +73,7 @@ coverage: $(READY) ## run the quick tests and show the lines they miss
 	@$(BIN)/coverage report
 
 simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--keep --evidence docs/evidence/simulation")
-	@$(BIN)/python -m tenure_testing.world --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tenure_testing.simulate --seeds $(SEEDS) $(ARGS)
 
 mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
 	@$(BIN)/python -m tenure_testing.mutants $(ARGS)

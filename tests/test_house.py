@@ -51,6 +51,20 @@ FLOORS: dict[str, int] = {
 }
 """A room may import from floors below its own, from its own folder, and from nowhere else."""
 
+KIT_FLOORS: dict[str, int] = {
+    "__init__": 0,
+    "conformance": 0,
+    "demo": 0,
+    "duplicate_scripts": 0,
+    "simulation": 0,
+    "mutants": 1,
+    "proxy": 1,
+    "evidence": 2,
+    "chaos": 3,
+    "simulate": 3,
+}
+"""The floors of `tenure_testing`, by the same rule. Its rooms may import every room of `tenure`."""
+
 PURE = {
     "__future__",
     "base64",
@@ -128,6 +142,19 @@ def test_imports_go_to_lower_floors_or_stay_in_their_room() -> None:
                 continue
             if there != here and FLOORS[there] >= FLOORS[here]:
                 found.append(f"{path.relative_to(HOUSE)} imports {module}")
+
+    assert found == []
+
+
+def test_imports_of_the_kits_go_to_lower_floors_or_stay_in_their_room() -> None:
+    found: list[str] = []
+    for path in sorted(KITS.rglob("*.py")):
+        here = path.relative_to(KITS).parts[0].removesuffix(".py")
+        for module in imports(path):
+            first, _, rest = module.partition(".")
+            there = rest.split(".")[0] or "__init__"
+            if first == "tenure_testing" and there != here and KIT_FLOORS[there] >= KIT_FLOORS[here]:
+                found.append(f"{path.relative_to(KITS)} imports {module}")
 
     assert found == []
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from tenure.clock import SECOND, Clock
-from tenure_testing.figures import WorldFigures
-from tenure_testing.trials import Trial, caught_of, table
+from tenure_testing.mutants.trials import Trial, caught_of, table
+from tenure_testing.simulation.figures import WorldFigures
 
 
 def commit() -> str:
@@ -48,7 +48,7 @@ def _page(figures: WorldFigures, trials: Sequence[Trial], origin: Mapping[str, o
         "# What the simulation says",
         "",
         "Generated, not typed: run the command to make it anew. What is simulated and what must hold is told in",
-        "`src/tenure_testing/world.py` and `invariants.py`.",
+        "`src/tenure_testing/simulation/world.py` and `invariants.py`.",
         "",
         "| | |",
         "|---|---|",

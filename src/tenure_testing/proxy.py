@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 from threading import Thread
 from typing import Any, Self
 
-from tenure_testing.doubling import Doubling
+from tenure_testing.duplicate_scripts import DuplicatedScripts
 
 
 def free_port() -> int:
@@ -45,7 +45,7 @@ class ProxiedConnection:
     def __init__(self, client: socket.socket) -> None:
         self.ends = [client, socket.socket()]
         self.silent = False
-        self.doubling: Doubling | None = None
+        self.doubling: DuplicatedScripts | None = None
         for end in self.ends:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -153,7 +153,7 @@ class Proxy:
         self.accepted += 1
         line = ProxiedConnection(client)
         if self._doubled:
-            line.doubling = Doubling(self._dice, self._doubled, second=self._second, count=self._count)
+            line.doubling = DuplicatedScripts(self._dice, self._doubled, second=self._second, count=self._count)
         task = self.lines[line] = self._loop.create_task(self._carry(line))
         # The task's own cleanup does not run if it is cancelled before its first step.
         task.add_done_callback(lambda _: self._over(line))

@@ -19,7 +19,7 @@ from tenure.core.events import (
 from tenure.core.job import JobDetail, JobRecord, Owner, RunRecord, StallReason
 from tenure.core.lifecycle import State
 from tenure.options import Timing
-from tenure_testing.chaos.history import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine
+from tenure_testing.chaos.records import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine
 
 SECOND = 1_000_000
 OFFSET = 1_700_000_000 * SECOND

@@ -17,7 +17,7 @@ from tenure.core.events import (
 )
 from tenure.core.lifecycle import State
 from tenure_testing.chaos.audit import audit
-from tenure_testing.chaos.history import ChaosEvidence, Deed, Exit, HistoryLine
+from tenure_testing.chaos.records import ChaosEvidence, Deed, Exit, HistoryLine
 from tests.chaos.evidence import (
     BEGAN,
     BOUNDS,

@@ -10,7 +10,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance import StorageConformance
-from tenure_testing.conformance.material import told_of
+from tenure_testing.conformance.helpers import told_of
 
 
 @pytest.mark.redis

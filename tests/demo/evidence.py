@@ -10,8 +10,8 @@ from tenure.core.duration import moment
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced
 from tenure.core.job import JobDetail, JobRecord, Owner, Ref, RunRecord, StallReason
 from tenure.core.lifecycle import State
-from tenure_testing.demo.diary import HandlerLogLine
 from tenure_testing.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun
+from tenure_testing.demo.handler_log import HandlerLogLine
 from tenure_testing.demo.work import Facts, examine
 
 SECOND = 1_000_000
@@ -25,7 +25,7 @@ GRIPPED = Owner("gripped", pid=15)
 
 WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gripped": "c.py"}
 
-PLACE = 'File "/demo/misdeeds.py", line 29'
+PLACE = 'File "/demo/bad_handlers.py", line 29'
 POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_for_nobody"
 
 

@@ -40,7 +40,7 @@ def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
     assert "process_died" in told, told
     assert "lease_expired" in told, told
     assert told.count("GIL HELD  ") == told.count("  kept  ") == 1, told
-    assert "misdeeds.py" in told.partition("post-mortem: its process was killed by signal 9")[2], told
+    assert "bad_handlers.py" in told.partition("post-mortem: its process was killed by signal 9")[2], told
     assert list(tmp_path.iterdir()) == []
 
 

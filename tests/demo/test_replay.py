@@ -9,7 +9,7 @@ from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import ClaimRequest
-from tenure_testing.demo.chronicle import Chronicle
+from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.gather import replay
 
 
@@ -22,8 +22,8 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
     lost, reaper, heir = Owner("lost"), Owner("reaper"), Owner("heir")
     async with app:
         storage = app.storage
-        chronicle = Chronicle(storage, "demo")
-        await chronicle.begin()
+        follower = EventFollower(storage, "demo")
+        await follower.begin()
         job = await nothing.enqueue()
         await storage.exchange(lost, (), ClaimRequest(("demo",), 1))
         taken = await storage.reclaim(lost.id, reaper)
@@ -37,7 +37,7 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
         assert replayed is not None
         assert (replayed.verdict, replayed.run.run, replayed.run.fence) == ("lost", 1, before.runs[0].fence)
         assert await job.info() == before
-        assert [event.write for event in await chronicle.catch_up() if isinstance(event, RunFenced)] == ["settle"]
+        assert [event.write for event in await follower.catch_up() if isinstance(event, RunFenced)] == ["settle"]
 
 
 async def test_where_nothing_was_taken_away_there_is_nothing_to_replay() -> None:

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from tenure.errors import UsageError
-from tenure_testing.demo import diary
+from tenure_testing.demo import handler_log
 from tenure_testing.demo.corpus import LIMITS, Corpus, corpus, rounds
-from tenure_testing.demo.diary import HandlerLogLine
+from tenure_testing.demo.handler_log import HandlerLogLine
 from tenure_testing.demo.work import Facts, examine, is_python
 
 SOURCE = b"x = 1\ny = x + 2\n"
@@ -115,13 +115,13 @@ def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) ->
     path = tmp_path / "diary"
     begun = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="start")
     ended = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="end", answer=examine(SOURCE, python=True))
-    diary.note(str(path), begun)
+    handler_log.note(str(path), begun)
     with path.open("ab") as torn:
         torn.write(b'\n{"job":"b","run"')
-    diary.note(str(path), ended)
+    handler_log.note(str(path), ended)
 
-    assert diary.read(path, HandlerLogLine) == ([begun, ended], 1)
+    assert handler_log.read(path, HandlerLogLine) == ([begun, ended], 1)
 
 
 def test_a_diary_that_nobody_wrote_is_empty(tmp_path: Path) -> None:
-    assert diary.read(tmp_path / "none", HandlerLogLine) == ([], 0)
+    assert handler_log.read(tmp_path / "none", HandlerLogLine) == ([], 0)

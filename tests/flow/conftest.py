@@ -13,7 +13,7 @@ from tenure import Event, Reaper, Tenure, Timing, Worker
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure_testing.simloop import Node, SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import Node, SameLoop, SimClock, SimLoop, simulate
 
 
 class Stage:

@@ -10,7 +10,7 @@ from tenure.client.schedules import ScheduleDecorator
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord
 from tenure.storage.protocol import Query, Storage
-from tenure_testing.simloop import EPOCH
+from tenure_testing.simulation.event_loop import EPOCH
 from tests.flow.conftest import FAST, Stage
 
 START = moment(EPOCH)

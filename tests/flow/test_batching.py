@@ -12,7 +12,7 @@ from tenure.client.batching import JOBS, LONG, EnqueueBatcher
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EnqueueResult
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
 TRIP = 0.01

@@ -28,7 +28,7 @@ from tenure.supervisor.kill_reason import KillReason
 from tenure.worker.loop import POLL
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
 SUPERVISOR = Owner("supervisor", "supervisor", "host", 1)

@@ -31,7 +31,7 @@ from tenure.core.postmortem import Ending, first_line
 from tenure.maintenance.lost_runs import CrashEvidence, settle_stalled
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Query, Storage
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 REASONS = ["exhausted", "stalled", "crashed", "rejected", "undecodable", "timeout"]

@@ -29,7 +29,7 @@ from tenure.client.codec import JsonCodec
 from tenure.core.job import Ref
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import EventPage, EventReader
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 

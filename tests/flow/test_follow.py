@@ -19,7 +19,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, SweepRequest
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Play, Stage
 
 AT_ONCE = 0.05

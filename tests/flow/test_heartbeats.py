@@ -23,7 +23,7 @@ from tenure.core.settlement import Settlement
 from tenure.handlers.context import Signs
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 

@@ -18,7 +18,7 @@ from tenure import (
     UsageError,
     current_job,
 )
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.test_stops import Closed
 

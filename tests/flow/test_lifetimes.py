@@ -31,7 +31,7 @@ from tenure.options import TaskSettings
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EnqueueResult
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 

@@ -17,7 +17,7 @@ from tenure.worker.active_runs import RunKey
 from tenure.worker.loop import UNSETTLED_LIMIT
 from tenure.worker.prefetch_policy import MOST
 from tenure.worker.starting import starter
-from tenure_testing.simloop import SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
 
 CONCURRENCY = 20

@@ -49,7 +49,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
 )
-from tenure_testing.simloop import SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 pytestmark = pytest.mark.thorough

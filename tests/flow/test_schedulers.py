@@ -30,7 +30,7 @@ from tenure.storage.protocol import (
     SweepResult,
     Tick,
 )
-from tenure_testing.simloop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import after, jobs_of, scheduled, sweeping, ticks_of
 

@@ -24,7 +24,7 @@ from tenure import (
 )
 from tenure.client.schedules import ScheduleDecorator
 from tenure.clock import SECOND
-from tenure_testing.simloop import EPOCH
+from tenure_testing.simulation.event_loop import EPOCH
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, START, after, jobs_of, scheduled, sweeping, ticks_of
 

@@ -23,7 +23,7 @@ from tenure.core.cron import Cron
 from tenure.core.duration import instant
 from tenure.core.job import JobDetail
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.simloop import EPOCH, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import EPOCH, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, after, jobs_of, scheduled, set_to, sweeping, ticks_of
 

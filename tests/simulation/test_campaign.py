@@ -7,12 +7,12 @@ import pytest
 
 from tenure.testing import ManualClock
 from tenure_testing import evidence
-from tenure_testing.campaign import made, run_worlds, shrunk
-from tenure_testing.figures import WorldFigures
-from tenure_testing.invariants import Violation
 from tenure_testing.mutants import MUTANTS
-from tenure_testing.replay import keep, main
-from tenure_testing.trials import tried
+from tenure_testing.mutants.trials import tried
+from tenure_testing.simulate import keep, main
+from tenure_testing.simulation.campaign import made, run_worlds, shrunk
+from tenure_testing.simulation.figures import WorldFigures
+from tenure_testing.simulation.invariants import Violation
 
 pytestmark = pytest.mark.thorough
 
@@ -61,7 +61,7 @@ def test_a_fault_that_is_left_out_does_not_come() -> None:
 def test_a_failed_world_says_how_to_see_it_again(failed: WorldFigures) -> None:
     (failure,) = failed.failures
 
-    assert failure.command == f"python -m tenure_testing.world --seed {failure.seed} --scenario 'noise'"
+    assert failure.command == f"python -m tenure_testing.simulate --seed {failure.seed} --scenario 'noise'"
     assert failure.command in failure.story
     assert failed.outcomes["double outcomes"] == 1
     assert failed.violations == {"I2": 1}

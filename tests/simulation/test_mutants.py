@@ -7,7 +7,7 @@ import pytest
 from tenure.core.job import JobRecord
 from tenure.storage.memory.model import Model
 from tenure_testing.mutants import MUTANTS, mutant
-from tenure_testing.trials import main, tried
+from tenure_testing.mutants.trials import main, tried
 
 pytestmark = pytest.mark.thorough
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tenure_testing.simloop import EPOCH, Node, Quiet, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import EPOCH, Node, Quiet, SimClock, SimLoop, simulate
 
 
 def test_hours_pass_in_no_time() -> None:

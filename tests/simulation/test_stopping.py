@@ -8,7 +8,7 @@ import pytest
 from tenure import Tenure
 from tenure.core.lifecycle import State
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.simloop import SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
 
 
 @pytest.mark.fault("W-T6")

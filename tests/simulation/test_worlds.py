@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from tenure.core.deduplication import Made
-from tenure_testing.plan import FEATURES, SCENARIOS, STEPS
-from tenure_testing.recoveries import SimulatedRecovery
-from tenure_testing.world import World
+from tenure_testing.simulation.plan import FEATURES, SCENARIOS, STEPS
+from tenure_testing.simulation.recovery_checks import SimulatedRecovery
+from tenure_testing.simulation.world import World
 
 pytestmark = pytest.mark.thorough
 
@@ -62,8 +62,8 @@ def test_no_live_job_is_run_again_because_the_storage_froze(seeds: range) -> Non
     for seed in seeds:
         world = World(seed, SCENARIOS["freeze"], name="freeze").run()
 
-        assert world.stage.weather.counts()["freeze"] == 1
-        assert not world.stage.witness.stalls
+        assert world.environment.fault_log.counts()["freeze"] == 1
+        assert not world.environment.witness.stalls
 
 
 @first_and_more
@@ -72,7 +72,7 @@ def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float, 
     for seed in seeds:
         world = World(seed, replace(SCENARIOS["one step"], steps=(seconds,))).run()
 
-        assert not world.stage.witness.stalls
+        assert not world.environment.witness.stalls
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(se
     bound = plan.timing.recovery_bound.total_seconds() + (seconds if seconds < lease else lease / 2) + 1
     recovered: list[SimulatedRecovery] = []
     for seed in range(OFTEN):
-        recovered += World(seed, plan).run().stage.witness.recoveries
+        recovered += World(seed, plan).run().environment.witness.recoveries
 
     assert recovered
     assert max(one.seconds for one in recovered) <= bound
@@ -95,7 +95,7 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
     hearing = (seed for seed in range(1_000) if World(seed).plan.hearing)
     heard = 0
     for seed in islice(hearing, 20):
-        heard += len(World(seed).run().stage.heard)
+        heard += len(World(seed).run().environment.heard)
 
     assert heard
 
@@ -104,7 +104,7 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
 def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
     told: Counter[str] = Counter()
     for seed in range(OFTEN):
-        told += World(seed, SCENARIOS["merging"], name="merging").run().stage.witness.receipts
+        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.witness.receipts
 
     assert set(told) == set(get_args(Made))
 
@@ -112,7 +112,7 @@ def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
 @pytest.mark.slow
 def test_a_handler_gets_what_several_calls_brought() -> None:
     def most_items(seed: int) -> int:
-        entries = World(seed, SCENARIOS["merging"], name="merging").run().stage.journal.entries
+        entries = World(seed, SCENARIOS["merging"], name="merging").run().environment.journal.entries
         return max((len(entry.items) for entry in entries if entry.items is not None), default=0)
 
     # Every other world gathers three items or more; the first of them ends the search.
@@ -124,7 +124,7 @@ def test_a_handler_gets_what_several_calls_brought() -> None:
 def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
     ticks: Counter[str] = Counter()
     for seed in range(OFTEN):
-        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().stage.witness.ticking.counts()
+        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.witness.ticking.counts()
 
     assert {"fired", "skipped", "superseded"} <= set(ticks)
 

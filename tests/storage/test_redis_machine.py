@@ -11,7 +11,7 @@ from tenure.storage.protocol import Storage
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance.machine import equals_the_model
+from tenure_testing.conformance.state_machine import equals_the_model
 from tests.servers import RedisServer
 from tests.storage.profiles import PROFILES
 

@@ -22,7 +22,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
     DEPUTY,

@@ -32,7 +32,7 @@ from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.partition import Partition
 from tenure.storage.redis.script_library import Script
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
+from tenure_testing.conformance.helpers import ALICE, QUEUE, REAPER, new_job, new_jobs, settled
 from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis

@@ -17,7 +17,7 @@ from tenure.storage.protocol import CancelJob, ClaimRequest, LeaseRenewal, Redri
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
+from tenure_testing.conformance.helpers import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
 from tests.redis_books import Books, troubles
 from tests.servers import RedisServer, client_of, command
 

@@ -19,8 +19,8 @@ from tenure.storage.protocol import (
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, QUEUE, new_job
-from tenure_testing.conformance.unknown import park_under_many
+from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job
+from tenure_testing.conformance.unknown_tasks import park_under_many
 from tests.redis_books import troubles
 from tests.servers import client_of, command
 

@@ -13,7 +13,7 @@ from tenure.errors import NotDurableError
 from tenure.storage.redis import connections
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     claim,
     new_job,

@@ -16,7 +16,7 @@ from tenure.storage.redis.errors import RULES
 from tenure.storage.redis.script_library import verb
 from tenure.storage.redis.server_checks import ServerChecks, ServerFacts, check
 from tenure.storage.urls import locate
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     beat,
     bid,

@@ -26,7 +26,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.partition import Partition
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
+from tenure_testing.conformance.helpers import ALICE, DEPUTY, LEASE, QUEUE, REAPER, new_job, settled
 
 pytestmark = pytest.mark.redis
 

@@ -14,7 +14,7 @@ from tenure.storage.protocol import RenewRequest, SweepRequest, SweepResult
 from tenure.storage.redis.address import read
 from tenure.storage.redis.routes import slot
 from tenure.storage.redis.storage import RedisStorage
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     DEPUTY,
     QUEUE,

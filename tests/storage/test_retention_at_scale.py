@@ -15,7 +15,7 @@ from tenure.storage.protocol import EVENTS_END, RenewRequest, Settings, Storage,
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure_testing.conformance.material import ALICE, QUEUE, claim, counted, enqueue, new_job, settled
+from tenure_testing.conformance.helpers import ALICE, QUEUE, claim, counted, enqueue, new_job, settled
 from tests.servers import RedisServer, client_of
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance.machine import equals_the_model
+from tenure_testing.conformance.state_machine import equals_the_model
 from tenure_testing.mutants import MUTANTS
 from tests.storage.profiles import BRIEF, PROFILES
 
@@ -54,7 +54,7 @@ def test_nothing_but_the_machine_needs_hypothesis() -> None:
         "sys.modules['hypothesis'] = None\n"
         "import tenure_testing.conformance\n"
         "try:\n"
-        "    import tenure_testing.conformance.machine\n"
+        "    import tenure_testing.conformance.state_machine\n"
         "except ModuleNotFoundError as error:\n"
         "    print(error)\n"
     )

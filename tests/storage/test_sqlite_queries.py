@@ -16,7 +16,7 @@ from tenure.storage.sqlite import database
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, bid, new_job, settle, start
+from tenure_testing.conformance.helpers import ALICE, bid, new_job, settle, start
 
 PACKAGE = "tenure.storage.sqlite"
 

@@ -14,8 +14,8 @@ from tenure.storage.sql import exchange
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import QUEUE
-from tenure_testing.conformance.unknown import park_under_many
+from tenure_testing.conformance.helpers import QUEUE
+from tenure_testing.conformance.unknown_tasks import park_under_many
 from tests.storage.worlds import job, owner
 
 pytestmark = pytest.mark.thorough

@@ -11,7 +11,7 @@ from tenure.core.retry import Backoff
 from tenure.storage.protocol import PROMOTE_LIMIT, Settings, SweepRequest, Target
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.testing import ManualClock
-from tenure_testing.conformance.material import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
+from tenure_testing.conformance.helpers import ALICE, BOB, RAISED, claim, enqueue, new_job, record, settle, start
 
 SECOND = 1_000_000
 

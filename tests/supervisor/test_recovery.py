@@ -21,7 +21,7 @@ from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.supervisor.supervisor import ChildHistory
 from tenure.testing.clock import ManualClock
 from tenure.worker.scoreboard import KnownRuns
-from tenure_testing.conformance.material import new_job
+from tenure_testing.conformance.helpers import new_job
 
 WORKER = Owner("feedfacefeedface", "host:7", "host", 7)
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)

@@ -18,7 +18,7 @@ from tenure.storage.protocol import ClaimRequest, Query
 from tenure.storage.redis.script_library import verb
 from tenure.storage.urls import locate
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
-from tenure_testing.conformance.material import new_job
+from tenure_testing.conformance.helpers import new_job
 from tenure_testing.proxy import Proxy
 from tests.servers import RedisServer
 

@@ -34,7 +34,7 @@ from tenure.storage.protocol import ClaimRequest
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
 from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool
-from tenure_testing.conformance.material import new_job
+from tenure_testing.conformance.helpers import new_job
 
 pytestmark = pytest.mark.system
 

@@ -16,7 +16,7 @@ from tenure.options import Timing
 from tenure_testing import evidence
 from tenure_testing.chaos.recoveries import ChaosRecovery
 from tenure_testing.chaos.run import Act, Outcome, play
-from tenure_testing.figures import spoken, spread
+from tenure_testing.simulation.figures import spoken, spread
 
 SHARES = {"quick": (Timing.fast(), 0.4), "default": (Timing(), 0.6)}
 """The acts: each timing, and its share of the time."""

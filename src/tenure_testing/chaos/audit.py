@@ -34,8 +34,8 @@ from tenure.core.events import (
 )
 from tenure.core.job import RunRecord
 from tenure.core.lifecycle import State
-from tenure_testing.chaos.case import Case
-from tenure_testing.chaos.history import ChaosEvidence
+from tenure_testing.chaos.evidence import EvidenceIndex
+from tenure_testing.chaos.records import ChaosEvidence
 from tenure_testing.chaos.recoveries import RESUME, ChaosRecovery, recoveries, resumed
 from tenure_testing.demo.audit import EXAMPLES, Check, seconds
 
@@ -65,7 +65,7 @@ class AuditFinding(Struct, kw_only=True):
 
 def audit(evidence: ChaosEvidence) -> AuditFinding:
     """Return all checks in the order in which they are shown, and the figures."""
-    case = Case(evidence)
+    case = EvidenceIndex(evidence)
     found, uncaused = recoveries(case)
     again, late = resumed(case)
     overlaps, handed = _overlaps(case)
@@ -98,7 +98,7 @@ def audit(evidence: ChaosEvidence) -> AuditFinding:
     )
 
 
-def _none_lost(case: Case) -> Check:
+def _none_lost(case: EvidenceIndex) -> Check:
     wishes = case.evidence.wishes
     asked = {wish.job for wish in wishes}
     acked = dict.fromkeys(wish.job for wish in wishes if wish.what == "acked")
@@ -112,7 +112,7 @@ def _none_lost(case: Case) -> Check:
     )
 
 
-def _all_over(case: Case) -> Check:
+def _all_over(case: EvidenceIndex) -> Check:
     return _check(
         "every job is completed",
         _counted(Counter(str(job.state) for job in case.jobs.values())),
@@ -124,7 +124,7 @@ def _all_over(case: Case) -> Check:
     )
 
 
-def _nothing_unexpected(case: Case) -> Check:
+def _nothing_unexpected(case: EvidenceIndex) -> Check:
     asked = {wish.job for wish in case.evidence.wishes}
     return _check(
         "nothing is there that nobody asked for",
@@ -134,7 +134,7 @@ def _nothing_unexpected(case: Case) -> Check:
     )
 
 
-def _one_outcome(case: Case) -> Check:
+def _one_outcome(case: EvidenceIndex) -> Check:
     events = case.evidence.events
     told = Counter(
         event.id for event in events if isinstance(event, JobCompleted | JobFailed | JobCancelled | JobExpired)
@@ -152,7 +152,7 @@ def _one_outcome(case: Case) -> Check:
     )
 
 
-def _results_right(case: Case) -> Check:
+def _results_right(case: EvidenceIndex) -> Check:
     wrong: list[str] = []
     compared = 0
     for job in case.jobs.values():
@@ -165,7 +165,7 @@ def _results_right(case: Case) -> Check:
     return _check("every result is that of the run on record", f"{compared:,} compared", wrong)
 
 
-def _starts_are_runs(case: Case) -> Check:
+def _starts_are_runs(case: EvidenceIndex) -> Check:
     wrong: list[str] = []
     apart = 0
     seen = Counter((line.job, line.run) for line in case.starts)
@@ -190,7 +190,7 @@ def _starts_are_runs(case: Case) -> Check:
     )
 
 
-def _completed_were_noted(case: Case) -> Check:
+def _completed_were_noted(case: EvidenceIndex) -> Check:
     total, wrong = 0, list[str]()
     for job, run in _all_runs(case):
         end = case.ends.get((job, run.number))
@@ -201,7 +201,7 @@ def _completed_were_noted(case: Case) -> Check:
     return _check("every completed run was noted by its handler", f"{total:,} runs", wrong)
 
 
-def _fences_rise(case: Case) -> Check:
+def _fences_rise(case: EvidenceIndex) -> Check:
     wrong: list[str] = []
     for job, runs in case.runs.items():
         for one, next_ in pairwise(runs[number] for number in sorted(runs)):
@@ -218,7 +218,7 @@ def _fences_rise(case: Case) -> Check:
     return _check("fences rise with each job", f"{given:,} given out, in the order of the log", wrong)
 
 
-def _announced(case: Case) -> Check:
+def _announced(case: EvidenceIndex) -> Check:
     """A second run begins only after the log has reported the end of the first, by its order and by the clock."""
     wrong: list[str] = []
     why: Counter[str] = Counter()
@@ -248,7 +248,7 @@ def _announced(case: Case) -> Check:
     return _check("every second run was announced before it began", f"{why.total():,}: {_counted(why)}", wrong)
 
 
-def _caused(case: Case, found: list[ChaosRecovery], wrong: list[str]) -> Check:
+def _caused(case: EvidenceIndex, found: list[ChaosRecovery], wrong: list[str]) -> Check:
     causes = Counter(one.cause for one in found)
     return _check("no run was taken without a cause", f"{len(case.stalled):,} stalls: {_counted(causes)}", wrong)
 
@@ -281,7 +281,7 @@ def _in_time(name: str, recoveries: list[ChaosRecovery]) -> Check:
     )
 
 
-def _overlaps(case: Case) -> tuple[int, Check]:
+def _overlaps(case: EvidenceIndex) -> tuple[int, Check]:
     """Handlers overlap only after the event of a stall."""
     stalled = {(event.id, event.run) for event in case.stalled}
     wrong: list[str] = []
@@ -307,7 +307,7 @@ def _in_time_again(again: list[int], wrong: list[str]) -> Check:
     return _check("after an outage runs begin again in time", told, wrong)
 
 
-def _nobody_left(case: Case) -> Check:
+def _nobody_left(case: EvidenceIndex) -> Check:
     """A process ends by itself only if it cannot reach the storage when it starts. It is then started again."""
     evidence = case.evidence
     dead = {pid for deed in evidence.deeds if deed.effect == "death" for pid in deed.pids}
@@ -333,7 +333,7 @@ def _nobody_left(case: Case) -> Check:
     return _check("nobody ended who was not made to", said, wrong)
 
 
-def _sound(case: Case) -> Check:
+def _sound(case: EvidenceIndex) -> Check:
     wrong = list(case.evidence.flaws)
     wrong += [
         f"job {event.id} was repaired: {event.found}"
@@ -349,7 +349,7 @@ def _sound(case: Case) -> Check:
     )
 
 
-def _struck(case: Case) -> Check:
+def _struck(case: EvidenceIndex) -> Check:
     kinds = Counter(deed.kind for deed in case.evidence.deeds)
     effects = {deed.effect for deed in case.evidence.deeds}
     missing = {"death", "pause"} - effects
@@ -360,7 +360,7 @@ def _struck(case: Case) -> Check:
     )
 
 
-def _worked(case: Case) -> Check:
+def _worked(case: EvidenceIndex) -> Check:
     """Fail an audit that has nothing to check. All other checks of jobs pass if there are none."""
     acked = sum(wish.what == "acked" for wish in case.evidence.wishes)
     counts = {
@@ -376,7 +376,7 @@ def _worked(case: Case) -> Check:
     )
 
 
-def _all_runs(case: Case) -> Iterator[tuple[str, RunRecord]]:
+def _all_runs(case: EvidenceIndex) -> Iterator[tuple[str, RunRecord]]:
     for job, runs in case.runs.items():
         for run in runs.values():
             yield job, run

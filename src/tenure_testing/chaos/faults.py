@@ -8,10 +8,10 @@ from random import Random
 
 from tenure.clock import SECOND, Clock
 from tenure.storage.sqlite.locks import written
-from tenure_testing.chaos import holds
-from tenure_testing.chaos.crew import ChaosProcess, ChaosProcesses, Role
-from tenure_testing.chaos.ground import Ground
-from tenure_testing.chaos.history import Deed, Effect, uptime
+from tenure_testing.chaos import blocking
+from tenure_testing.chaos.processes import ChaosProcess, ChaosProcesses, Role
+from tenure_testing.chaos.records import Deed, Effect, uptime
+from tenure_testing.chaos.storage import ChaosStorage
 from tenure_testing.demo.processes import pause, send
 
 RESTART = (0.2, 4.0)
@@ -30,7 +30,9 @@ Answering = Callable[[], Awaitable[None]]
 class Field:
     """The environment of faults: the processes, the storage, the random numbers, and the list of all faults so far."""
 
-    def __init__(self, crew: ChaosProcesses, ground: Ground, rng: Random, clock: Clock, answering: Answering) -> None:
+    def __init__(
+        self, crew: ChaosProcesses, ground: ChaosStorage, rng: Random, clock: Clock, answering: Answering
+    ) -> None:
         self.crew = crew
         self.ground = ground
         self.rng = rng
@@ -184,7 +186,7 @@ async def stop_reaper(field: Field) -> bool:
 
 async def block_loop(field: Field) -> bool:
     """Let a worker block its event loop for some time. Its leases are renewed from another thread."""
-    return await _hold(field, "block loop", holds.BLOCK, max(holds.LENGTHS))
+    return await _hold(field, "block loop", blocking.BLOCK, max(blocking.LENGTHS))
 
 
 async def hold_interpreter(field: Field) -> bool:
@@ -192,7 +194,9 @@ async def hold_interpreter(field: Field) -> bool:
 
     The worker may hold the storage's write lock, or get it meanwhile. Then no process can write.
     """
-    return await _hold(field, "hold interpreter", holds.GRIP, max(holds.LENGTHS) if field.ground.lock is None else 10.0)
+    return await _hold(
+        field, "hold interpreter", blocking.GRIP, max(blocking.LENGTHS) if field.ground.lock is None else 10.0
+    )
 
 
 async def stop_writer(field: Field) -> bool:
@@ -279,25 +283,25 @@ async def _stop(field: Field, kind: str, member: ChaosProcess, pids: list[int]) 
 async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
     member, left = field.free("host"), field.length((longest, longest))
     workers = member.workers() if member is not None else []
-    places = [place for place, length in enumerate(holds.LENGTHS) if length <= left]
+    places = [place for place, length in enumerate(blocking.LENGTHS) if length <= left]
     if member is None or not workers or not places:
         return False
     lock, place, pid = field.ground.lock, field.rng.choice(places), field.rng.choice(workers)
-    number = holds.number(how, place)
+    number = blocking.number(how, place)
     with contextlib.ExitStack() as struck:
         struck.enter_context(field.striking(member.name))
-        if how == holds.GRIP and lock is not None:
+        if how == blocking.GRIP and lock is not None:
             if field.is_struck("storage"):
                 return False
             struck.enter_context(field.striking("storage"))
-        if not holds.obeys(pid, number):
+        if not blocking.obeys(pid, number):
             return False
         deed = field.note(kind, "hold", member.name, [pid])
         send(pid, number)
-        over = deed.at + round(holds.LENGTHS[place] * SECOND)
+        over = deed.at + round(blocking.LENGTHS[place] * SECOND)
         outage: Deed | None = None
         while field.now() < over:
-            if how == holds.GRIP and lock is not None and outage is None and await _held_up(lock):
+            if how == blocking.GRIP and lock is not None and outage is None and await _held_up(lock):
                 outage = field.note(kind, "outage", "storage")
                 outage.at = deed.at
             await asyncio.sleep(0.05)

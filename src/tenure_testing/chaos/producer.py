@@ -9,8 +9,8 @@ from tenure.client.task import EncodedCall
 from tenure.clock import Clock, SystemClock
 from tenure.errors import StorageError
 from tenure_testing.chaos import tasks
-from tenure_testing.chaos.history import Answer, EnqueuedCall, uptime
-from tenure_testing.demo.diary import note
+from tenure_testing.chaos.records import Answer, EnqueuedCall, uptime
+from tenure_testing.demo.handler_log import note
 
 NAME_VARIABLE = "TENURE_CHAOS_RUN_PRODUCER"
 SEED_VARIABLE = "TENURE_CHAOS_RUN_SEED"

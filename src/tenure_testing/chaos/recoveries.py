@@ -7,8 +7,8 @@ from msgspec import Struct
 from tenure.clock import SECOND
 from tenure.core.events import JobStalled
 from tenure.core.job import RunRecord
-from tenure_testing.chaos.case import Case
-from tenure_testing.chaos.history import Deed
+from tenure_testing.chaos.evidence import EvidenceIndex
+from tenure_testing.chaos.records import Deed
 
 IN_FLIGHT = 2 * SECOND
 """The longest time from a fault of a process until its last claim reaches the storage."""
@@ -33,7 +33,7 @@ class ChaosRecovery(Struct, frozen=True, kw_only=True):
     seen: bool
 
 
-def recoveries(case: Case) -> tuple[list[ChaosRecovery], list[str]]:
+def recoveries(case: EvidenceIndex) -> tuple[list[ChaosRecovery], list[str]]:
     """Return the recoveries with their causes, and a line for each run that was taken without a cause."""
     found: list[ChaosRecovery] = []
     wrong: list[str] = []
@@ -52,7 +52,7 @@ def recoveries(case: Case) -> tuple[list[ChaosRecovery], list[str]]:
     return found, wrong
 
 
-def _recovery(case: Case, event: JobStalled, run: RunRecord) -> ChaosRecovery | None:
+def _recovery(case: EvidenceIndex, event: JobStalled, run: RunRecord) -> ChaosRecovery | None:
     bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
     # Another reaper had reclaimed the run before. By then, at the latest, the worker had lost it.
     again = bool(event.owner) and event.owner != run.owner
@@ -88,7 +88,7 @@ def _recovery(case: Case, event: JobStalled, run: RunRecord) -> ChaosRecovery | 
     )
 
 
-def _cause(case: Case, event: JobStalled, pid: int, claimed: int, taken: int, *, again: bool) -> Deed | None:
+def _cause(case: EvidenceIndex, event: JobStalled, pid: int, claimed: int, taken: int, *, again: bool) -> Deed | None:
     """Return the fault by which a process lost its run."""
     near = [deed for deed in case.evidence.deeds if deed.strikes(pid) and deed.overlaps(claimed - IN_FLIGHT, taken)]
     deaths = [deed for deed in near if deed.effect == "death" and deed.at >= claimed - IN_FLIGHT]
@@ -118,7 +118,7 @@ def _cause(case: Case, event: JobStalled, pid: int, claimed: int, taken: int, *,
     return None
 
 
-def resumed(case: Case) -> tuple[list[int], list[str]]:
+def resumed(case: EvidenceIndex) -> tuple[list[int], list[str]]:
     """Return how long after each outage a run began, and a line for each time that this took too long.
 
     A late start is excused if another outage follows, or if faults hit all hosts.

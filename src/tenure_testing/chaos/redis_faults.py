@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from tenure.errors import StorageUnavailableError
 from tenure.storage.redis.connection import text
 from tenure_testing.chaos.faults import RESTART, Fault, Field
-from tenure_testing.chaos.redis_ground import RedisGround
+from tenure_testing.chaos.redis_storage import ChaosRedis
 from tenure_testing.proxy import Proxy
 
 ASLEEP = (1.0, 10.0)
@@ -202,5 +202,5 @@ async def _cut_off(field: Field, kind: str, strike: Callable[[Proxy], Awaitable[
     return True
 
 
-def _ground(field: Field) -> RedisGround | None:
-    return field.ground if isinstance(field.ground, RedisGround) else None
+def _ground(field: Field) -> ChaosRedis | None:
+    return field.ground if isinstance(field.ground, ChaosRedis) else None

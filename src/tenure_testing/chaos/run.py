@@ -22,7 +22,8 @@ from tenure.options import Timing
 from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure_testing.chaos import producer, tasks
 from tenure_testing.chaos.audit import AuditFinding, audit
-from tenure_testing.chaos.crew import (
+from tenure_testing.chaos.faults import COMMON, Fault, Field
+from tenure_testing.chaos.processes import (
     ChaosProcess,
     ChaosProcesses,
     Role,
@@ -31,12 +32,11 @@ from tenure_testing.chaos.crew import (
     reaper_command,
     worker_command,
 )
-from tenure_testing.chaos.faults import COMMON, Fault, Field
-from tenure_testing.chaos.ground import Ground, SQLiteGround
-from tenure_testing.chaos.history import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine, uptime
+from tenure_testing.chaos.records import ChaosBounds, ChaosEvidence, Deed, EnqueuedCall, HistoryLine, uptime
 from tenure_testing.chaos.sqlite_faults import SQLITE
-from tenure_testing.demo.chronicle import Chronicle
-from tenure_testing.demo.diary import read
+from tenure_testing.chaos.storage import ChaosSQLite, ChaosStorage
+from tenure_testing.demo.event_follower import EventFollower
+from tenure_testing.demo.handler_log import read
 
 HOSTS, WORKERS, CONCURRENCY = 3, 2, 6
 REAPERS = 2
@@ -105,23 +105,23 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
     """
     made, own = _ground(act.storage, control=act.control)
     folder = Path(tempfile.mkdtemp(prefix="tenure-chaos-"))
-    stage = made(folder)
+    storage = made(folder)
     kept = act.keep
     try:
-        await stage.open()
-        outcome = await _Act(act, stage, own, folder, clock, say).play()
+        await storage.open()
+        outcome = await _Act(act, storage, own, folder, clock, say).play()
         kept = kept or not outcome.finding.ok
         outcome.folder = str(folder) if kept else None
         return outcome
     finally:
         if kept:
-            await asyncio.to_thread(_copied, stage, folder)
-        await stage.close()
+            await asyncio.to_thread(_copied, storage, folder)
+        await storage.close()
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], dict[str, Fault]]:
+def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], ChaosStorage], dict[str, Fault]]:
     """Return the factory of a storage by its name, and its specific faults."""
     if not os.path.exists("/proc/self/stat"):
         raise UsageError("the chaos looks for workers in /proc; run it on Linux")
@@ -129,12 +129,12 @@ def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], d
         case "sqlite" if control:
             raise UsageError("a SQLite file cannot be made to forget; take the control with --storage redis")
         case "sqlite":
-            return SQLiteGround, SQLITE
+            return ChaosSQLite, SQLITE
         case "redis" | "valkey" if find_spec("redis") is not None:
             from tenure_testing.chaos.redis_faults import REDIS
-            from tenure_testing.chaos.redis_ground import RedisGround
+            from tenure_testing.chaos.redis_storage import ChaosRedis
 
-            return partial(RedisGround, brand=storage, keeps=not control), REDIS
+            return partial(ChaosRedis, brand=storage, keeps=not control), REDIS
         case "redis" | "valkey":
             raise UsageError(f"{storage} needs redis-py: pip install 'tenure[redis]'")
         case _:
@@ -142,9 +142,11 @@ def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], Ground], d
 
 
 class _Act:
-    def __init__(self, act: Act, stage: Ground, own: dict[str, Fault], folder: Path, clock: Clock, say: Say) -> None:
+    def __init__(
+        self, act: Act, storage: ChaosStorage, own: dict[str, Fault], folder: Path, clock: Clock, say: Say
+    ) -> None:
         self._act = act
-        self._ground = stage
+        self._ground = storage
         self._own = own
         self._folder = folder
         self._clock = clock
@@ -167,21 +169,21 @@ class _Act:
             storage = app.storage
             offset = self._offset()
             await self._settled(storage)
-            chronicle = Chronicle(storage, tasks.QUEUE)
-            await chronicle.begin()
+            follower = EventFollower(storage, tasks.QUEUE)
+            await follower.begin()
             field = Field(self._crew, self._ground, self._rng, self._clock, lambda: self._settled(storage))
             try:
                 await self._crew.start()
                 await self._at_work(storage)
-                await self._strike(field, chronicle)
+                await self._strike(field, follower)
                 ended = uptime(self._clock)
                 await self._crew.leave("producer")
-                resting = await self._rest(storage, chronicle)
+                resting = await self._rest(storage, follower)
                 await self._crew.leave("host")
                 await self._crew.leave("reaper")
             finally:
                 await self._crew.abort()
-            await chronicle.catch_up()
+            await follower.catch_up()
             jobs = await _jobs(storage)
         lines, pieces = read(self._diary, HistoryLine)
         wishes, torn = read(self._wishes, EnqueuedCall)
@@ -190,7 +192,7 @@ class _Act:
             jobs=jobs,
             lines=lines,
             pieces=pieces + torn,
-            events=chronicle.events,
+            events=follower.events,
             deeds=field.deeds,
             bounds=ChaosBounds.of(self._act.timing),
             offset=offset,
@@ -256,7 +258,7 @@ class _Act:
             await asyncio.sleep(LOOK)
         self._say(f"not all workers are there after {READY:g} s; it goes on all the same")
 
-    async def _strike(self, field: Field, chronicle: Chronicle) -> None:
+    async def _strike(self, field: Field, follower: EventFollower) -> None:
         """Inject faults, some at a time, until the time is over and all of them have ended."""
         faults = {kind: fault for kind, fault in {**COMMON, **self._own}.items() if kind not in self._ground.without}
         began = self._clock.uptime()
@@ -264,7 +266,7 @@ class _Act:
         deck: list[str] = []
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as crew:
-            watch = crew.create_task(self._watch(chronicle))
+            watch = crew.create_task(self._watch(follower))
             while self._clock.uptime() < field.ends_at:
                 if len(under_way) < AT_ONCE:
                     if not deck:
@@ -286,17 +288,17 @@ class _Act:
             now = self._clock.uptime()
             self._say(f"{at - began:6.1f} s  {kind}, {now - at:.1f} s")
 
-    async def _watch(self, chronicle: Chronicle) -> None:
+    async def _watch(self, follower: EventFollower) -> None:
         """Follow the log continuously, because events are kept for a limited time only."""
         while True:
             try:
                 async with asyncio.timeout(PATIENCE):
-                    await chronicle.catch_up()
+                    await follower.catch_up()
             except (StorageError, TimeoutError):
                 pass
             await asyncio.sleep(LOOK)
 
-    async def _rest(self, storage: Storage, chronicle: Chronicle) -> float:
+    async def _rest(self, storage: Storage, follower: EventFollower) -> float:
         """Wait until all jobs are over or the bound is reached. Return the seconds."""
         began = self._clock.uptime()
         bound = self._act.timing.recovery_bound.total_seconds() + REST
@@ -304,7 +306,7 @@ class _Act:
             try:
                 async with asyncio.timeout(PATIENCE):
                     survey = await storage.survey([tasks.QUEUE])
-                    await chronicle.catch_up()
+                    await follower.catch_up()
             except (StorageError, TimeoutError):
                 pass
             else:
@@ -332,7 +334,7 @@ async def _jobs(storage: Storage) -> dict[str, JobDetail]:
     return found
 
 
-def _copied(stage: Ground, folder: Path) -> None:
+def _copied(storage: ChaosStorage, folder: Path) -> None:
     """Copy the files that would be lost when the disk is unmounted."""
     disk = folder / "disk"
     if disk.is_dir():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tenure.storage.sqlite.locks import written
 from tenure_testing.chaos.faults import Fault, Field, stop_writer
-from tenure_testing.chaos.ground import SQLiteGround
+from tenure_testing.chaos.storage import ChaosSQLite
 from tenure_testing.demo.processes import send
 
 HELD = (1.0, 9.0)
@@ -93,8 +93,8 @@ SQLITE: dict[str, Fault] = {
 """Faults of a SQLite file, by name."""
 
 
-def _ground(field: Field) -> SQLiteGround | None:
-    return field.ground if isinstance(field.ground, SQLiteGround) else None
+def _ground(field: Field) -> ChaosSQLite | None:
+    return field.ground if isinstance(field.ground, ChaosSQLite) else None
 
 
 def _taken(database: Path) -> sqlite3.Connection | None:

@@ -9,9 +9,9 @@ from tenure.client.task import Task
 from tenure.clock import SystemClock
 from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, Timing
-from tenure_testing.chaos import holds
-from tenure_testing.chaos.history import HistoryLine, Mark, uptime
-from tenure_testing.demo.diary import note
+from tenure_testing.chaos import blocking
+from tenure_testing.chaos.records import HistoryLine, Mark, uptime
+from tenure_testing.demo.handler_log import note
 
 QUEUE = "chaos"
 DIARY_VARIABLE = "TENURE_CHAOS_RUN_DIARY"
@@ -87,6 +87,6 @@ def heard(word: str) -> Timing:
 
 if DIARY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
     # This process is a worker of the test.
-    holds.obey()
+    blocking.obey()
 _timing = heard(os.environ[TIMING_VARIABLE]) if TIMING_VARIABLE in os.environ else Timing()
 app, walk, plod = make(None, timing=_timing, diary=os.environ.get(DIARY_VARIABLE, os.devnull))

@@ -8,7 +8,7 @@ from tenure.core.lifecycle import State
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import CancelJob, EnqueueResult, Query, Storage
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
     RAISED,

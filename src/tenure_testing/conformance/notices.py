@@ -21,7 +21,7 @@ from tenure.storage.protocol import (
     queue_topic,
 )
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     ERROR,
     QUEUE,

@@ -11,7 +11,7 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted, Rejected, Returned
 from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, RescheduleJob, Revision, Settings, Storage, Target
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     ERROR,
     QUEUE,

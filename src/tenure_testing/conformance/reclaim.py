@@ -10,7 +10,7 @@ from tenure.core.lifecycle import State
 from tenure.core.outcome import Interrupted
 from tenure.storage.protocol import SWEEP_LIMIT, WORKER_KEPT, CancelJob, RenewRequest, Storage, SweepRequest, WorkerInfo
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
     DEPUTY,

@@ -38,7 +38,7 @@ from tenure.storage.protocol import (
     job_topic,
 )
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
     ERROR,

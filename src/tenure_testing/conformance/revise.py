@@ -19,7 +19,7 @@ from tenure.storage.protocol import (
     Storage,
 )
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     ERROR,
     QUEUE,

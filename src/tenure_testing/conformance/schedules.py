@@ -24,7 +24,7 @@ from tenure.storage.protocol import (
     Tick,
 )
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     QUEUE,
     Conformance,
@@ -40,7 +40,7 @@ from tenure_testing.conformance.material import (
     told,
     told_of,
 )
-from tenure_testing.conformance.merging import AT_WORK, IN_LINE, OVER, Stand
+from tenure_testing.conformance.unique_keys import AT_WORK, IN_LINE, OVER, Stand
 
 EVERY = 60 * SECOND
 DAY = 86_400

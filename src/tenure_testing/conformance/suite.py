@@ -1,23 +1,22 @@
 """Combines all parts of the conformance suite in one class."""
 
-from tenure_testing.conformance.breadth import BreadthConformance
+from tenure_testing.conformance.claim_numbers import ClaimNumbersConformance
 from tenure_testing.conformance.collecting import CollectConformance
-from tenure_testing.conformance.corners import CornersConformance
+from tenure_testing.conformance.concurrency_keys import ConcurrencyKeysConformance
 from tenure_testing.conformance.crashes import CrashesConformance
 from tenure_testing.conformance.dead_letters import DeadLettersConformance
+from tenure_testing.conformance.differential import DifferentialConformance
 from tenure_testing.conformance.enqueue import EnqueueConformance
 from tenure_testing.conformance.events import EventsConformance
 from tenure_testing.conformance.exchange import ClaimConformance, SettleConformance
-from tenure_testing.conformance.history import HistoryConformance
-from tenure_testing.conformance.keys import KeysConformance
-from tenure_testing.conformance.lanes import LanesConformance
-from tenure_testing.conformance.merging import DebounceConformance, ThrottleConformance, UniqueConformance
+from tenure_testing.conformance.many_queues import ManyQueuesConformance
 from tenure_testing.conformance.notices import NoticesConformance
 from tenure_testing.conformance.order import FairnessConformance, OrderConformance
 from tenure_testing.conformance.pause import PauseConformance
 from tenure_testing.conformance.rates import RatesConformance
 from tenure_testing.conformance.reading import ReadingConformance
 from tenure_testing.conformance.reclaim import ReclaimConformance
+from tenure_testing.conformance.regressions import RegressionsConformance
 from tenure_testing.conformance.renew import RenewConformance
 from tenure_testing.conformance.retention import RetentionConformance
 from tenure_testing.conformance.revise import ReviseConformance
@@ -25,15 +24,16 @@ from tenure_testing.conformance.schedules import SchedulesConformance
 from tenure_testing.conformance.sweep import ElectionConformance, SweepConformance
 from tenure_testing.conformance.ttl import TtlConformance
 from tenure_testing.conformance.tune import TuneConformance
-from tenure_testing.conformance.unknown import UnknownTasksConformance
+from tenure_testing.conformance.unique_keys import DebounceConformance, ThrottleConformance, UniqueConformance
+from tenure_testing.conformance.unknown_tasks import UnknownTasksConformance
 
 
 class StorageConformance(
     EnqueueConformance,
     ClaimConformance,
-    BreadthConformance,
+    ManyQueuesConformance,
     SettleConformance,
-    LanesConformance,
+    ClaimNumbersConformance,
     RenewConformance,
     SweepConformance,
     ElectionConformance,
@@ -41,7 +41,7 @@ class StorageConformance(
     CrashesConformance,
     ReviseConformance,
     TtlConformance,
-    KeysConformance,
+    ConcurrencyKeysConformance,
     UniqueConformance,
     DebounceConformance,
     ThrottleConformance,
@@ -58,7 +58,7 @@ class StorageConformance(
     ReadingConformance,
     EventsConformance,
     NoticesConformance,
-    HistoryConformance,
-    CornersConformance,
+    DifferentialConformance,
+    RegressionsConformance,
 ):
     """All tests of a storage. A subclass defines the fixture `storage`: an opened storage that reads the `clock`."""

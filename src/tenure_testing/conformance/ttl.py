@@ -22,7 +22,7 @@ from tenure.storage.protocol import (
     Target,
 )
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
     ERROR,

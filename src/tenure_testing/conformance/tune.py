@@ -7,7 +7,7 @@ from tenure.core.events import QueuePaused, QueueResumed
 from tenure.core.job import FOREVER, StallSetting, StallTerms
 from tenure.storage.protocol import Settings, Storage, Target
 from tenure.testing.clock import ManualClock
-from tenure_testing.conformance.material import (
+from tenure_testing.conformance.helpers import (
     ALICE,
     LEASE,
     QUEUE,

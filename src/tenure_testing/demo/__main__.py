@@ -11,9 +11,9 @@ import click
 from tenure.cli.exits import FAILURE, OK, told  # allow word: the name of a function
 from tenure.cli.render import as_json, console, on_terminal
 from tenure.cli.session import CommandSession, storage
+from tenure_testing.demo.output import Lively, PlainOutput, Show, Silent
 from tenure_testing.demo.report import Report
 from tenure_testing.demo.run import MOST_JOBS, DemoPlan, conduct
-from tenure_testing.demo.show import Lively, PlainOutput, Show, Silent
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -10,7 +10,7 @@ from tenure.core.events import AnyEvent
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.options import Timing
 from tenure.storage.protocol import SettleVerdict
-from tenure_testing.demo.diary import HandlerLogLine
+from tenure_testing.demo.handler_log import HandlerLogLine
 from tenure_testing.demo.work import Facts
 
 

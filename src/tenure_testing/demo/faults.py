@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from tenure.core.job import Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.protocol import Query, Storage, Survey
-from tenure_testing.demo.chronicle import Chronicle
+from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import Fault, HeldRun
 from tenure_testing.demo.processes import pause, send, writers_lock
 
@@ -32,7 +32,7 @@ class Faults:
     def __init__(
         self,
         storage: Storage,
-        chronicle: Chronicle,
+        follower: EventFollower,
         queue: str,
         *,
         kills: int,
@@ -44,7 +44,7 @@ class Faults:
         self.done: list[Fault] = []
         self.hung: Ref | None = None
         self._storage = storage
-        self._chronicle = chronicle
+        self._follower = follower
         self._queue = queue
         # While one worker is paused, another handler begins to hang.
         self.spared: str | None = None
@@ -63,7 +63,7 @@ class Faults:
     def answered(self) -> bool:
         """True if the storage has refused all settlements of the paused worker after it was continued."""
         return all(
-            fault.woken_at is not None and all((run.job, run.fence) in self._chronicle.fenced for run in fault.held)
+            fault.woken_at is not None and all((run.job, run.fence) in self._follower.fenced for run in fault.held)
             for fault in self.done
             if fault.kind == "pause"
         )
@@ -82,7 +82,7 @@ class Faults:
         """Run the next fault if its state is reached, or continue the paused worker. Return the fault that occurred."""
         sleeper = self.paused
         if sleeper is not None:
-            if not all((run.job, run.run) in self._chronicle.stalled for run in sleeper.held):
+            if not all((run.job, run.run) in self._follower.stalled for run in sleeper.held):
                 return None
             send(sleeper.owner.pid, signal.SIGCONT)
             sleeper.woken_at = survey.now
@@ -160,7 +160,7 @@ class Faults:
         if not self.done:
             return self._completed(survey) * FIRST >= self._jobs
         struck = {fault.owner.id for fault in self.done}
-        recovered = {event.owner for event in self._chronicle.stalled.values()}
+        recovered = {event.owner for event in self._follower.stalled.values()}
         held = await self._held()
         there = [one for one in survey.workers if one.owner.id not in struck and held[one.owner.id]]
         return struck <= recovered and not any(held[owner] for owner in struck) and len(there) >= self._workers

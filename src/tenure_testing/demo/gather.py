@@ -14,9 +14,9 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import Query, Storage
-from tenure_testing.demo import diary as diaries
+from tenure_testing.demo import handler_log as diaries
 from tenure_testing.demo import tasks
-from tenure_testing.demo.chronicle import Chronicle
+from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun, Replay
 from tenure_testing.demo.work import Facts, examine, is_python
 
@@ -25,7 +25,7 @@ PAGE = 200
 
 async def gather(
     storage: Storage,
-    chronicle: Chronicle,
+    follower: EventFollower,
     wished: dict[str, str],
     *,
     queue: str,
@@ -48,12 +48,12 @@ async def gather(
         if (facts := await asyncio.to_thread(_computed, path)) is not None:
             expected[path] = facts
     computing = _core_seconds() - began
-    await chronicle.catch_up()
+    await follower.catch_up()
     replayed = None
-    if not any(getattr(event, "write", None) == "settle" for event in chronicle.events):
+    if not any(getattr(event, "write", None) == "settle" for event in follower.events):
         replayed = await replay(storage, details, faults)
         # The audit must see any effect of the replay.
-        await chronicle.catch_up()
+        await follower.catch_up()
         details = await _details(storage, queue, wished)
     evidence = DemoEvidence(
         wished=wished,
@@ -62,7 +62,7 @@ async def gather(
         found=await _found(storage, queue),
         lines=lines,
         pieces=pieces,
-        events=chronicle.events,
+        events=follower.events,
         faults=faults,
         kills=kills,
         hung=hung,

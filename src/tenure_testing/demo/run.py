@@ -19,16 +19,16 @@ from tenure.errors import UsageError
 from tenure.storage.protocol import Storage, Survey
 from tenure_testing.demo import tasks
 from tenure_testing.demo.audit import audit, seconds
-from tenure_testing.demo.chronicle import Chronicle
 from tenure_testing.demo.corpus import corpus, places, rounds
-from tenure_testing.demo.crew import WORKERS, DemoWorkers
+from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import Fault
 from tenure_testing.demo.faults import Faults
 from tenure_testing.demo.gather import gather
-from tenure_testing.demo.grip import HungHandler
+from tenure_testing.demo.gil_holding import GilHolding
+from tenure_testing.demo.output import Show, told, told_mortem
 from tenure_testing.demo.report import Progress, RecoveryReport, Report, recovery
-from tenure_testing.demo.show import Show, told, told_mortem
 from tenure_testing.demo.work import Facts
+from tenure_testing.demo.workers import WORKERS, DemoWorkers
 
 LOOK = 0.03
 """Seconds between two looks at the storage: the time of a few jobs, so that a fault still finds its state."""
@@ -97,8 +97,8 @@ class _Demo:
         async with app:
             storage = app.storage
             await self._alone(storage)
-            chronicle = Chronicle(storage, self._queue)
-            await chronicle.begin()
+            follower = EventFollower(storage, self._queue)
+            await follower.begin()
             # The last files are for the handlers that misbehave, which are enqueued later.
             *plain, to_grip = paths
             to_hang = plain.pop() if self._plan.kills > 1 else ""
@@ -121,18 +121,18 @@ class _Demo:
 
             faults = Faults(
                 storage,
-                chronicle,
+                follower,
                 self._queue,
                 kills=self._plan.kills,
                 jobs=len(plain),
                 workers=WORKERS,
                 hang=lambda: enqueue(ours.hang, to_hang),
             )
-            grip = HungHandler(storage, lambda: enqueue(ours.grip, to_grip))
+            grip = GilHolding(storage, lambda: enqueue(ours.grip, to_grip))
             crew = DemoWorkers(self._url, queue=self._queue, diary=self._diary, log=self._folder / "workers.log")
             try:
                 await crew.start()
-                counts = await self._watch(storage, chronicle, faults, grip, crew, len(paths), fill)
+                counts = await self._watch(storage, follower, faults, grip, crew, len(paths), fill)
                 working = self._uptime() - (self._filled_at or self._began)
                 faults.wake()
                 status = await crew.leave()
@@ -144,7 +144,7 @@ class _Demo:
             self._show.say("all workers are gone; computing every answer again, one by one")
             evidence, computing = await gather(
                 storage,
-                chronicle,
+                follower,
                 wished,
                 queue=self._queue,
                 kills=self._plan.kills,
@@ -188,9 +188,9 @@ class _Demo:
     async def _watch(
         self,
         storage: Storage,
-        chronicle: Chronicle,
+        follower: EventFollower,
         faults: Faults,
-        grip: HungHandler,
+        grip: GilHolding,
         crew: DemoWorkers,
         jobs: int,
         fill: Callable[[], Awaitable[None]],
@@ -199,7 +199,7 @@ class _Demo:
         changed_at, before = self._uptime(), (0, 0)
         while True:
             survey = await storage.survey([self._queue])
-            events = await chronicle.catch_up()
+            events = await follower.catch_up()
             crew.saw(one.owner.pid for one in survey.workers if self._queue in one.queues)
             for fault in faults.done:
                 if fault.kind == "kill":
@@ -226,7 +226,7 @@ class _Demo:
                 # The worker of the gripped run has no other job yet. The leader is another worker, so the first fault
                 # can hit it.
                 await fill()
-            now = (over, len(chronicle.events) + len(faults.done))
+            now = (over, len(follower.events) + len(faults.done))
             if now != before:
                 changed_at, before = self._uptime(), now
             if self._uptime() - changed_at > STUCK:

@@ -11,8 +11,8 @@ from tenure.clock import SECOND
 from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, TaskOptions, Timing
 from tenure.storage.sqlite.locks import written
-from tenure_testing.demo.diary import HandlerLogLine, note
-from tenure_testing.demo.misdeeds import hold_interpreter, wait_for_nobody
+from tenure_testing.demo.bad_handlers import hold_interpreter, wait_for_nobody
+from tenure_testing.demo.handler_log import HandlerLogLine, note
 from tenure_testing.demo.processes import writers_lock
 from tenure_testing.demo.work import Facts, examine, is_python
 
@@ -63,7 +63,7 @@ def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tas
             wait_for_nobody(lambda place: _begun(diary, place))
         return _examined(path, _begun(diary), diary)
 
-    @app.task(name="tenure_testing.demo.grip", priority=NEXT, stall=Stall(interval=GRIP_LEASE))
+    @app.task(name="tenure_testing.demo.gil_holding", priority=NEXT, stall=Stall(interval=GRIP_LEASE))
     def grip(path: str) -> Facts:
         begun = _begun(diary)
         # SQLite's writers share a lock. The handler must not hold the interpreter while this process has the lock.

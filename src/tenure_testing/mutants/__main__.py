@@ -2,7 +2,7 @@
 
 import sys
 
-from tenure_testing.trials import main
+from tenure_testing.mutants.trials import main
 
 if __name__ == "__main__":
     sys.exit(main())

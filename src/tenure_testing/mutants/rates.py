@@ -1,0 +1,254 @@
+"""Mutants of schedules and their ticks, of rates, of fair keys and of newest first."""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import structs
+
+from tenure.clock import Clock
+from tenure.core.job import JobRecord, NewJob, Owner, RateKey
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.order import score_at
+from tenure.core.schedule import Fate, Schedule
+from tenure.storage.memory.job_indexes import OrderedJobs
+from tenure.storage.memory.model import Model
+from tenure.storage.protocol import RATE, Change, ClaimRequest, PauseSchedule, ScheduleResult, Tick
+from tenure_testing.mutants.registry import mutant
+
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("schedules")
+class CronWithoutCompare(Model):
+    """Whoever comes with a tick moves its schedule on, whatever its last tick."""
+
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
+        return super()._move_on(known, structs.replace(asked, expected=known.last_tick), now, offset)
+
+
+@mutant("schedules")
+class CronComparedTooLate(Model):
+    """The job of a tick is enqueued first, and only then its schedule's last tick compared."""
+
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
+        if asked.job is not None and known.last_tick != asked.expected:
+            self._fire(known, asked.job, now, offset)
+        return super()._move_on(known, asked, now, offset)
+
+
+@mutant("schedules")
+class TickInTwoSteps(Model):
+    """A schedule is moved on in one step, and the job of its tick enqueued with the next."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._owed: list[NewJob] = []
+
+    def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
+        """Enqueue the jobs of the last call's ticks, then move on."""
+        owed, self._owed = self._owed, []
+        self.enqueue(owed)
+        return super().plan(changes)
+
+    def _fire(self, known: Schedule, job: NewJob, now: int, offset: int) -> Fate:
+        self._owed.append(job)
+        return job.ref
+
+
+@mutant("schedules")
+class TickNotRemembered(Model):
+    """A tick makes its job, and its schedule is not moved on."""
+
+    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
+        planned = super()._move_on(known, asked, now, offset)
+        if planned.ref is not None:
+            self._schedules[asked.name] = known
+        return planned
+
+
+@mutant("schedules")
+class PausedScheduleGoesOn(Model):
+    """A schedule that is paused goes on."""
+
+    def _change(self, change: Change, now: int, offset: int) -> ScheduleResult:
+        if isinstance(change, PauseSchedule):
+            return ScheduleResult(change.name, "done")
+        return super()._change(change, now, offset)
+
+
+@mutant("schedules")
+class OverlapOfTheActive(Model):
+    """Only a job of an earlier tick that runs is in the way of the next, not one that waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        states = self._shelf.unfinished_of
+        self._shelf.unfinished_of = lambda schedule: [  # type: ignore[method-assign]
+            state for state in states(schedule) if state is State.ACTIVE
+        ]
+
+
+@mutant("clock and schedules")
+class ScheduleWaitsForTheClock(Model):
+    """A schedule stands still after the clock was set back, until that comes to where it was."""
+
+    def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
+        due, coming = super()._due_schedules(now)
+        return tuple(schedule for schedule in due if not schedule.is_ahead(now)), coming
+
+
+# ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("order")
+class RateTakenByAnEmptyPoll(Model):
+    """A claim that finds nothing takes the time of a start."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        leases = super()._claim(owner, order, now)
+        for queue in order.queues if not leases else ():
+            for name, parked in self._lines[queue].parked.items():
+                if name.startswith(RATE):
+                    first = self._jobs[parked.first(1)[0]]
+                    rates = [rate for rate in self._shelf.rates(first) if RATE + rate.name == name]
+                    self._shelf.take_time(queue, rates, now)
+        return leases
+
+
+@mutant("order")
+class RateInWindows(Model):
+    """A rate counts starts in windows of the clock, so that two bursts meet at an edge."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        shelf, room = self._shelf, self._shelf._room  # pyright: ignore[reportPrivateUsage]
+        counts: dict[tuple[str, str, int], int] = {}
+
+        def left(queue: str, rate: RateKey, now: int) -> tuple[int, int]:
+            length = rate.interval * (rate.burst + 1)
+            window = now // length
+            return rate.burst + 1 - counts.get((queue, rate.name, window), 0), (window + 1) * length
+
+        def opens_at(queue: str, rate: RateKey, now: int) -> int:
+            free, following = left(queue, rate, now)
+            return now if free > 0 else following
+
+        def take_time(queue: str, rates: Iterable[RateKey], now: int) -> None:
+            for rate in rates:
+                place = queue, rate.name, now // (rate.interval * (rate.burst + 1))
+                counts[place] = counts.get(place, 0) + 1
+
+        def windowed(queue: str, name: str, parked: OrderedJobs, now: int) -> int:
+            if not name.startswith(RATE):
+                return room(queue, name, parked, now)
+            first = shelf.jobs[parked.first(1)[0]]
+            (rate,) = (rate for rate in shelf.rates(first) if RATE + rate.name == name)
+            return max(0, left(queue, rate, now)[0])
+
+        shelf.opens_at, shelf.take_time, shelf._room = opens_at, take_time, windowed  # type: ignore[method-assign]
+
+
+@mutant("order")
+class RateForgottenOnRetry(Model):
+    """Only the first start of a job takes the time of its rates."""
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        taken = dict(self._shelf.taken)
+        lease = super()._start(job, owner, now)
+        if job.starts:
+            self._shelf.taken = taken
+        return lease
+
+
+@mutant("order")
+class RateForgottenBySweeps(Model):
+    """A sweep forgets the time that is taken, though it is not over yet."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        forget = self._shelf.forget_passed
+        self._shelf.forget_passed = lambda now: forget(now + 3_600_000_000)  # type: ignore[method-assign]
+
+
+@mutant("order")
+class RateNeverOpens(Model):
+    """Time lets nobody back in line whom a rate has held back, neither by claims nor by sweeps."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        unpark = self._shelf.unpark
+
+        def never(queue: str, name: str, now: int, *, room: int | None = None) -> int:
+            return 0 if name.startswith(RATE) else unpark(queue, name, now, room=room)
+
+        self._shelf.unpark = never  # type: ignore[method-assign]
+
+
+@mutant("order")
+class QueueWithoutRate(Model):
+    """A queue gives out its jobs as if it had no rate of its own."""
+
+    def _queue_opens_at(self, queue: str, now: int) -> int:
+        return now
+
+
+# ── order ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("tenants")
+class FairByTheClock(Model):
+    """A tenant's next job stands a share behind its last one or the clock, not behind where the line has got to."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        score = self._shelf.score
+
+        def by_the_clock(job: JobRecord, at: int, now: int) -> int:
+            fairness = self._lines[job.queue].fairness
+            if fairness is not None:
+                fairness.front = at
+                fairness.reached.clear()
+            return score(job, at, now)
+
+        self._shelf.score = by_the_clock  # type: ignore[method-assign]
+
+
+@mutant("tenants")
+class FairToNobody(Model):
+    """Tenants are served in the order in which their jobs came."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shelf.score = lambda job, at, now: score_at(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
+
+
+@mutant("tenants")
+class FairWithoutWeights(Model):
+    """All tenants have the same share."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        score = self._shelf.score
+        self._shelf.score = lambda job, at, now: score(structs.replace(job, weight=1), at, now)  # type: ignore[method-assign]
+
+
+@mutant("order")
+class NewestLast(Model):
+    """Newest first is not listened to: such a job comes last into line, as all others do."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        score = self._shelf.score
+        self._shelf.score = lambda job, at, now: score(structs.replace(job, lifo=False), at, now)  # type: ignore[method-assign]
+
+
+@mutant("order")
+class NewestFirstUntilItIsDue(Model):
+    """A delayed job that wants to be newest first stands last when it falls due."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        promoted = self._shelf.promoted
+        self._shelf.promoted = lambda job, now: structs.replace(  # type: ignore[method-assign]
+            promoted(job, now), score=job.run_at - job.boost if job.lifo else promoted(job, now).score
+        )

@@ -1,0 +1,790 @@
+"""Mutants of claims, settlements, renewals, sweeps, reclaims and operator commands."""
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from tenure.clock import Clock
+from tenure.core.decision import Decision, PutBack, RunEnd
+from tenure.core.job import JobRecord, NewJob, Owner, Ref, StallReason
+from tenure.core.lane import Lane, LaneClaims
+from tenure.core.leadership import Term
+from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
+from tenure.core.settlement import Settlement
+from tenure.core.transition import refused
+from tenure.storage.memory.model import Model
+from tenure.storage.protocol import (
+    PAUSED,
+    CancelJob,
+    ClaimRequest,
+    DeleteJob,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    LeaseRenewal,
+    ReclaimResult,
+    RedriveJob,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    SettlementResult,
+    StalledLease,
+    SweepRequest,
+    SweepResult,
+)
+from tenure_testing.mutants.registry import mutant
+
+# ── numbered claims ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("lost claims")
+class ClaimsTwice(Model):
+    """A call claims whenever it arrives, whatever its number is."""
+
+    def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
+        self._hand_back(owner, lane, now)
+        return False
+
+
+@mutant("lost claims")
+class KeepsLostClaims(Model):
+    """What a call has claimed whose answer was lost stays with its owner."""
+
+    def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
+        known = self._claims.get((owner.id, lane.id), LaneClaims())
+        self._claims[owner.id, lane.id] = known.over(lane, now)
+
+
+@mutant("lost claims")
+class HandsBackWhatIsUnderWay(Model):
+    """A beat hands back what a call has claimed whose answer may still arrive."""
+
+    def renew(self, beat: RenewRequest) -> RenewResult:
+        """See `Model.renew`."""
+        lanes = tuple(structs.replace(lane, number=lane.number + 1) for lane in beat.lanes)
+        return super().renew(structs.replace(beat, lanes=lanes))
+
+
+# ── who may write ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant()
+class NoFence(Model):
+    """Whoever owns a job now may settle it, be it for a run long past."""
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        return job.state is State.ACTIVE and job.owner == owner
+
+
+@mutant()
+class NoOwner(Model):
+    """Whoever knows the fence may settle the job."""
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        return job.state is State.ACTIVE and job.fence == fence
+
+
+@mutant()
+class NoStateGuard(Model):
+    """Whoever held a job last under its fence may settle it, whatever its state has become."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._last: dict[Ref, str | None] = {}
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        return job.fence == fence and (job.owner or self._last.get(job.ref)) == owner
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        self._last[job.ref] = job.owner or self._last.get(job.ref)
+        super()._apply(job, decision, now)
+
+
+@mutant()
+class SuspectMayNotWrite(Model):
+    """A suspect may neither settle nor renew, though nobody has taken its lease."""
+
+    def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
+        return super()._holds(job, owner, fence) and job.suspect_until is None
+
+
+@mutant()
+class ClaimKeepsFence(Model):
+    """A claim does not raise the fence."""
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        return _again_under(self, super()._start(job, owner, now), job.fence)
+
+
+@mutant()
+class ReclaimKeepsFence(Model):
+    """A reclaim does not raise the fence."""
+
+    def _take(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
+        taken = super()._take(job, owner, now, reason)
+        return structs.replace(taken, lease=_again_under(self, taken.lease, job.fence))
+
+
+@mutant("coarse clock")
+class FenceIsTheTime(Model):
+    """A fence is the time alone, so that two of one instant are the same."""
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        return _again_under(self, super()._start(job, owner, now), now)
+
+
+# ── settlements ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant()
+class SettleTwice(Model):
+    """A settlement that comes again, its answer being lost, is applied again."""
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
+        verdict = super()._settle(owner, asked, now)
+        if verdict.verdict != "duplicate":
+            return verdict
+        self._apply(self._jobs[asked.ref], asked.decision, now)
+        for event in asked.events:
+            self._record(event, now)
+        return SettlementResult(asked.ref, asked.fence, "done")
+
+
+@mutant()
+class NoDuplicateRule(Model):
+    """A settlement that comes again, its answer being lost, is called lost."""
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
+        verdict = super()._settle(owner, asked, now)
+        if verdict.verdict != "duplicate":
+            return verdict
+        self._record(refused(self._jobs[asked.ref], owner.id, asked.fence, "settle"), now)
+        return SettlementResult(asked.ref, asked.fence, "lost")
+
+
+@mutant()
+class StallNotCharged(Model):
+    """A stall is charged to nothing."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        if decision.charge == "stalls":
+            decision = structs.replace(decision, charge=None)
+        super()._apply(job, decision, now)
+
+
+@mutant()
+class StallChargedAsFailure(Model):
+    """A stall uses up the attempts of honest failures."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        if decision.charge == "stalls":
+            decision = structs.replace(decision, charge="failures")
+        super()._apply(job, decision, now)
+
+
+@mutant()
+class PutBackToTheEnd(Model):
+    """A job put back at once loses its place in the line."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        super()._apply(job, decision, now)
+        if isinstance(decision, PutBack) and not decision.after:
+            back = self._jobs[job.ref]
+            self._replace(back, structs.replace(back, score=now - job.boost))
+
+
+@mutant()
+class NoRest(Model):
+    """A job put back for later is ready at once."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        if isinstance(decision, PutBack):
+            decision = structs.replace(decision, after=0)
+        super()._apply(job, decision, now)
+
+
+@mutant()
+class CancelForgotten(Model):
+    """A job that was asked to stop is put back all the same."""
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
+        job = self._jobs.get(asked.ref)
+        if job is not None and job.cancel_at is not None and self._holds(job, owner.id, asked.fence):
+            self._jobs[asked.ref] = structs.replace(job, cancel_at=None, cancel_reason=None, cancel_by=None)
+        return super()._settle(owner, asked, now)
+
+
+@mutant()
+class Unannounced(Model):
+    """A settlement's events are not recorded with it."""
+
+    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
+        return super()._settle(owner, structs.replace(asked, events=()), now)
+
+
+@mutant()
+class RunLeftOpen(Model):
+    """A settlement does not close the row of its run."""
+
+    def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
+        """Leave the row open."""
+
+
+# ── enqueue and claim ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant()
+class EnqueuedTwice(Model):
+    """An enqueue that comes again makes the job anew."""
+
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+        if (job := self._jobs.get(new.ref)) is not None and job.state is not State.ACTIVE:
+            self._drop(job)
+        return super()._remember(new, now, offset)
+
+
+@mutant()
+class IndexForgotten(Model):
+    """A job that moves on stays in the index it was in."""
+
+    def _replace(self, before: JobRecord, after: JobRecord) -> None:
+        places = list(self._shelf._places(before))  # pyright: ignore[reportPrivateUsage]
+        super()._replace(before, after)
+        for index, at in places:
+            index.add(at, before.ref)
+
+
+@mutant()
+class ClaimedBeforeItIsDue(Model):
+    """A claim takes delayed jobs, too."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        for queue in order.queues:
+            for _, ref in list(self._lines[queue].delayed):
+                self._promote(self._jobs[ref], now)
+        return super()._claim(owner, order, now)
+
+
+@mutant("hush")
+class PausedQueueGives(Model):
+    """A paused queue gives out its jobs."""
+
+    def _paused(self, queue: str) -> bool:
+        return False
+
+
+@mutant()
+class MoreThanOrdered(Model):
+    """A claim gives one more job than there is room for."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        return super()._claim(owner, structs.replace(order, room=order.room + 1), now)
+
+
+@mutant()
+class OutOfOrder(Model):
+    """A claim passes over the first in line."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        lines = [self._lines[queue].ready for queue in order.queues if len(self._lines[queue].ready) > 1]
+        first = [(line, *next(iter(line))) for line in lines]
+        for line, at, ref in first:
+            line.drop(at, ref)
+        leases = super()._claim(owner, order, now)
+        for line, at, ref in first:
+            line.add(at, ref)
+        return leases
+
+
+@mutant("old and new code")
+class UnknownInLine(Model):
+    """A job that its worker does not know is put back in the common line."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        if isinstance(decision, PutBack):
+            decision = structs.replace(decision, until_known=False)
+        super()._apply(job, decision, now)
+
+
+@mutant("old and new code")
+class GivenToWorkersThatDoNotKnowIt(Model):
+    """A claim does not look at what its caller knows."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        return super()._claim(owner, structs.replace(order, tasks=None), now)
+
+
+@mutant("old and new code")
+class UnknownNeverOffered(Model):
+    """A job that is parked until a worker knows its task is offered to no worker."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        return super()._claim(owner, structs.replace(order, tasks={}), now)
+
+
+@mutant()
+class StartNotCounted(Model):
+    """A claim does not count the run it begins."""
+
+    def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
+        lease = super()._start(job, owner, now)
+        uncounted = structs.replace(lease.job, starts=job.starts)
+        self._replace(lease.job, uncounted)
+        return Lease(uncounted)
+
+
+@mutant("rules")
+class SlotsIgnored(Model):
+    """A job starts though its key is at its limit."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shelf.full = self._full  # type: ignore[method-assign]
+
+    def _full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
+        del now, tasks
+        return PAUSED + job.task if self._task_paused(job.task) else None
+
+
+@mutant("rules")
+class SlotsCounted(Model):
+    """A slot is a number instead of a holder, and a stall or a failure forgets to count it down."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        super()._apply(job, decision, now)
+        if decision.charge in ("stalls", "failures") and isinstance(decision, PutBack):
+            for key in job.keys:
+                self._shelf.slots[job.queue, key.name].holders[Ref(job.queue, f"{job.id} {now}")] = None
+
+
+@mutant("rules")
+class NobodyUnparked(Model):
+    """A freed slot lets nobody back in line, neither at once nor by the sweep."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._shelf.unpark = self._nobody  # type: ignore[method-assign]
+
+    def _nobody(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
+        return 0
+
+
+@mutant("rules")
+class LimitForgotten(Model):
+    """A key keeps the first limit it was given, whatever later jobs say."""
+
+    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+        slots = {key.name: self._shelf.slots.get((new.queue, key.name)) for key in new.keys}
+        limits = {name: known.limit for name, known in slots.items() if known is not None}
+        receipt = super()._remember(new, now, offset)
+        for name, limit in limits.items():
+            if (new.queue, name) in self._shelf.slots:
+                self._shelf.slots[new.queue, name].limit = limit
+        return receipt
+
+
+@mutant("rules")
+class PausedTaskGives(Model):
+    """The jobs of a paused task are given out."""
+
+    def _task_paused(self, task: str) -> bool:
+        return False
+
+
+# ── time to live, retention, rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("rules")
+class NeverExpires(Model):
+    """A sweep does not look for what has waited too long."""
+
+    def _expire_aged(self, now: int) -> int:
+        return 0
+
+
+@mutant("coarse clock")
+class AgedOnlyAfterItsTime(Model):
+    """A job is not too old at the very end of its time, but after it (> for >=)."""
+
+    def _expire_aged(self, now: int) -> int:
+        return super()._expire_aged(now - 1)
+
+
+@mutant("rules")
+class ClaimOfTheAged(Model):
+    """A claim does not ask how old a job is."""
+
+    def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
+        aged: dict[Ref, int] = {}
+        for queue in order.queues:
+            for _, ref in list(self._lines[queue].ready) if queue in self._lines else ():
+                job = self._jobs[ref]
+                if job.expires_at is not None and job.expires_at <= now:
+                    aged[ref] = job.expires_at
+                    self._replace(job, structs.replace(job, expires_at=None))
+        leases = super()._claim(owner, order, now)
+        for ref, end in aged.items():
+            self._replace(self._jobs[ref], structs.replace(self._jobs[ref], expires_at=end))
+        return [Lease(self._jobs[lease.ref]) for lease in leases]
+
+
+@mutant("rules")
+class ExpiredInSilence(Model):
+    """What expires leaves no event."""
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        told = len(self._journal.events)
+        super()._expire(job, now)
+        del self._journal.events[told:]
+
+
+@mutant("rules")
+class DiscardedAtOnce(Model):
+    """What expires is always discarded, though it shall be kept as expired."""
+
+    def _expire(self, job: JobRecord, now: int) -> None:
+        super()._expire(structs.replace(job, policy=structs.replace(job.policy, on_expire="discard")), now)
+
+
+@mutant("rules")
+class ForgottenTooSoon(Model):
+    """What is over is forgotten a minute before its time."""
+
+    def _trim(self, now: int) -> int:
+        return super()._trim(now + 60_000_000)
+
+
+@mutant("rules")
+class KeptForEver(Model):
+    """What is over is never forgotten."""
+
+    def _trim(self, now: int) -> int:
+        return 0
+
+
+@mutant("rules")
+class RuleForEver(Model):
+    """A rule redrives a dead letter again and again, for its redrives are not counted."""
+
+    def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
+        super()._redrive(job, now, delay=delay, by=by, by_rule=by_rule)
+        redriven = self._jobs[job.ref]
+        self._replace(redriven, structs.replace(redriven, redrives=0))
+
+
+@mutant("rules")
+class RuleTooSoon(Model):
+    """A rule redrives a dead letter a second before its time."""
+
+    def _redrive_due(self, now: int) -> int:
+        return super()._redrive_due(now + 1_000_000)
+
+
+@mutant("rules")
+class RuleForgotten(Model):
+    """A sweep does not look for dead letters that a rule puts back."""
+
+    def _redrive_due(self, now: int) -> int:
+        return 0
+
+
+@mutant()
+class QuarantineForgotten(Model):
+    """Whoever went down with its process is put back unmarked."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        marked = isinstance(decision, PutBack) and decision.quarantine
+        super()._apply(job, structs.replace(decision, quarantine=False) if marked else decision, now)
+
+
+@mutant()
+class QuarantineForGood(Model):
+    """Whoever was marked once stays so, however its next run ends."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        again = isinstance(decision, PutBack) and job.quarantined
+        super()._apply(job, structs.replace(decision, quarantine=True) if again else decision, now)
+
+
+@mutant("failing workers")
+class PutBackForgotten(Model):
+    """A free put-back is not remembered, so that every later one is free, too."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        used = isinstance(decision, PutBack) and decision.put_back_used
+        super()._apply(job, structs.replace(decision, put_back_used=False) if used else decision, now)
+
+
+@mutant("failing workers")
+class PutBackNeverRestored(Model):
+    """A charge does not restore the free put-back, so that each later one is charged."""
+
+    def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
+        again = isinstance(decision, PutBack) and job.put_back_used
+        super()._apply(job, structs.replace(decision, put_back_used=True) if again else decision, now)
+
+
+# ── renewals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("calm")
+class DeafToBeats(Model):
+    """A beat extends nothing."""
+
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+        """Leave the lease unchanged."""
+
+
+@mutant("calm")
+class BeatBeyondTheLimit(Model):
+    """A beat extends a lease past the run's limit and its progress clock."""
+
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+        super()._extend(job, asked, now)
+        renewed = self._jobs[job.ref]
+        self._replace(renewed, structs.replace(renewed, lease_until=now + job.stall.lease, suspect_until=None))
+
+
+@mutant("calm")
+class BeatClearsSuspicion(Model):
+    """A beat ends the suspicion even of a run whose limit or progress clock has run out."""
+
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+        super()._extend(job, asked, now)
+        renewed = self._jobs[job.ref]
+        self._replace(renewed, structs.replace(renewed, suspect_until=None))
+
+
+@mutant()
+class SuspectForGood(Model):
+    """A beat in the grace does not end the suspicion."""
+
+    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+        super()._extend(job, asked, now)
+        renewed = self._jobs[job.ref]
+        self._replace(renewed, structs.replace(renewed, suspect_until=job.suspect_until))
+
+
+# ── sweeps and reclaims ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("clock")
+class NoPauseGuard(Model):
+    """A sweep does not notice that nobody has swept for long, so a stepped clock looks like silence."""
+
+    def sweep(self, bid: SweepRequest) -> SweepResult:
+        """Sweep as if it were the first time."""
+        self._swept_at = None
+        return super().sweep(bid)
+
+
+@mutant()
+class OnePhase(Model):
+    """A sweep takes in the same turn what it has just suspected."""
+
+    def sweep(self, bid: SweepRequest) -> SweepResult:
+        """Sweep, and take all suspects."""
+        swept = super().sweep(bid)
+        if swept.retry_in is not None:
+            return swept
+        now = self._clock.now()
+        taken = [self._take(self._jobs[ref], bid.owner, now) for _, ref in list(self._shelf.suspects)]
+        return structs.replace(swept, stalled=(*swept.stalled, *taken))
+
+
+@mutant()
+class NoGrace(Model):
+    """A suspect has no grace: the next turn takes it."""
+
+    def _suspect(self, now: int, grace: int) -> int:
+        return super()._suspect(now, 0)
+
+
+@mutant("calm")
+class NobodySuspected(Model):
+    """A sweep does not look for leases that have run out."""
+
+    def _suspect(self, now: int, grace: int) -> int:
+        return 0
+
+
+@mutant("coarse clock")
+class OutOnlyAfterItsEnd(Model):
+    """A lease is not out at its very end, but after it (> for >=)."""
+
+    def _suspect(self, now: int, grace: int) -> int:
+        at_its_end = [self._jobs[ref] for at, ref in self._shelf.leases if at == now]
+        suspected = super()._suspect(now, grace)
+        for job in at_its_end:
+            self._replace(self._jobs[job.ref], job)
+        return suspected
+
+
+@mutant("coarse clock")
+class OverOnlyAfterItsGrace(Model):
+    """A grace is not over at its very end, but after it (> for >=)."""
+
+    def sweep(self, bid: SweepRequest) -> SweepResult:
+        """Sweep, with a microsecond more for suspects whose grace ends now."""
+        now = self._clock.now()
+        for ref in [ref for at, ref in self._shelf.suspects if at == now]:
+            self._replace(self._jobs[ref], structs.replace(self._jobs[ref], suspect_until=now + 1))
+        return super().sweep(bid)
+
+
+@mutant("coarse clock")
+class DueOnlyAfterItsTime(Model):
+    """A delayed job is not due at its very instant, but after it (> for >=)."""
+
+    def _promote_due(self, now: int) -> int:
+        return super()._promote_due(now - 1)
+
+
+@mutant("clock and death")
+class LeaseOfTheFuture(Model):
+    """A lease that ends further ahead than it is long, the clock having been set back, is believed."""
+
+    def _suspect(self, now: int, grace: int) -> int:
+        ahead = [self._jobs[ref] for at, ref in self._shelf.leases if at > now + self._jobs[ref].stall.lease]
+        suspected = super()._suspect(now, grace)
+        for job in ahead:
+            self._replace(self._jobs[job.ref], job)
+        return suspected
+
+
+@mutant("clock and death")
+class GraceOfTheFuture(Model):
+    """A grace that ends further ahead than it is long, the clock having been set back, is waited for."""
+
+    def _suspect(self, now: int, grace: int) -> int:
+        suspects = [self._jobs[ref] for _, ref in self._shelf.suspects]
+        suspected = super()._suspect(now, grace)
+        for job in suspects:
+            self._replace(self._jobs[job.ref], job)
+        return suspected
+
+
+@mutant("death")
+class TermForLife(Model):
+    """The term of a leader that died never ends."""
+
+    def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
+        if self._term is not None and self._term[0].owner != owner.id:
+            return self._term[0], length
+        return super()._elect(owner, length, now)
+
+
+@mutant("death under a supervisor")
+class AnybodysDeath(Model):
+    """A supervisor takes back what the living hold, too."""
+
+    def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """Take every active job of any owner."""
+        now = self._clock.now()
+        held = [job for job in self._jobs.values() if job.state is State.ACTIVE]
+        return ReclaimResult(tuple(self._take(job, owner, now, "process_died") for job in held))
+
+
+# ── operator commands ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant()
+class CancelledWhileItRuns(Model):
+    """A cancel ends an active job at once, instead of asking its run to stop."""
+
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
+        job = self._jobs.get(revision.ref)
+        if isinstance(revision, CancelJob) and job is not None and job.state is State.ACTIVE:
+            self._replace(job, structs.replace(job, state=State.WAITING, owner=None))
+        return super()._revise(revision, now)
+
+
+@mutant("")
+class DeletedWhileItRuns(Model):
+    """An active job can be deleted."""
+
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
+        job = self._jobs.get(revision.ref)
+        if isinstance(revision, DeleteJob) and job is not None and job.state is State.ACTIVE:
+            self._replace(job, structs.replace(job, state=State.WAITING, owner=None))
+        return super()._revise(revision, now)
+
+
+@mutant("")
+class LeftInTheIndex(Model):
+    """A deleted job stays in its index."""
+
+    def _drop(self, job: JobRecord) -> None:
+        super()._drop(job)
+        self._lines[job.queue].ready.add(job.score, job.ref)
+
+
+@mutant("")
+class RedriveKeepsBudgets(Model):
+    """A redrive gives no new budgets."""
+
+    def _revise(self, revision: Revision, now: int) -> RevisionResult:
+        before = self._jobs.get(revision.ref)
+        revised = super()._revise(revision, now)
+        if isinstance(revision, RedriveJob) and before is not None and revised.verdict == "done":
+            job = self._jobs[revision.ref]
+            self._replace(job, structs.replace(job, failures=before.failures, stalls=before.stalls))
+        return revised
+
+
+# ── reading events ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("hearing")
+class LentToAll(Model):
+    """A batch of events is lent to every caller of a reader at once."""
+
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
+        """Treat all callers as the same one."""
+        return super().events(cursor, limit, reader and structs.replace(reader, caller="anybody"), of)
+
+
+@mutant("hearing")
+class ReaderForgotten(Model):
+    """A reader's place in the log is not kept."""
+
+    def events(
+        self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
+    ) -> EventPage:
+        """Forget all readers first."""
+        self._journal.readers.clear()
+        return super().events(cursor, limit, reader, of)
+
+
+# ── harmless ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("", harmless=True)
+class AlwaysLeader(Model):
+    """Every bidder leads: elections save work, no job's safety rests on them."""
+
+    def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
+        self._term = None
+        return super()._elect(owner, length, now)
+
+
+@mutant("", harmless=True)
+class AnybodyResigns(Model):
+    """Whoever resigns ends the term of whoever leads."""
+
+    def resign(self, term: Term) -> None:
+        """End the current term."""
+        super().resign(self._term[0] if self._term is not None else term)
+
+
+def _again_under(model: Model, lease: Lease, fence: int) -> Lease:
+    """Return the same lease under another fence."""
+    job = structs.replace(lease.job, fence=fence)
+    model._replace(lease.job, job)  # pyright: ignore[reportPrivateUsage]
+    runs = model._runs[job.ref]  # pyright: ignore[reportPrivateUsage]
+    runs[-1] = structs.replace(runs[-1], fence=fence)
+    return Lease(job)

@@ -1,0 +1,129 @@
+"""Checks each job taken from a holder in a simulated world: for a valid cause (I5), and in time (I16)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tenure.clock import SECOND
+from tenure.core.job import JobRecord, Ref
+from tenure.options import Timing
+from tenure_testing.simulation.call_checks import Require
+from tenure_testing.simulation.fault_log import EVERYWHERE, FaultLog
+from tenure_testing.simulation.job_history import RunHistory
+
+PROCESS_DEATH_BOUND = 1.0
+"""The seconds after the death of a supervised process within which its jobs are claimable."""
+
+
+@dataclass(frozen=True)
+class SimulatedRecovery:
+    """A job taken from a lost holder: how long that took, and how long it may take."""
+
+    ref: Ref
+    reason: str
+    seconds: float
+    bound: float
+    clear: bool
+    """True if there was no other fault meanwhile. The bound holds only then."""
+
+
+class RecoveryChecks:
+    """An account of all jobs that were taken from a lost holder and put back."""
+
+    def __init__(
+        self,
+        require: Require,
+        fault_log: FaultLog,
+        timing: Timing,
+        *,
+        overruns: frozenset[str],
+        died: Mapping[str, float],
+        slack: float,
+    ) -> None:
+        self.all: list[SimulatedRecovery] = []
+        self._require = require
+        self._weather = fault_log
+        self._timing = timing
+        self._overruns = overruns
+        self._died = died
+        self._slack = slack
+
+    def excused(self, job: JobRecord, run: RunHistory, reason: str, now: float, *, lost_by: str) -> None:
+        """Check that a run was reclaimed for a valid cause, because live jobs must not run again.
+
+        `lost_by`: the last holder, not counting the owner ids that crash recoveries use. A frozen storage or a stepped
+        clock alone is not a valid cause.
+        """
+        holder = run.holders[-1]
+        lease = job.stall.lease / SECOND
+        near = self._weather.between(run.heard - 1.5 * lease, now)
+        own = [trouble for trouble in near if trouble.where == holder]
+        common = [trouble for trouble in near if trouble.where == EVERYWHERE]
+        limited = job.timeout is not None or job.heartbeat_timeout is not None
+        if reason == "process_died":
+            fine = lost_by in self._died
+        elif run.taken is not None:
+            # A reaper was lost, late or stopped before it settled. A fault of the reaper or of an earlier holder
+            # excuses it.
+            fine = bool(common) or any(trouble.where in run.holders for trouble in near)
+        elif reason == "no_progress":
+            fine = job.heartbeat_timeout is not None and now - run.signed >= job.heartbeat_timeout / SECOND
+            fine = fine or bool(common)
+        else:
+            fine = (
+                any(trouble.kind in ("kill", "pause", "cut", "lid", "fail") for trouble in own)
+                or any(trouble.kind == "block" and (limited or trouble.until >= run.claimed) for trouble in own)
+                or (bool(common) and any(trouble.kind == "stop" for trouble in own))
+                or any(trouble.kind == "net" for trouble in common)
+                or len(common) > 1
+                or (
+                    job.task in self._overruns and job.timeout is not None and now - run.claimed >= job.timeout / SECOND
+                )
+            )
+        self._require(
+            fine,
+            "I5",
+            f"{job.ref}: run {run.number} of {holder} was reaped ({reason}) though its holder lives; it was last heard "
+            f"{now - run.heard:.1f} s ago; troubles near: {[(t.kind, t.where, t.since, t.until) for t in near]}",
+        )
+
+    def recovered(self, job: JobRecord, run: RunHistory, now: float) -> None:
+        """Record that a lost run was settled, and check that this was in time."""
+        since, bound = run.heard, 0.0
+        grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
+        match run.reason:
+            case "process_died":
+                since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
+            case "no_progress" if run.owner not in self._died:
+                since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
+            case "overrun" if self._blocked(run, now):
+                # Its worker renewed it beyond its limit, because another handler blocked the loop
+                # (worker/blocked_loop.py).
+                since, bound = run.heard, job.stall.lease / SECOND + grace
+            case "overrun" if job.timeout is not None:
+                # The storage claimed the run before its worker learned of it and began to count.
+                since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
+            case "lease_expired" | "no_progress":
+                bound = job.stall.lease / SECOND + grace
+            case _:
+                return
+        # For half a lease after time itself was in doubt, the grace is longer.
+        doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
+        # Processes that died or left long before no longer matter: another one leads, and their jobs are back.
+        long_ago = since - self._timing.recovery_bound.total_seconds()
+        clear = all(
+            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop", "fail") and trouble.since < long_ago)
+            for trouble in self._weather.between(since - doubt, now)
+        )
+        recovery = SimulatedRecovery(job.ref, run.reason, now - since, bound + self._slack, clear)
+        self.all.append(recovery)
+        if clear:
+            self._require(
+                recovery.seconds <= recovery.bound,
+                "I16",
+                f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
+            )
+
+    def _blocked(self, run: RunHistory, now: float) -> bool:
+        """Return True if the event loop of the run's first holder was blocked during the run."""
+        near = self._weather.between(run.claimed, now)
+        return any(trouble.kind == "block" and trouble.where in run.holders[:1] for trouble in near)
