@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import tenure
-from tenure.storage.sqlite.statements import STATEMENTS
+from tenure.storage.sqlite.statements import STATEMENTS, numbered
 
 STORAGE = Path(tenure.__file__).parent / "storage"
 FILES = {name.partition(".")[0] for name in STATEMENTS}
@@ -30,3 +32,17 @@ def test_each_statement_of_a_verb_is_named_by_the_code() -> None:
     of_verbs = {name for name in STATEMENTS if not name.startswith("session.")}
 
     assert of_verbs - {*named_in("sql"), *named_in("sqlite")} == set()
+
+
+def test_every_parameter_of_a_statement_is_named() -> None:
+    assert [name for name, text in STATEMENTS.items() if re.search(r"\?", re.sub(r"--.*|'[^']*'", "", text))] == []
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_finds_the_values_of_its_parameters(name: str) -> None:
+    text = re.sub(r"--.*|'[^']*'", "", STATEMENTS[name])
+    names = sorted(set(re.findall(r":(\w+)", text)))
+    sql, order = numbered(STATEMENTS[name])
+
+    assert sorted(order({name: name for name in names})) == names
+    assert set(re.findall(r"\?(\d+)", sql)) == {str(number + 1) for number in range(len(names))}

@@ -20,7 +20,7 @@ from tenure.storage.sql.unknown_tasks import first_seqs
 
 def promote(tx: Transaction, queue: str, limit: int) -> int:
     """Promote the jobs of a queue that fell due, or expire those that are too old; return their number."""
-    due = tx.all("exchange.due", (queue, tx.now, limit))
+    due = tx.all("exchange.due", {"queue": queue, "now": tx.now, "limit": limit})
     if not due:
         return 0
     aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= tx.now]
@@ -32,7 +32,7 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
         for seq, _ in young:
             _promote(tx, seq, the_job(tx, seq))
     elif young:
-        promoted = tx.run("exchange.promote", (queue, tx.now, len(young)))
+        promoted = tx.run("exchange.promote", {"queue": queue, "now": tx.now, "limit": len(young)})
         tx.count_move(queue, left="delayed", to="waiting", jobs=promoted)
     concurrency_keys.release_freed(tx)
     return len(due)
@@ -44,7 +44,7 @@ def _promote(tx: Transaction, seq: int, job: JobRecord) -> None:
         # The repair of its record has ended the job.
         return
     at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
-    tx.run("exchange.come_in", (fair_queue.score(tx, job, at), seq))
+    tx.run("exchange.come_in", {"score": fair_queue.score(tx, job, at), "seq": seq})
     tx.count_move(job.queue, left="delayed", to="waiting")
 
 
@@ -121,13 +121,13 @@ class Claim:
 def _first_known(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
     seqs = first_seqs(tx, queue, known, limit)
-    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", (rows.listed(seqs),))}
+    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", {"seqs": rows.listed(seqs)})}
     return _waiting([(seq, records[seq], False) for seq in seqs])
 
 
 def _first_in_line(tx: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs, and whether each is plain."""
-    row = tx.one("exchange.ready", (queue, limit))
+    row = tx.one("exchange.ready", {"queue": queue, "limit": limit})
     if row is None or row[1] is None:
         return []
     listed, payloads = row
@@ -135,7 +135,7 @@ def _first_in_line(tx: Transaction, queue: str, limit: int) -> list[tuple[int, J
     # If any text is not UTF-8, each job is read separately.
     readable = type(listed) is str
     others = [job.seq for job in line if not (job.plain and readable)]
-    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", (rows.listed(others),))} if others else {}
+    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", {"seqs": rows.listed(others)})} if others else {}
     found: list[tuple[int, JobRecord, bool]] = []
     begins = 0
     for job in line:
@@ -162,7 +162,7 @@ def _fresh(tx: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> t
 
 def _start(tx: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
     if again := [seq for seq, job in started if job.starts > 1]:
-        tx.run("exchange.file_runs", (rows.listed(again),))
+        tx.run("exchange.file_runs", {"seqs": rows.listed(again)})
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for seq, job in started:
         stall = job.stall
@@ -190,6 +190,5 @@ def _start(tx: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) 
                 "seqs": rows.listed(seqs),
             },
         )
-    worn = [(seq, job.starts - RUNS_KEPT) for seq, job in started if job.starts > RUNS_KEPT]
-    if worn:
-        tx.many("exchange.trim_runs", worn)
+    surplus = [{"seq": seq, "number": job.starts - RUNS_KEPT} for seq, job in started if job.starts > RUNS_KEPT]
+    tx.many("exchange.trim_runs", surplus)

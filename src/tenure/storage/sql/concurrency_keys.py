@@ -57,18 +57,20 @@ def full(tx: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> st
 def take(tx: Transaction, job: JobRecord) -> None:
     """Make a starting job a holder of each of its keys."""
     for key in job.keys:
-        tx.key(job.queue, key.name).held += tx.run("exchange.take_slot", (job.queue, key.name, job.id))
+        tx.key(job.queue, key.name).held += tx.run(
+            "exchange.take_slot", {"queue": job.queue, "key": key.name, "id": job.id}
+        )
 
 
 def leave(tx: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
     """Remove a job that is not active any more from the holders of its keys."""
     for key in keys:
-        tx.key(queue, key.name).held -= tx.run("exchange.leave_slot", (queue, key.name, job))
+        tx.key(queue, key.name).held -= tx.run("exchange.leave_slot", {"queue": queue, "key": key.name, "id": job})
 
 
 def park(tx: Transaction, seq: int, job: JobRecord, under: str) -> None:
     """Park a ready job until there is room."""
-    tx.run("exchange.park", (under, seq))
+    tx.run("exchange.park", {"under": under, "seq": seq})
     tx.count_move(job.queue, to="parked")
     offer_place(tx, job)
     if under.startswith(RATE):
@@ -79,7 +81,7 @@ def park(tx: Transaction, seq: int, job: JobRecord, under: str) -> None:
 
 def come_back(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Release a parked job, and return its new record."""
-    tx.run("exchange.park", (None, seq))
+    tx.run("exchange.park", {"under": None, "seq": seq})
     tx.count_move(job.queue, left="parked")
     return structs.replace(job, parked_under=None)
 
@@ -144,7 +146,7 @@ def unpark(tx: Transaction, queue: str, under: str, *, room: int | None = None) 
     room = min(_room(tx, queue, under) if room is None else room, PROMOTE_LIMIT)
     if not room:
         return 0
-    unparked = tx.run("exchange.unpark", (queue, under, room))
+    unparked = tx.run("exchange.unpark", {"queue": queue, "under": under, "limit": room})
     if unparked:
         tx.count_move(queue, left="parked", jobs=unparked)
         tx.topics.append(queue_topic(queue))

@@ -73,7 +73,7 @@ def holder(tx: Transaction, job: JobRecord) -> Ref | None:
 def free_window(tx: Transaction, job: JobRecord) -> None:
     """Free the key window that a job holds, if it is still this job's."""
     if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
-        tx.run("revise.free_window", (job.queue, merge_name(job.merge), job.id))
+        tx.run("revise.free_window", {"queue": job.queue, "name": merge_name(job.merge), "id": job.id})
 
 
 def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
@@ -82,6 +82,8 @@ def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> 
     Such jobs differ only in id, payload and headers, and need only a position in the queue. Empty for a single job: a
     list of one takes the library longer than a row.
     """
+    if len(jobs) - begins < 2:
+        return ()
     _, first = jobs[begins]
     if first.merge is not None or first.throttle is not None or first.keys or _is_fair(tx, first):
         return ()
@@ -118,12 +120,13 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     )
     if calls is None:
         return False
-    wish = rows.common(first, run_at, tx.now)
-    created = tx.run("enqueue.remember_alike", wish | {"calls": calls, "payloads": payloads.joined()})
+    values = rows.new_job(first, run_at, tx.now)
+    values |= {"calls": calls, "payloads": payloads.joined()}
+    created = tx.run("enqueue.insert_alike", values)
     if created < len(alike):
-        tx.run("enqueue.take_back", (created,))
+        tx.run("enqueue.take_back", {"jobs": created})
         return False
-    tx.count_move(first.queue, to=wish["state"], jobs=created)
+    tx.count_move(first.queue, to=values["state"], jobs=created)
     tx.topics.append(queue_topic(first.queue))
     return True
 
@@ -140,7 +143,7 @@ def _come_to(tx: Transaction, new: NewJob) -> Ref | None:
 
 def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
     """Return the job that a call with this key is merged into, or None."""
-    asked: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": tx.now}
+    values: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": tx.now}
     match key:
         case UniqueKey(window=int()):
             return None
@@ -150,11 +153,11 @@ def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
             statement = "enqueue.holder"
         case DebounceKey():
             statement = "enqueue.yet_to_start"
-            asked |= {"most": 1, "bytes": 1}
+            values |= {"most": 1, "bytes": 1}
         case CollectKey(max_size=max_size):
             statement = "enqueue.yet_to_start"
-            asked |= {"most": max_size, "bytes": GATHERED_LIMIT}
-    while (row := tx.one(statement, asked)) is not None:
+            values |= {"most": max_size, "bytes": GATHERED_LIMIT}
+    while (row := tx.one(statement, values)) is not None:
         seq, id_, too_old = row
         if type(id_) is rows.Garbled:
             # Reading the record ends the job.
@@ -167,13 +170,13 @@ def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
 
 
 def _window(tx: Transaction, queue: str, name: str, length: int) -> Window | None:
-    row = tx.one("enqueue.window", (queue, name))
+    row = tx.one("enqueue.window", {"queue": queue, "name": name})
     if row is None or row[0] <= tx.now:
         return None
     until, jobs, id_ = row
     if until > tx.now + length:
         until = tx.now + length
-        tx.run("enqueue.shorten_window", (until, queue, name))
+        tx.run("enqueue.shorten_window", {"until": until, "queue": queue, "name": name})
     return Window(until, jobs, Ref(queue, id_))
 
 
@@ -198,11 +201,13 @@ def _take_the_place(tx: Transaction, new: NewJob, into: Ref, key: DebounceKey, o
     seq, old = _there(tx, into)
     tx.run("enqueue.answer_for", {"queue": into.queue, "id": new.id, "job": into.id})
     tx.run("enqueue.forget_calls", {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
-    tx.run("enqueue.give_up", (seq,))
+    tx.run("enqueue.give_up", {"seq": seq})
     record_move(tx, old, None)
     _put(tx, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=tx.now), offset)
-    tx.run("enqueue.go_on", (old.fence, old.settled_fence, into.queue, into.id))
-    tx.run("enqueue.stay", (min(old.created, tx.now), into.queue, into.id))
+    tx.run(
+        "enqueue.go_on", {"fence": old.fence, "settled_fence": old.settled_fence, "queue": into.queue, "id": into.id}
+    )
+    tx.run("enqueue.stay", {"created": min(old.created, tx.now), "queue": into.queue, "id": into.id})
 
 
 def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
@@ -210,22 +215,25 @@ def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: in
     seq, job = _there(tx, into)
     brought = framed(new.payload)
     after = collecting(job, key, tx.now, ttl=new.ttl, offset=offset, size=len(brought))
-    tx.run("enqueue.take_in", (into.queue, new.id, into.id, job.gathered, brought))
+    tx.run(
+        "enqueue.take_in",
+        {"queue": into.queue, "id": new.id, "job": into.id, "place": job.gathered, "payload": brought},
+    )
     tx.run(
         "enqueue.gather",
-        (
-            after.state,
-            after.parked_under,
-            after.run_at,
-            after.score if after.state is job.state else _score(tx, after, after.run_at, offset),
-            after.gathered,
-            after.gathered_bytes,
-            rows.text(after.merge),
-            after.ttl,
-            after.expires_at,
-            after.created,
-            seq,
-        ),
+        {
+            "state": after.state,
+            "parked_under": after.parked_under,
+            "run_at": after.run_at,
+            "score": after.score if after.state is job.state else _score(tx, after, after.run_at, offset),
+            "gathered": after.gathered,
+            "gathered_bytes": after.gathered_bytes,
+            "merge": rows.text(after.merge),
+            "ttl": after.ttl,
+            "expires_at": after.expires_at,
+            "created": after.created,
+            "seq": seq,
+        },
     )
     if State.DELAYED in (job.state, after.state):
         record_move(tx, job, after.state)
@@ -248,10 +256,10 @@ def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
     name = throttle_name(asked)
     window = _window(tx, new.queue, name, asked.window)
     if window is None:
-        tx.run("enqueue.begin_window", (new.queue, name, tx.now + asked.window, new.id))
+        tx.run("enqueue.begin_window", {"queue": new.queue, "name": name, "until": tx.now + asked.window, "id": new.id})
         return None
     if window.jobs < asked.most:
-        tx.run("enqueue.count_in_window", (new.id, new.queue, name))
+        tx.run("enqueue.count_in_window", {"id": new.id, "queue": new.queue, "name": name})
         return None
     wait = window.until - tx.now
     if recorded(tx, new.queue, "throttled"):
@@ -262,17 +270,26 @@ def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
 def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
     """Insert a new job, which continues from the previous job of its id; return True if the id was new."""
     run_at = new.run_at if new.run_at is not None else tx.now + new.delay
-    if isinstance(new.merge, DebounceKey | CollectKey):
+    if new.merge is not None and isinstance(new.merge, DebounceKey | CollectKey):
         run_at = due_at(new.merge, first=tx.now, calls=1, now=tx.now)
     if not _put(tx, new, run_at, offset):
         return False
     if before is not None:
-        tx.run("enqueue.go_on", (before.fence, before.settled_fence, new.queue, new.id))
+        tx.run(
+            "enqueue.go_on",
+            {"fence": before.fence, "settled_fence": before.settled_fence, "queue": new.queue, "id": new.id},
+        )
     match new.merge:
         case CollectKey():
-            tx.run("enqueue.take_in", (new.queue, new.id, new.id, 0, framed(new.payload)))
+            tx.run(
+                "enqueue.take_in",
+                {"queue": new.queue, "id": new.id, "job": new.id, "place": 0, "payload": framed(new.payload)},
+            )
         case UniqueKey(window=int() as window):
-            tx.run("enqueue.begin_window", (new.queue, merge_name(new.merge), tx.now + window, new.id))
+            tx.run(
+                "enqueue.begin_window",
+                {"queue": new.queue, "name": merge_name(new.merge), "until": tx.now + window, "id": new.id},
+            )
         case _:
             pass
     if recorded(tx, new.queue, "enqueued"):
@@ -282,11 +299,11 @@ def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int)
 
 def _put(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
     """Insert a job as waiting or delayed; return True if its id was new."""
-    row = rows.wished(new, run_at, tx.now, _score(tx, new, run_at, offset))
-    queue, name, *columns = row
-    if not tx.run("enqueue.remember", (queue, queue, name, name, *columns)):
+    values = rows.new_job(new, run_at, tx.now)
+    values["score"] = _score(tx, new, run_at, offset)
+    if not tx.run("enqueue.insert", values):
         return False
-    tx.count_move(new.queue, to=row[3])
+    tx.count_move(new.queue, to=values["state"])
     if new.keys:
         concurrency_keys.name(tx, new)
     tx.topics.append(queue_topic(new.queue))

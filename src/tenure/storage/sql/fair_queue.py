@@ -41,7 +41,7 @@ def is_fair(tx: Transaction, queue: str) -> bool:
 def forget(tx: Transaction, queue: str) -> None:
     """Delete a queue's fair order."""
     for statement in _FORGET:
-        tx.run(statement, (queue,))
+        tx.run(statement, {"queue": queue})
 
 
 def reached(tx: Transaction, queue: str, boost: int) -> int:
@@ -76,7 +76,7 @@ def _tag(tx: Transaction, job: NewJob | JobRecord, line: FairQueueState, fairnes
 def _look_up_reached(tx: Transaction, queue: str, line: FairQueueState, boost: int) -> None:
     if line.fairness is None or line.written is None or boost in line.fairness.reached:
         return
-    row = tx.one("line.reached", (queue, boost))
+    row = tx.one("line.reached", {"queue": queue, "boost": boost})
     if row is not None:
         line.fairness.reached[boost] = line.written.reached[boost] = row[0]
 
@@ -84,16 +84,18 @@ def _look_up_reached(tx: Transaction, queue: str, line: FairQueueState, boost: i
 def _look_up_tag(tx: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> None:
     if line.fairness is None or line.written is None or lane in line.fairness.tags:
         return
-    row = tx.one("line.tag", (queue, *lane))
+    row = tx.one("line.tag", {"queue": queue, "boost": lane[0], "key": lane[1]})
     if row is not None:
         line.fairness.tags[lane] = line.written.tags[lane] = row[0]
 
 
 def _tenant_waits(tx: Transaction, queue: str, line: FairQueueState, lane: tuple[int, str]) -> bool:
-    return lane in line.tenants or tx.one("line.tenant_waits", (queue, *lane)) == (1,)
+    return lane in line.tenants or tx.one("line.tenant_waits", {"queue": queue, "boost": lane[0], "key": lane[1]}) == (
+        1,
+    )
 
 
 def _anybody_waits(tx: Transaction, queue: str, line: FairQueueState) -> bool:
     if not line.waits:
-        line.waits = tx.one("line.waits", (queue,)) == (1,)
+        line.waits = tx.one("line.waits", {"queue": queue}) == (1,)
     return line.waits

@@ -78,7 +78,7 @@ def opened(tx: Transaction, queue: str) -> list[str]:
     """Return the names of the rates that have parked jobs and let one start by now."""
     if not tx.fair_queue(queue).opening:
         return []
-    return [RATE + name for (name,) in tx.all("rates.open", (queue, tx.now, PROMOTE_LIMIT))]
+    return [RATE + name for (name,) in tx.all("rates.open", {"queue": queue, "now": tx.now, "limit": PROMOTE_LIMIT})]
 
 
 def starts(tx: Transaction, queue: str, under: str, limit: int, *, afresh: bool) -> tuple[int, RateReservation | None]:
@@ -125,21 +125,25 @@ def retune(tx: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
 
 def queues_of(tx: Transaction, rate: RateKey) -> list[str]:
     """Return the queues in which time of a rate is taken."""
-    return [queue for (queue,) in tx.all("rates.retuned", (rate.name,))]
+    return [queue for (queue,) in tx.all("rates.retuned", {"name": rate.name})]
 
 
 def of_task(tx: Transaction, queue: str, task: str) -> list[str]:
     """Return the names of a task's own rates under which jobs are parked."""
-    names = [name for kind in _OF_TASKS_BETWEEN for (name,) in tx.all("rates.of_tasks", (queue, *kind))]
+    names = [
+        name
+        for first, end in _OF_TASKS_BETWEEN
+        for (name,) in tx.all("rates.of_tasks", {"queue": queue, "first": first, "end": end})
+    ]
     return [RATE + name for name in names if rule.is_of_task(name, task)]
 
 
 def check_all(tx: Transaction) -> None:
     """Let the next claims check all parked rates: their opening times were set before the clock was set back."""
     tx.flush()
-    for (queue,) in tx.all("rates.opening_ahead", (tx.now,)):
+    for (queue,) in tx.all("rates.opening_ahead", {"now": tx.now}):
         tx.topics.append(queue_topic(queue))
-    tx.run("rates.check_all", (tx.now,))
+    tx.run("rates.check_all", {"now": tx.now})
     tx.forget_rates()
 
 
@@ -158,7 +162,7 @@ def _note(tx: Transaction, queue: str, under: str, opens: int | None) -> None:
     known = tx.rate(queue, under.removeprefix(RATE))
     if opens != known.opens:
         known.opens = opens
-        tx.run("rates.note_opening", (queue, under.removeprefix(RATE), opens))
+        tx.run("rates.note_opening", {"queue": queue, "name": under.removeprefix(RATE), "opens_at": opens})
         tx.fair_queue(queue).opening = True
 
 
@@ -176,7 +180,7 @@ def _read(written: str | None) -> Sequence[RateKey]:
 
 def _first(tx: Transaction, queue: str, under: str) -> tuple[bool, RateKey | None]:
     """Return whether a job is parked under a rate, and the first such job's rate, None if it no longer has it."""
-    row = tx.one("rates.first", (queue, under))
+    row = tx.one("rates.first", {"queue": queue, "under": under})
     if row is None:
         return False, None
     task, written = row

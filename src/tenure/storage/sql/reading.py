@@ -48,7 +48,7 @@ def find(tx: Transaction, asked: Query) -> Page:
     before = place_of(asked.after) if asked.after is not None else _NEWEST
     seqs = _matches(tx, asked, before, asked.limit + 1)
     shown = seqs[: asked.limit]
-    found = [row for seq in shown if (row := tx.one("get.by_seq", (seq,))) is not None]
+    found = [row for seq in shown if (row := tx.one("get.by_seq", {"seq": seq})) is not None]
     return Page(tuple(whole(tx, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
 
 
@@ -58,8 +58,8 @@ def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for queue, state, jobs in tx.all("survey.counts"):
         counts[queue][state] = jobs
-    tuned = {name: settings.decode(body) for name, body in tx.all("survey.settings", ("queue",))}
-    tasks = {name: settings.decode(body) for name, body in tx.all("survey.settings", ("task",))}
+    tuned = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "queue"})}
+    tasks = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "task"})}
     names = sorted(set(queues) or {*counts, *tuned})
     terms, swept_at = reigning(tx)
     return Survey(
@@ -103,18 +103,24 @@ def lend_events(tx: Transaction, cursor: str | None, limit: int, reader: EventRe
     if kept < handled <= lent_upto:
         # Handled events count as handled, even if the batch has been lent to another caller since.
         kept = handled
-        tx.run("events.keep", (reader.name, kept, lent_to, until, lent_upto))
+        tx.run(
+            "events.keep",
+            {"name": reader.name, "cursor": kept, "lent_to": lent_to, "until": until, "lent_upto": lent_upto},
+        )
     if _lent_elsewhere(tx, reader, lent_to, until):
         return EventPage((), str(kept))
     page = _read(tx, kept, limit)
     lent_to, lent_upto = reader.caller if page.events else None, max(lent_upto, place_of(page.next))
-    tx.run("events.keep", (reader.name, kept, lent_to, tx.now + EVENT_LOAN, lent_upto))
+    tx.run(
+        "events.keep",
+        {"name": reader.name, "cursor": kept, "lent_to": lent_to, "until": tx.now + EVENT_LOAN, "lent_upto": lent_upto},
+    )
     return page
 
 
 def nothing_to_lend(tx: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage | None:
     """Return the answer to a named reader's call that changes nothing, or None if it may change something."""
-    row = tx.one("events.reader", (reader.name,))
+    row = tx.one("events.reader", {"name": reader.name})
     if row is None:
         return None
     kept, lent_to, until, lent_upto = row
@@ -127,13 +133,13 @@ def nothing_to_lend(tx: Transaction, cursor: str | None, limit: int, reader: Eve
 
 
 def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
-    row = tx.one("get.job", (ref.queue, ref.id))
+    row = tx.one("get.job", {"queue": ref.queue, "id": ref.id})
     if row is None and (answering := taken_in(tx, ref)) is not None:
-        row = tx.one("get.job", (answering.queue, answering.id))
+        row = tx.one("get.job", {"queue": answering.queue, "id": answering.id})
     if row is None or past(job := whole(tx, row), tx.now):
         return None
     seq = row[0]
-    log = tx.all("get.log", (seq,))
+    log = tx.all("get.log", {"seq": seq})
     return JobDetail(
         job,
         tuple(rows.run(run) for run in tx.all("get.runs", {"seq": seq})),
@@ -181,7 +187,7 @@ def _named(names: Sequence[str]) -> str | None:
 
 
 def _oldest(tx: Transaction, queue: str) -> int | None:
-    row = tx.one("survey.oldest", (queue,))
+    row = tx.one("survey.oldest", {"queue": queue})
     return None if row is None or row[0] is None else max(0, tx.now - row[0])
 
 
@@ -209,7 +215,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
 
 
 def _place(tx: Transaction, reader: EventReader, cursor: str | None) -> rows.Row:
-    row = tx.one("events.reader", (reader.name,))
+    row = tx.one("events.reader", {"name": reader.name})
     if row is not None:
         return row
     trimmed, last = _bounds(tx)
@@ -233,9 +239,9 @@ def _read(tx: Transaction, cursor: int, limit: int, of: Ref | None = None) -> Ev
         cursor = trimmed
         events.append(EventsTrimmed(oldest=str(cursor)))
     found = (
-        tx.all("events.after", (cursor, limit))
+        tx.all("events.after", {"cursor": cursor, "limit": limit})
         if of is None
-        else tx.all("events.of_job", (cursor, of.queue, of.id, limit))
+        else tx.all("events.of_job", {"cursor": cursor, "queue": of.queue, "job": of.id, "limit": limit})
     )
     events += [rows.event(row) for row in found]
     # Fewer events than requested means that the whole log was read.
@@ -248,7 +254,7 @@ def _before(tx: Transaction, instant: int) -> int:
     low, high = _bounds(tx)
     while low < high:
         middle = (low + high) // 2
-        row = tx.one("events.after", (middle, 1))
+        row = tx.one("events.after", {"cursor": middle, "limit": 1})
         if row is not None and row[1] < instant:
             low = row[0]
         else:

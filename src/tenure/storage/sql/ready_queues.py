@@ -22,7 +22,7 @@ class ReadyQueues:
         self._settings: dict[str, Settings] = queue_settings(tx, self._listed)
         self._coming: dict[str, tuple[int | None, int | None]] = {}
         self._known: dict[str, tuple[list[str], bool]] = {}
-        coming = tx.all("exchange.coming", (self._listed,))
+        coming = tx.all("exchange.coming", {"queues": self._listed})
         parked = sum(1 for *_, unknown in coming if unknown)
         for queue, falls_due, opening, unknown in coming:
             self._coming[queue] = falls_due, opening
@@ -55,7 +55,7 @@ class ReadyQueues:
         """Return the number of the first queue, from `number` on, that has a ready job; else the number of queues."""
         if number >= len(self._queues):
             return number
-        row = self._tx.one("exchange.in_line", (self._listed, number))
+        row = self._tx.one("exchange.in_line", {"queues": self._listed, "number": number})
         return len(self._queues) if row is None else int(row[0])
 
     def look_again(self, queue: str) -> bool:

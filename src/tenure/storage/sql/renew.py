@@ -1,6 +1,7 @@
 """The keeper's beat in SQL: extends leases, stores log lines and events, and updates the worker's record."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal,
 from tenure.storage.sql import claim_numbers, rows
 from tenure.storage.sql.rows import Row
 from tenure.storage.sql.settings import recorded, setting
-from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job
 
 _encode = msgspec.json.Encoder().encode
@@ -23,19 +24,20 @@ def renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     lost: list[tuple[Ref, int]] = []
     cancelling: list[CancelRequest] = []
     for asked in beat.renewals:
-        of_run = asked.ref.queue, asked.ref.id, asked.fence, beat.owner.id
-        row = tx.one("renew.standing", of_run)
-        if row is not None and not rows.is_sane(row[1:11]):
+        ref = asked.ref
+        run = {"queue": ref.queue, "id": ref.id, "fence": asked.fence, "owner": beat.owner.id}
+        row = tx.one("renew.standing", run)
+        if row is not None and not rows.is_sane(row[1:10]):
             # Reading the whole record repairs values that cannot be used in calculations.
-            find_job(tx, asked.ref)
-            row = tx.one("renew.standing", of_run)
+            find_job(tx, ref)
+            row = tx.one("renew.standing", run)
         if row is None:
             _refuse(tx, beat.owner, asked)
-            lost.append((asked.ref, asked.fence))
+            lost.append((ref, asked.fence))
             continue
         cancel_at, cancel_reason = _extend(tx, asked, row)
         if cancel_at is not None:
-            cancelling.append(CancelRequest(asked.ref, asked.fence, cancel_reason))
+            cancelling.append(CancelRequest(ref, asked.fence, cancel_reason))
     for lane in beat.lanes:
         claim_numbers.hand_back(tx, beat.owner, lane)
     partitions = () if beat.seen is None else (_partition(tx, beat.seen),)
@@ -52,14 +54,19 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
     bounds, mended = tx.one("events.bounds"), False
     last: int = bounds[1] if bounds else 0
     while True:
-        identity, created, at, seen_at = tx.one("renew.partition", (last, seen.last_event)) or (None, 0, None, None)
+        identity, created, at, seen_at = tx.one("renew.partition", {"last": last, "seen": seen.last_event}) or (
+            None,
+            0,
+            None,
+            None,
+        )
         if identity is not None or not states:
             # If it is missing, another worker may have seen it and writes it again. A worker that saw nothing waits.
             break
         # A file without an identity whose log is shorter too is another file. One that never had it needs no message.
         mended = bool(seen.identity) and seen.last_event <= last
-        tx.run("renew.identify", ("identity", seen.identity if mended else None))
-        tx.run("renew.identify", ("created", seen.created if mended else tx.now))
+        tx.run("renew.identify", {"key": "identity", "value": seen.identity if mended else None})
+        tx.run("renew.identify", {"key": "created", "value": seen.created if mended else tx.now})
     return PartitionState(
         "*",
         "" if identity is None else str(identity),
@@ -78,15 +85,16 @@ def _refuse(tx: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
         tx.record(refused(found[1], owner.id, asked.fence, "renew"))
 
 
-def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Row:
+def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Sequence[Any]:
     """Extend the run of this row, if requested; return when and why it was asked to stop."""
     now = tx.now
-    seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, *rest = row
-    run_until, progress_until, suspect_until, progress, note, cancel_at, cancel_reason = rest
+    seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until, *cancel = (
+        row
+    )
     if asked.trace is not None:
-        tx.run("renew.trace", (asked.trace, seq))
+        tx.run("renew.trace", {"trace": asked.trace, "seq": seq})
     if not asked.extend:
-        return cancel_at, cancel_reason
+        return cancel
     if asked.log:
         _keep_log(tx, seq, run, asked)
     run_until, progress_until = renewed_limits(
@@ -110,11 +118,20 @@ def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Row:
         exclusive=asked.exclusive,
     )
     if asked.progress is not None:
-        progress, note = asked.progress, asked.note
-        _tell(tx, asked.ref, asked.progress, note)
-    suspect_until = None if end > now else suspect_until
-    tx.run("renew.extend", (now, end, suspect_until, run_until, progress_until, progress, note, seq))
-    return cancel_at, cancel_reason
+        _tell(tx, asked.ref, asked.progress, asked.note)
+    tx.run(
+        "renew.extend",
+        {
+            "now": now,
+            "lease_until": end,
+            "run_until": run_until,
+            "progress_until": progress_until,
+            "progress": asked.progress,
+            "note": asked.note,
+            "seq": seq,
+        },
+    )
+    return cancel
 
 
 def _tell(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
@@ -123,13 +140,24 @@ def _tell(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
 
 
 def _keep_log(tx: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
-    last = LogPosition(*(tx.one("renew.logged", (seq,)) or ()))
-    new: list[Row] = []
+    last = LogPosition(*(tx.one("renew.logged", {"seq": seq}) or ()))
+    new: list[Values] = []
     for line in asked.log:
         if not line.number or (run, line.number) > (last.run, last.number):
             last = last.then(run, line.number)
             fields = rows.text(line.fields)
-            new.append((seq, last.lines, tx.now - line.ago, run, line.level, line.message, fields, line.number))
+            new.append(
+                {
+                    "seq": seq,
+                    "line": last.lines,
+                    "at": tx.now - line.ago,
+                    "run": run,
+                    "level": line.level,
+                    "message": line.message,
+                    "fields": fields,
+                    "number": line.number,
+                }
+            )
     tx.many("renew.log", new)
     if last.lines > LOG_LINES_KEPT:
         tx.run("renew.trim_log", {"seq": seq, "kept": LOG_LINES_KEPT})
@@ -145,7 +173,7 @@ def _announce(tx: Transaction, beat: RenewRequest) -> int:
         for event in beat.events:
             tx.record(event)
         return 0
-    row = tx.one("renew.announced", (beat.owner.id,))
+    row = tx.one("renew.announced", {"owner": beat.owner.id})
     announced: int = row[0] if row else 0
     for number, event in enumerate(beat.events, first):
         if number > announced:
@@ -156,8 +184,8 @@ def _announce(tx: Transaction, beat: RenewRequest) -> int:
 def _remember(tx: Transaction, beat: RenewRequest, announced: int) -> None:
     owner = beat.owner
     if beat.last:
-        tx.run("renew.forget_worker", (owner.id,))
-        tx.run("renew.forget_orders", (owner.id,))
+        tx.run("renew.forget_worker", {"owner": owner.id})
+        tx.run("renew.forget_orders", {"owner": owner.id})
         tx.settings.pop(("worker", owner.id), None)
     elif beat.worker is not None:
         tx.run(

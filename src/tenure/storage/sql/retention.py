@@ -19,7 +19,7 @@ def forget_plain(tx: Transaction, queue: str, state: str, seqs: Sequence[int]) -
     listed = rows.listed(seqs)
     if listed is not None:
         for statement in _FORGET:
-            tx.run(statement, (listed,))
+            tx.run(statement, {"seqs": listed})
         tx.count_move(queue, left=state, jobs=len(seqs))
 
 

@@ -58,7 +58,7 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
         case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
             _reschedule(tx, seq, job, revision)
         case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
-            tx.run("revise.retain", (tx.now + ttl, seq))
+            tx.run("revise.retain", {"kept_until": tx.now + ttl, "seq": seq})
             tx.count_move(job.queue, to="kept", jobs=0 if job.kept_until is not None else 1)
         case _:
             return RevisionResult(job.ref, "refused", job.state)
@@ -91,7 +91,7 @@ def redrive(
 
 def _ask_to_stop(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
     if job.cancel_at is None:
-        tx.run("revise.ask_to_stop", (tx.now, asked.reason, asked.by, seq))
+        tx.run("revise.ask_to_stop", {"now": tx.now, "reason": asked.reason, "by": asked.by, "seq": seq})
         tx.topics.append(owner_topic(job.owner or ""))
 
 
@@ -117,7 +117,16 @@ def _reschedule(tx: Transaction, seq: int, job: JobRecord, asked: RescheduleJob)
     in_line = asked.delay is not None and after.state is State.WAITING
     score = fair_queue.score(tx, after, tx.now) if in_line else after.score
     tx.run(
-        "revise.reschedule", (after.state, after.parked_under, after.run_at, after.priority, after.boost, score, seq)
+        "revise.reschedule",
+        {
+            "state": after.state,
+            "parked_under": after.parked_under,
+            "run_at": after.run_at,
+            "priority": after.priority,
+            "boost": after.boost,
+            "score": score,
+            "seq": seq,
+        },
     )
     record_move(tx, job, after.state)
     if recorded(tx, job.queue, "rescheduled"):

@@ -35,9 +35,9 @@ def due(tx: Transaction) -> tuple[tuple[Schedule, ...], int | None]:
 
     Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
     """
-    come = tx.all("plan.due", (tx.now, DUE_LIMIT))
+    come = tx.all("plan.due", {"now": tx.now, "limit": DUE_LIMIT})
     come += tx.all("plan.ahead", {"until": tx.now + AHEAD, "now": tx.now, "limit": DUE_LIMIT - len(come)})
-    row = tx.one("plan.coming", (tx.now,))
+    row = tx.one("plan.coming", {"now": tx.now})
     coming = None if row is None or row[0] is None else row[0] - tx.now
     return tuple(_decode(body) for (body,) in come), coming
 
@@ -48,7 +48,7 @@ def schedules(tx: Transaction) -> tuple[Schedule, ...]:
 
 
 def _change(tx: Transaction, change: Change, offset: int) -> ScheduleResult:
-    row = tx.one("plan.known", (change.name,))
+    row = tx.one("plan.known", {"name": change.name})
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
@@ -58,7 +58,7 @@ def _change(tx: Transaction, change: Change, offset: int) -> ScheduleResult:
         case PauseSchedule(paused=paused, next_tick=next_tick):
             _keep(tx, paused_at(known, tx.now, paused=paused, next_tick=next_tick))
         case RemoveSchedule():
-            tx.run("plan.remove", (change.name,))
+            tx.run("plan.remove", {"name": change.name})
         case Tick():
             return _move_on(tx, known, change, offset)
     return ScheduleResult(change.name, "done")
@@ -85,4 +85,13 @@ def _fire(tx: Transaction, known: Schedule, job: NewJob, offset: int) -> Fate:
 
 def _keep(tx: Transaction, schedule: Schedule) -> None:
     body = _encode(schedule).decode()
-    tx.run("plan.put", (schedule.name, body, schedule.last_tick, schedule.next_tick, schedule.paused))
+    tx.run(
+        "plan.put",
+        {
+            "name": schedule.name,
+            "body": body,
+            "last_tick": schedule.last_tick,
+            "next_tick": schedule.next_tick,
+            "paused": schedule.paused,
+        },
+    )

@@ -15,7 +15,7 @@ def setting(tx: Transaction, kind: str, name: str) -> Settings:
     """Return the settings in force for a queue, task or worker."""
     known = tx.settings.get((kind, name))
     if known is None:
-        row = tx.one("tune.setting", (kind, name))
+        row = tx.one("tune.setting", {"kind": kind, "name": name})
         known = tx.settings[kind, name] = _NONE if row is None else decode(row[0])
     return known
 
@@ -23,7 +23,7 @@ def setting(tx: Transaction, kind: str, name: str) -> Settings:
 def queue_settings(tx: Transaction, listed: str) -> dict[str, Settings]:
     """Return the settings of those queues in a JSON list that have any."""
     found: dict[str, Settings] = {}
-    for name, body in tx.all("tune.queue_settings", (listed,)):
+    for name, body in tx.all("tune.queue_settings", {"queues": listed}):
         known = tx.settings.get(("queue", name))
         found[name] = tx.settings["queue", name] = decode(body) if known is None else known
     return found

@@ -83,7 +83,7 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Col
     if listed is None:
         return ()
     values = {
-        "asked": listed,
+        "runs": listed,
         "results": results.joined(),
         "ended": _COMPLETED.ended,
         "owner": owner.id,
@@ -103,7 +103,7 @@ def _completed(tx: Transaction, asked: Settlement) -> SettlementResult:
 
 
 def _settle(tx: Transaction, owner: Owner, asked: Settlement, page: _SettlementBatch) -> SettlementResult:
-    row = tx.one("exchange.standing", (asked.ref.queue, asked.ref.id))
+    row = tx.one("exchange.standing", {"queue": asked.ref.queue, "id": asked.ref.id})
     if row is None:
         return SettlementResult(asked.ref, asked.fence, "gone")
     seq, state, fence, holder, cancel_at, named, boost = row[:7]

@@ -67,7 +67,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)
-    tx.run("sweep.swept", (now, resumed_at))
+    tx.run("sweep.swept", {"now": now, "resumed_at": resumed_at})
     return SweepResult(
         terms,
         None,
@@ -94,14 +94,14 @@ def reclaim(tx: Transaction, dead: str, owner: Owner) -> ReclaimResult:
     """Take every active job of a dead owner, without grace."""
     held = tx.all("reclaim.held", {"owner": dead, "limit": SWEEP_LIMIT + 1})
     incomplete = tx.one("reclaim.held", {"owner": owner.id, "limit": 1}) is not None
-    tx.run("reclaim.mark_dead", (dead,))
+    tx.run("reclaim.mark_dead", {"owner": dead})
     stalled = _taken(tx, held[:SWEEP_LIMIT], owner, "process_died")
     return ReclaimResult(tuple(stalled), more=len(held) > SWEEP_LIMIT, incomplete=incomplete)
 
 
 def resign(tx: Transaction, term: Term) -> None:
     """Give up this leader term and no other."""
-    if tx.run("resign.vacate", (term.owner, term.epoch)):
+    if tx.run("resign.vacate", {"owner": term.owner, "epoch": term.epoch}):
         tx.record(LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"))
 
 
@@ -123,7 +123,7 @@ def _elect(tx: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[T
     now = tx.now
     owner, epoch, given, until, _, _ = _leader(tx)
     if owner == bidder.id and now < until:
-        tx.run("sweep.elect", (owner, epoch, length, now + length))
+        tx.run("sweep.elect", {"owner": owner, "epoch": epoch, "length": length, "until": now + length})
         return Term("*", owner, epoch, length), length
     if owner is not None:
         # A term that ends further ahead than its length was given before the clock was set back.
@@ -131,7 +131,7 @@ def _elect(tx: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[T
             return Term("*", owner, epoch, given), until - now
         tx.record(LeadershipLost(scope="*", owner=owner, epoch=epoch, reason="expired"))
     epoch += 1
-    tx.run("sweep.elect", (bidder.id, epoch, length, now + length))
+    tx.run("sweep.elect", {"owner": bidder.id, "epoch": epoch, "length": length, "until": now + length})
     tx.record(LeadershipAcquired(scope="*", owner=bidder.id, epoch=epoch))
     return Term("*", bidder.id, epoch, length), length
 
@@ -145,13 +145,13 @@ def _recover_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledL
             stalled += _taken(tx, held, bidder, "process_died")
     for (owner,) in tx.all("sweep.workers"):
         if not alive(owner):
-            tx.run("reclaim.mark_dead", (owner,))
+            tx.run("reclaim.mark_dead", {"owner": owner})
     return stalled
 
 
 def _reclaim_overdue(tx: Transaction, bidder: Owner, limit: int) -> list[StalledLease]:
     """Take the leases whose grace is over."""
-    return _taken(tx, tx.all("sweep.overdue", (tx.now, limit)), bidder)
+    return _taken(tx, tx.all("sweep.overdue", {"now": tx.now, "limit": limit}), bidder)
 
 
 def _taken(tx: Transaction, held: Sequence[Row], owner: Owner, reason: StallReason | None = None) -> list[StalledLease]:
@@ -164,5 +164,14 @@ def _taken(tx: Transaction, held: Sequence[Row], owner: Owner, reason: StallReas
 def _take(tx: Transaction, seq: int, job: JobRecord, owner: Owner, reason: StallReason | None) -> StalledLease:
     now = tx.now
     taken = reclaimed(job, owner.id, now)
-    tx.run("reclaim.take", (taken.fence, taken.owner, taken.heard_at, taken.lease_until, seq))
+    tx.run(
+        "reclaim.take",
+        {
+            "fence": taken.fence,
+            "owner": taken.owner,
+            "heard_at": taken.heard_at,
+            "lease_until": taken.lease_until,
+            "seq": seq,
+        },
+    )
     return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))

@@ -46,7 +46,7 @@ _WHENEVER = (1 << 63) - 1
 
 def set_aside(tx: Transaction) -> None:
     """Fail the jobs that no other query finds: their state is unreadable, or they wait in a queue whose name is."""
-    found = [seq for (seq,) in tx.all("sweep.stateless", (SWEEP_LIMIT,))]
+    found = [seq for (seq,) in tx.all("sweep.stateless", {"limit": SWEEP_LIMIT})]
     found += [seq for statement in _MISNAMED for queue, seq in tx.all(statement) if type(queue) is Garbled]
     for seq in found[:SWEEP_LIMIT]:
         # Reading the record repairs it.
@@ -69,7 +69,7 @@ def suspect(tx: Transaction, grace: int, resumed_at: int | None) -> int:
             grace=grace,
             resumed_at=resumed_at,
         )
-        tx.run("sweep.suspect", (until, seq))
+        tx.run("sweep.suspect", {"until": until, "seq": seq})
         if recorded(tx, job.queue, "suspected"):
             tx.record(suspected(job, tx.now))
     concurrency_keys.release_freed(tx)
@@ -80,7 +80,7 @@ def suspect(tx: Transaction, grace: int, resumed_at: int | None) -> int:
 def expire_aged(tx: Transaction) -> int:
     """Expire the jobs that are too old to start."""
     expired = 0
-    for (seq,) in tx.all("sweep.aged", (tx.now, EXPIRE_LIMIT)):
+    for (seq,) in tx.all("sweep.aged", {"now": tx.now, "limit": EXPIRE_LIMIT}):
         if expired >= EXPIRE_LIMIT:
             break
         # Read the record only now: the end of one job may have released the next.
@@ -93,7 +93,7 @@ def promote_due(tx: Transaction) -> int:
     """Promote the jobs that fell due."""
     promoted = 0
     for (queue,) in tx.all("tally.queues_delayed"):
-        for (seq,) in tx.all("sweep.unreachable", (queue, SWEEP_LIMIT)):
+        for (seq,) in tx.all("sweep.unreachable", {"queue": queue, "limit": SWEEP_LIMIT}):
             # Reading the record repairs it: the job is then due, and its next run fails.
             the_job(tx, seq)
         due = promote(tx, queue, PROMOTE_LIMIT - promoted)
@@ -106,14 +106,14 @@ def promote_due(tx: Transaction) -> int:
 def unpark(tx: Transaction) -> int:
     """Release parked jobs that have room: of tasks that are not paused, and of the next `LOOK_LIMIT` keys."""
     queues = [queue for (queue,) in tx.all("tally.queues_parked")]
-    tasks = [PAUSED + task for task, _ in tx.all("survey.settings", ("task",))]
+    tasks = [PAUSED + task for task, _ in tx.all("survey.settings", {"kind": "task"})]
     unparked = sum(concurrency_keys.unpark(tx, queue, task) for queue in queues for task in tasks)
     row = tx.one("sweep.looked_at")
     at, after = ("", "") if row is None else _place(row[0])
     looks, last = LOOK_LIMIT, ("", "")
     for queue in queues:
         # A claim looks at ready jobs first, and one of them may be waiting for the same place.
-        if queue < at or not looks or tx.one("sweep.lined", (queue,)) == (1,):
+        if queue < at or not looks or tx.one("sweep.lined", {"queue": queue}) == (1,):
             continue
         behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
         names = [name for (name,) in tx.all("sweep.parked_under", behind)]
@@ -124,16 +124,16 @@ def unpark(tx: Transaction) -> int:
         if names:
             last = queue, names[-1]
     if not looks:
-        tx.run("sweep.look_on", (_encode(last).decode(),))
+        tx.run("sweep.look_on", {"value": _encode(last).decode()})
     elif at:
-        tx.run("sweep.look_on", (_encode(("", "")).decode(),))
+        tx.run("sweep.look_on", {"value": _encode(("", "")).decode()})
     return unparked
 
 
 def _mend_name(tx: Transaction, queue: str, after: str, names: list[str]) -> list[str]:
     """Repair the first job that is parked under a name that is not valid text; return the names before it."""
     good = list(takewhile(lambda name: type(name) is not Garbled, names))
-    for (seq,) in tx.all("sweep.parked_behind", (queue, good[-1] if good else after)):
+    for (seq,) in tx.all("sweep.parked_behind", {"queue": queue, "after": good[-1] if good else after}):
         the_job(tx, seq)
     return good
 
@@ -146,14 +146,14 @@ def _look_at(tx: Transaction, queue: str, under: str) -> int:
 
 def redrive_due(tx: Transaction) -> int:
     """Redrive the jobs whose rule is due."""
-    due = tx.all("sweep.redrivable", (tx.now, SWEEP_LIMIT))
+    due = tx.all("sweep.redrivable", {"now": tx.now, "limit": SWEEP_LIMIT})
     for (seq,) in due:
         job = the_job(tx, seq)
         if holder(tx, job) is None:
             redrive(tx, seq, job, by="rule", by_rule=True)
         else:
             # An unfinished job of the same unique key has replaced this one.
-            tx.run("sweep.give_up", (seq,))
+            tx.run("sweep.give_up", {"seq": seq})
             tx.count_move(job.queue, left="ruled")
     return len(due)
 
@@ -161,13 +161,13 @@ def redrive_due(tx: Transaction) -> int:
 def trim(tx: Transaction) -> int:
     """Delete the jobs whose retention is over, the earliest ended first."""
     trimmed, emptied = 0, dict[str, None]()
-    for (seq,) in tx.all("sweep.outlived", (tx.now, TRIM_LIMIT)):
+    for (seq,) in tx.all("sweep.outlived", {"now": tx.now, "limit": TRIM_LIMIT}):
         if trimmed >= TRIM_LIMIT:
             break
         job = the_job(tx, seq)
         trimmed += drop(tx, seq, job)
         emptied[job.queue] = None
-    for queue, state, jobs in tx.all("sweep.to_trim", (tx.now, LOOKS)):
+    for queue, state, jobs in tx.all("sweep.to_trim", {"now": tx.now, "limit": LOOKS}):
         keep = (setting(tx, "queue", queue).retention or RetentionRules()).of(State(state))
         gone = _worn(tx, queue, state, keep, jobs, TRIM_LIMIT - trimmed)
         trimmed += _forget(tx, queue, state, gone, TRIM_LIMIT - trimmed)
@@ -204,19 +204,19 @@ def forget_events(tx: Transaction) -> int:
     trimmed, last = (0, 0) if row is None else (int(row[0]), int(row[1]))
     beyond = max(0, last - trimmed - (EVENTS_KEPT.count or 0))
     looked_at = min(last, trimmed + TRIM_LIMIT)
-    young = tx.one("sweep.young", (looked_at, tx.now - EVENTS_KEPT.age))
+    young = tx.one("sweep.young", {"last": looked_at, "at": tx.now - EVENTS_KEPT.age})
     aged = (looked_at if young is None else int(young[0]) - 1) - trimmed
     gone = min(max(beyond, aged), TRIM_LIMIT)
     if gone:
-        tx.run("sweep.forget", (trimmed + gone,))
+        tx.run("sweep.forget", {"last": trimmed + gone})
     return gone
 
 
 def forget_tags(tx: Transaction) -> None:
     """Delete virtual instants of tenants that are below their queue's virtual time, or whose queue is idle."""
-    room = PASSED_LIMIT - tx.run("sweep.forget_tags", (PASSED_LIMIT,))
-    for (queue,) in tx.all("sweep.idle_lines", (room,)):
-        room -= tx.run("sweep.forget_idle_tags", (queue, room))
+    room = PASSED_LIMIT - tx.run("sweep.forget_tags", {"limit": PASSED_LIMIT})
+    for (queue,) in tx.all("sweep.idle_lines", {"limit": room}):
+        room -= tx.run("sweep.forget_idle_tags", {"queue": queue, "limit": room})
         if room <= 0:
             return
         fair_queue.forget(tx, queue)
@@ -225,14 +225,14 @@ def forget_tags(tx: Transaction) -> None:
 
 def forget_rates(tx: Transaction) -> None:
     """Delete taken rate time that has passed, and rates without any state."""
-    tx.run("sweep.forget_time", (tx.now, PASSED_LIMIT))
-    tx.run("sweep.forget_rates", (PASSED_LIMIT,))
+    tx.run("sweep.forget_time", {"now": tx.now, "limit": PASSED_LIMIT})
+    tx.run("sweep.forget_rates", {"limit": PASSED_LIMIT})
     tx.forget_rates()
 
 
 def forget_windows(tx: Transaction) -> None:
     """Delete the key windows whose time is over."""
-    tx.run("sweep.forget_windows", (tx.now, WINDOW_LIMIT))
+    tx.run("sweep.forget_windows", {"now": tx.now, "limit": WINDOW_LIMIT})
 
 
 def _doubtful(tx: Transaction) -> list[int]:
@@ -240,9 +240,11 @@ def _doubtful(tx: Transaction) -> list[int]:
     out: list[Row] = []
     ahead: list[Row] = []
     for (length,) in tx.all("sweep.lengths"):
-        out += tx.all("sweep.out", (length, tx.now, SWEEP_LIMIT))
-        out += tx.all("sweep.endless", (length, SWEEP_LIMIT))
-        ahead += tx.all("sweep.ahead", (length, min(tx.now + length, _WHENEVER), SWEEP_LIMIT))
+        out += tx.all("sweep.out", {"length": length, "now": tx.now, "limit": SWEEP_LIMIT})
+        out += tx.all("sweep.endless", {"length": length, "limit": SWEEP_LIMIT})
+        ahead += tx.all(
+            "sweep.ahead", {"length": length, "until": min(tx.now + length, _WHENEVER), "limit": SWEEP_LIMIT}
+        )
     return [row[3] for row in sorted(out)[:SWEEP_LIMIT] + sorted(ahead)[:SWEEP_LIMIT]]
 
 
@@ -250,17 +252,25 @@ def _worn(tx: Transaction, queue: str, state: str, keep: KeepRule, jobs: int, ro
     """Return which of a queue's jobs of one end state are past retention, the earliest ended first."""
     surplus = 0 if keep.count is None else max(0, jobs - keep.count)
     # A job that ended later than now ended before the clock was set back, so it is older than it looks.
-    ahead = tx.all("sweep.ended_ahead", (queue, state, tx.now, min(surplus, room))) if surplus else []
+    ahead = (
+        tx.all("sweep.ended_ahead", {"queue": queue, "state": state, "now": tx.now, "limit": min(surplus, room)})
+        if surplus
+        else []
+    )
     room -= len(ahead)
-    aged = tx.all("sweep.ended", (queue, state, tx.now - keep.age, room))
+    aged = tx.all("sweep.ended", {"queue": queue, "state": state, "until": tx.now - keep.age, "limit": room})
     rest = min(surplus - len(ahead), room)
     # Both lists begin with the earliest ended job, so the longer list contains the shorter.
-    return ahead + (aged if len(aged) > rest else tx.all("sweep.ended", (queue, state, _WHENEVER, rest)))
+    return ahead + (
+        aged
+        if len(aged) > rest
+        else tx.all("sweep.ended", {"queue": queue, "state": state, "until": _WHENEVER, "limit": rest})
+    )
 
 
 def forget_workers(tx: Transaction) -> None:
     """Delete records and orders of workers that have been silent for long without signing off."""
-    tx.run("sweep.forget_orders", (tx.now - WORKER_KEPT,))
-    tx.run("sweep.forget_workers", (tx.now - WORKER_KEPT,))
+    tx.run("sweep.forget_orders", {"until": tx.now - WORKER_KEPT})
+    tx.run("sweep.forget_workers", {"until": tx.now - WORKER_KEPT})
     for target in [target for target in tx.settings if target[0] == "worker"]:
         del tx.settings[target]

@@ -23,9 +23,13 @@ from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sql.rows import ByteSlices, Row, listed
 
 T = TypeVar("T")
-Values = Sequence[Any] | Mapping[str, Any]
+Values = Mapping[str, Any]
+"""The parameters of a statement by name. It ignores those that it does not have."""
+
 Lanes = dict[tuple[str, int], LaneClaims]
 """The state of numbered claims, by owner and lane."""
+
+NO_VALUES: Values = {}
 
 
 @dataclass
@@ -98,16 +102,16 @@ class Transaction(ABC):
         self._committed_lanes = {} if lanes is None else lanes
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._slots: dict[tuple[str, str], KeyCounts] = {}
+        self._keys: dict[tuple[str, str], KeyCounts] = {}
         self._lines: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
 
     @abstractmethod
-    def all(self, statement: str, values: Values = ()) -> list[Row]:
+    def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
         """Return all rows of a statement."""
 
     @abstractmethod
-    def run(self, statement: str, values: Values = ()) -> int:
+    def run(self, statement: str, values: Values = NO_VALUES) -> int:
         """Run a statement and return how many rows it changed."""
 
     @abstractmethod
@@ -118,7 +122,7 @@ class Transaction(ABC):
     def is_fatal(self, error: Exception) -> bool:
         """Return True if an error concerns the whole database, for example a full disk or a lost connection."""
 
-    def one(self, statement: str, values: Values = ()) -> Row | None:
+    def one(self, statement: str, values: Values = NO_VALUES) -> Row | None:
         """Return the first row of a statement; the statement runs to its end."""
         rows = self.all(statement, values)
         return rows[0] if rows else None
@@ -142,23 +146,23 @@ class Transaction(ABC):
 
     def unfinished(self, queue: str) -> int:
         """Return the number of unfinished jobs of a queue."""
-        row = self.one("tally.unfinished", (queue,))
+        row = self.one("tally.unfinished", {"queue": queue})
         noted = sum(self._counts.get((queue, state), 0) for state in ("delayed", "waiting", "active"))
         return noted if row is None else int(row[0]) + noted
 
     def kept(self, queue: str) -> int:
         """Return how many completed jobs of a queue are under its retention rules."""
-        row = self.one("tally.kept", (queue,))
+        row = self.one("tally.kept", {"queue": queue})
         noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
         return noted if row is None else int(row[0]) + noted
 
     def key(self, queue: str, name: str) -> KeyCounts:
         """Return a queue's concurrency key; changes of its limit and count are written at the end."""
-        known = self._slots.get((queue, name))
+        known = self._keys.get((queue, name))
         if known is None:
             row = self.one("tally.slots", {"queue": queue, "name": name})
             limit, named, held = (0, 0, 0) if row is None else row
-            known = self._slots[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
+            known = self._keys[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
         return known
 
     def fair_queue(self, queue: str) -> FairQueueState:
@@ -176,7 +180,7 @@ class Transaction(ABC):
         """Return a queue's rate; changes of its taken time are written at the end."""
         known = self._rates.get((queue, name))
         if known is None:
-            row = self.one("rates.rate", (queue, name))
+            row = self.one("rates.rate", {"queue": queue, "name": name})
             until, reach, opens = (0, 0, None) if row is None else row
             taken = RateReservation(until, reach)
             known = self._rates[queue, name] = RateState(taken, opens, written=taken)
@@ -206,7 +210,7 @@ class Transaction(ABC):
                 raise
             self._events.clear()
             self._counts.clear()
-            self._slots.clear()
+            self._keys.clear()
             self._lines.clear()
             self._rates.clear()
             self.freed.clear()
@@ -226,30 +230,30 @@ class Transaction(ABC):
         if self._counts:
             self._write_counts()
             self._counts.clear()
-        for place, slots in self._slots.items():
-            if (slots.limit, slots.named) != slots.written:
-                if slots.named:
-                    self.run("tally.name_key", (*place, slots.limit, slots.named))
-                else:
-                    self.run("tally.forget_key", place)
-                slots.written = (slots.limit, slots.named)
+        for (queue, name), key in self._keys.items():
+            if (key.limit, key.named) != key.written:
+                values = {"queue": queue, "name": name, "limit": key.limit, "named": key.named}
+                self.run("tally.name_key" if key.named else "tally.forget_key", values)
+                key.written = (key.limit, key.named)
         for queue, line in self._lines.items():
             if line.fairness is not None and line.fairness != line.written:
                 self._write_line(queue, line.fairness, line.written)
                 line.written = deepcopy(line.fairness)
 
-        for place, rate in self._rates.items():
+        for (queue, name), rate in self._rates.items():
             if rate.taken != rate.written:
-                self.run("rates.take", (*place, rate.taken.until, rate.taken.reach))
+                taken = rate.taken
+                values = {"queue": queue, "name": name, "taken_until": taken.until, "reach": taken.reach}
+                self.run("rates.take", values)
                 rate.written = rate.taken
 
     def _write_counts(self) -> None:
-        ended = {place: jobs for place, jobs in self._counts.items() if jobs > 0 and place[1] in TERMINAL}
-        self.many("tally.count", [(*place, jobs) for place, jobs in self._counts.items() if place not in ended])
-        self.many("tally.count_ended", [(*place, jobs) for place, jobs in ended.items()])
+        for (queue, state), jobs in self._counts.items():
+            statement = "tally.count_ended" if jobs > 0 and state in TERMINAL else "tally.count"
+            self.run(statement, {"queue": queue, "state": state, "jobs": jobs})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
-        unruled = [queue for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
-        self.many("tally.look_at_once", [(queue,) for queue in unruled])
+        unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
+        self.many("tally.look_at_once", unruled)
 
     def _write_events(self) -> None:
         bodies = ByteSlices()
@@ -257,7 +261,13 @@ class Transaction(ABC):
         if events is not None:
             self.run("events.record", {"events": events, "bodies": bodies.joined()})
         else:
-            self.many("events.record_one", [(at, queue, job, body.decode()) for at, queue, job, body in self._events])
+            self.many(
+                "events.record_one",
+                [
+                    {"at": at, "queue": queue, "job": job, "body": body.decode()}
+                    for at, queue, job, body in self._events
+                ],
+            )
         self._forget_events(len(self._events))
 
     def _forget_events(self, recorded: int) -> None:
@@ -266,12 +276,14 @@ class Transaction(ABC):
         oldest, last = (0, 0) if row is None else row
         surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
-            self.run("sweep.forget", (oldest + surplus,))
+            self.run("sweep.forget", {"last": oldest + surplus})
 
     def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:
-            self.run("line.keep_front", (queue, now.front))
+            self.run("line.keep_front", {"queue": queue, "front": now.front})
         reached = now.reached.items() - ({} if then is None else then.reached).items()
         tags = now.tags.items() - ({} if then is None else then.tags).items()
-        self.many("line.keep_reached", [(queue, boost, at) for boost, at in reached])
-        self.many("line.keep_tag", [(queue, *lane, tag) for lane, tag in tags])
+        self.many("line.keep_reached", [{"queue": queue, "boost": boost, "at": at} for boost, at in reached])
+        self.many(
+            "line.keep_tag", [{"queue": queue, "boost": boost, "key": key, "tag": tag} for (boost, key), tag in tags]
+        )

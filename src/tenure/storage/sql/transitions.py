@@ -21,13 +21,13 @@ logger = logging.getLogger("tenure")
 
 def find_job(tx: Transaction, ref: Ref) -> tuple[int, JobRecord] | None:
     """Return a job's seq and record; a collecting job comes without its collected calls."""
-    row = tx.one("get.job", (ref.queue, ref.id))
+    row = tx.one("get.job", {"queue": ref.queue, "id": ref.id})
     return None if row is None else (row[0], _read(tx, row))
 
 
 def the_job(tx: Transaction, seq: int) -> JobRecord:
     """Return the record of an existing job as this transaction has left it, without its collected calls."""
-    row = tx.one("get.by_seq", (seq,))
+    row = tx.one("get.by_seq", {"seq": seq})
     if row is None:
         raise AssertionError(f"job {seq} is gone, although this transaction has not deleted it")
     return _read(tx, row)
@@ -38,7 +38,7 @@ def whole(tx: Transaction, row: Row) -> JobRecord:
     job = _read(tx, row)
     if not job.gathered:
         return job
-    calls = tx.all("get.gathered", (job.queue, job.id))
+    calls = tx.all("get.gathered", {"queue": job.queue, "job": job.id})
     return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
 
 
@@ -75,7 +75,7 @@ def _mend(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
     )
     logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
     if ends:
-        tx.run("mend.set_aside", (tx.now, seq))
+        tx.run("mend.set_aside", {"now": tx.now, "seq": seq})
         tx.record(
             JobFailed(
                 queue=job.queue,
@@ -98,9 +98,9 @@ def _mend(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
 def _rename(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Give a job a queue and an id that can be read. Its former ones are lost, and with them what it held by them."""
     id_ = f"{job.id}-{seq}"
-    while tx.one("mend.named", (job.queue, id_)) is not None:
+    while tx.one("mend.named", {"queue": job.queue, "id": id_}) is not None:
         id_ += "-"
-    tx.run("mend.rename", (job.queue, id_, seq))
+    tx.run("mend.rename", {"queue": job.queue, "id": id_, "seq": seq})
     for queue, key, holder in tx.all("mend.slots_of_none"):
         held = (Key(key, 1),)
         concurrency_keys.leave(tx, queue, holder, held)
@@ -123,7 +123,7 @@ def _move_calls(tx: Transaction, job: JobRecord, id_: str) -> None:
 
     calls = max(tx.all("mend.calls_of_none"), key=similarity, default=None)
     if calls is not None:
-        tx.run("mend.move_calls", (job.queue, id_, calls[0]))
+        tx.run("mend.move_calls", {"queue": job.queue, "id": id_, "row": calls[0]})
 
 
 def recount(tx: Transaction) -> None:
@@ -131,11 +131,11 @@ def recount(tx: Transaction) -> None:
     for queue in sorted(tx.recounted):
         unfinished = tx.unfinished(queue)
         for state, difference in tx.all("mend.miscounted", {"queue": queue}):
-            tx.run("tally.count", (queue, state, -difference))
+            tx.run("tally.count", {"queue": queue, "state": state, "jobs": -difference})
         tx.run("mend.recount_keys", {"queue": queue})
         tx.run("mend.forget_keys", {"queue": queue})
         # Jobs that were repaired into an end state are under the queue's retention from now on.
-        tx.run("tally.look_at_once", (queue,))
+        tx.run("tally.look_at_once", {"queue": queue})
         if unfinished:
             record_if_drained(tx, queue)
     tx.recounted.clear()
@@ -144,14 +144,14 @@ def recount(tx: Transaction) -> None:
 
 def _free_keys(tx: Transaction, job: JobRecord) -> None:
     """Remove a job from the holders of all keys that it holds, and offer these and its own keys to other jobs."""
-    held = tuple(Key(name, 1) for (name,) in tx.all("mend.slots_of", (job.queue, job.id)))
+    held = tuple(Key(name, 1) for (name,) in tx.all("mend.slots_of", {"queue": job.queue, "id": job.id}))
     concurrency_keys.leave(tx, job.queue, job.id, held)
     concurrency_keys.offer(tx, job.queue, (*job.keys, *held))
 
 
 def taken_in(tx: Transaction, call: Ref) -> Ref | None:
     """Return the job that a call was merged into."""
-    row = tx.one("get.taken_in", (call.queue, call.id))
+    row = tx.one("get.taken_in", {"queue": call.queue, "id": call.id})
     return None if row is None else Ref(call.queue, row[0])
 
 
@@ -184,10 +184,10 @@ def drop(tx: Transaction, seq: int, job: JobRecord) -> int:
     """
     calls = 1
     for statement in _DELETE:
-        tx.run(statement, (seq,))
+        tx.run(statement, {"seq": seq})
     if isinstance(job.merge, DebounceKey | CollectKey):
         # For a collecting job, its own call is one of them.
-        calls += tx.run("revise.delete_calls", (job.queue, job.id)) - bool(job.gathered)
+        calls += tx.run("revise.delete_calls", {"queue": job.queue, "job": job.id}) - bool(job.gathered)
     record_move(tx, job, None)
     return calls
 

@@ -18,7 +18,7 @@ def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) ->
     after = before.under(settings)
     if after == before:
         return after
-    tx.run("tune.set", (target.kind, target.name, _encode(after).decode()))
+    tx.run("tune.set", {"kind": target.kind, "name": target.name, "body": _encode(after).decode()})
     tx.settings[target.kind, target.name] = after
     if target.kind == "worker":
         tx.topics.append(owner_topic(target.name))
@@ -32,7 +32,7 @@ def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) ->
         for (queue,) in tx.all("tally.queues_parked"):
             concurrency_keys.unpark(tx, queue, PAUSED + target.name)
     if after.retention != before.retention:
-        tx.run("tally.look_at_once", (target.name,))
+        tx.run("tally.look_at_once", {"queue": target.name})
     if after.rate is not None and before.rate != after.rate:
         _retune(tx, target, after.rate)
     return after

@@ -35,7 +35,7 @@ def known_places(
     more = len(found) > most
     if more and tasks is not None and sum(tasks.values()) <= most:
         names = [unknown_place(task, version) for task, newest in tasks.items() for version in range(1, newest + 1)]
-        return [name for (name,) in tx.all("exchange.places_of", (rows.names(names), queue))], False
+        return [name for (name,) in tx.all("exchange.places_of", {"names": rows.names(names), "queue": queue})], False
     if more and tasks is not None:
         first = next(islice(tasks, tx.now % len(tasks), None))
         found = _between(tx, queue, UNKNOWN + first, _END, most)
@@ -45,13 +45,15 @@ def known_places(
 
 def first_seqs(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
     """Return the seqs of the first ready jobs and of jobs parked under known names, in the order of their scores."""
-    found = tx.all("exchange.first_in_line", (queue, limit))
-    for score, id_, name in sorted(tx.all("exchange.heads", (rows.names(known), queue))):
+    found = tx.all("exchange.first_in_line", {"queue": queue, "limit": limit})
+    for score, id_, name in sorted(tx.all("exchange.heads", {"names": rows.names(known), "queue": queue})):
         last = found[-1] if len(found) == limit else None
         if last is not None and (score, id_) > last[:2]:
             break
         bound = _NO_BOUND if last is None else last[0]
-        found = sorted(found + tx.all("exchange.first_parked", (queue, name, bound, limit)))[:limit]
+        found = sorted(
+            found + tx.all("exchange.first_parked", {"queue": queue, "under": name, "score": bound, "limit": limit})
+        )[:limit]
     return [seq for _, _, seq in found]
 
 
@@ -59,12 +61,12 @@ def survey(tx: Transaction, queue: str) -> tuple[UnknownTask, ...]:
     """Return the unknown tasks of a queue, by task and version."""
     unknown: list[UnknownTask] = []
     for name in _between(tx, queue, UNKNOWN, _END, LOOK_LIMIT):
-        row = tx.one("survey.since", (queue, name, UNKNOWN_LOOKS))
+        row = tx.one("survey.since", {"queue": queue, "under": name, "limit": UNKNOWN_LOOKS})
         if row is not None and row[0] is not None:
             unknown.append(UnknownTask(*task_of_place(name), max(0, tx.now - row[0])))
     return tuple(unknown)
 
 
 def _between(tx: Transaction, queue: str, first: str, end: str, limit: int) -> list[str]:
-    asked = {"queue": queue, "from": first, "to": end, "limit": limit}
+    asked = {"queue": queue, "first": first, "end": end, "limit": limit}
     return [name for (name,) in tx.all("exchange.places", asked)]

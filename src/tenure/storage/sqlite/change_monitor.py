@@ -46,7 +46,7 @@ class ChangeMonitor:
 
 
 def _asked_to_stop(connection: sqlite3.Connection, topic: str) -> set[Run]:
-    return set(connection.execute(_CANCELLING, (topic.removeprefix(_OWNER),)))
+    return set(connection.execute(_CANCELLING, {"owner": topic.removeprefix(_OWNER)}))
 
 
 def _version(connection: sqlite3.Connection) -> int:

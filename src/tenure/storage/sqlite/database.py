@@ -159,7 +159,7 @@ def _create(connection: sqlite3.Connection, now: int) -> None:
     try:
         for statement in _split(schema()):
             connection.execute(statement)
-        connection.execute(STATEMENTS["session.created"], (SCHEMA, now))
+        connection.execute(STATEMENTS["session.created"], {"version": SCHEMA, "now": now})
         _tell(connection, "commit")
     except BaseException:
         if connection.in_transaction:

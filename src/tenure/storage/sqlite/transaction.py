@@ -2,10 +2,11 @@
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from tenure.storage.sql.rows import Garbled, GarbledRow, Row
-from tenure.storage.sql.transaction import Lanes, Transaction, Values
-from tenure.storage.sqlite.statements import STATEMENTS
+from tenure.storage.sql.transaction import NO_VALUES, Lanes, Transaction, Values
+from tenure.storage.sqlite.statements import NUMBERED
 
 _NOT_TEXT = "Could not decode to UTF-8"
 """The start of sqlite3's error message for text that is not UTF-8. No data was changed before it, except by
@@ -18,34 +19,38 @@ class SQLiteTransaction(Transaction):
     def __init__(self, connection: sqlite3.Connection, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
         super().__init__(lanes, repairs=repairs)
         self._cursor = connection.cursor()
+        self._execute = self._cursor.execute
 
-    def all(self, statement: str, values: Values = ()) -> list[Row]:
+    def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
         """See `Transaction.all`. A row with text that is not UTF-8 becomes a `GarbledRow`."""
+        sql, order = NUMBERED[statement]
         try:
-            return self._cursor.execute(STATEMENTS[statement], values).fetchall()
+            return self._execute(sql, order(values)).fetchall()
         except sqlite3.OperationalError as error:
             if not str(error).startswith(_NOT_TEXT):
                 raise
-            return self._garbled(statement, values)
+            return self._garbled(sql, order(values))
 
-    def run(self, statement: str, values: Values = ()) -> int:
+    def run(self, statement: str, values: Values = NO_VALUES) -> int:
         """See `Transaction.run`."""
-        return self._cursor.execute(STATEMENTS[statement], values).rowcount
+        sql, order = NUMBERED[statement]
+        return self._execute(sql, order(values)).rowcount
 
     def many(self, statement: str, values: Sequence[Values]) -> int:
         """See `Transaction.many`."""
-        return self._cursor.executemany(STATEMENTS[statement], values).rowcount if values else 0
+        sql, order = NUMBERED[statement]
+        return self._cursor.executemany(sql, map(order, values)).rowcount if values else 0
 
     def is_fatal(self, error: Exception) -> bool:
         """See `Transaction.is_fatal`."""
         return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
-    def _garbled(self, statement: str, values: Values) -> list[Row]:
+    def _garbled(self, sql: str, values: Sequence[Any]) -> list[Row]:
         connection = self._cursor.connection
         before = connection.text_factory
         connection.text_factory = _garbled
         try:
-            found = self._cursor.execute(STATEMENTS[statement], values).fetchall()
+            found = self._cursor.execute(sql, values).fetchall()
         finally:
             connection.text_factory = before
         return [GarbledRow(row) if Garbled in map(type, row) else row for row in found]

@@ -7,7 +7,7 @@ SELECT value ->> 0, value ->> 1, value ->> 2, CAST(substr(:bodies, value ->> 3, 
   FROM json_each(:events);
 
 -- name: record_one
-INSERT INTO event (at, queue, job, body) VALUES (?, ?, ?, ?);
+INSERT INTO event (at, queue, job, body) VALUES (:at, :queue, :job, :body);
 
 -- name: bounds
 -- Returns the cursor before the oldest event in the log, and the last cursor ever given out.
@@ -15,24 +15,23 @@ SELECT coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequenc
        coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0);
 
 -- name: after
-SELECT id, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?;
+SELECT id, at, body FROM event WHERE id > :cursor ORDER BY id LIMIT :limit;
 
 -- name: of_job
 -- It has no index of its own, because every event would pay for that.
--- Parameters: cursor, queue, id, limit.
 SELECT id, at, body
   FROM event
- WHERE id > ?
-   AND queue = ?
-   AND job = ?
+ WHERE id > :cursor
+   AND queue = :queue
+   AND job = :job
  ORDER BY id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: reader
-SELECT cursor, lent_to, until, lent_upto FROM reader WHERE name = ?;
+SELECT cursor, lent_to, until, lent_upto FROM reader WHERE name = :name;
 
 -- name: keep
-INSERT INTO reader (name, cursor, lent_to, until, lent_upto) VALUES (?, ?, ?, ?, ?)
+INSERT INTO reader (name, cursor, lent_to, until, lent_upto) VALUES (:name, :cursor, :lent_to, :until, :lent_upto)
 ON CONFLICT (name) DO UPDATE
    SET cursor = excluded.cursor,
        lent_to = excluded.lent_to,

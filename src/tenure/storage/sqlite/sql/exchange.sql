@@ -1,22 +1,21 @@
 -- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
 -- name: standing
--- Parameters: queue, id.
 SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
   FROM job
- WHERE queue = ?
-   AND id = ?;
+ WHERE queue = :queue
+   AND id = :id;
 
 -- name: complete
 -- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and
 -- was not asked to stop. Returns the jobs that it completed.
--- Parameters: asked (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
+-- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
 UPDATE job
    SET state = 'completed',
        finished = :now,
-       kept_until = asked.kept_until,
-       result = substr(:results, asked.start, asked.length),
+       kept_until = run.kept_until,
+       result = substr(:results, run.start, run.length),
        error = NULL,
        reason = NULL,
        quarantined = 0,
@@ -38,12 +37,12 @@ UPDATE job
               value ->> 3 AS kept_until,
               value ->> 4 AS start,
               value ->> 5 AS length
-         FROM json_each(:asked)
- ) AS asked
- WHERE job.queue = asked.queue
-   AND job.id = asked.id
+         FROM json_each(:runs)
+ ) AS run
+ WHERE job.queue = run.queue
+   AND job.id = run.id
    AND job.state = 'active'
-   AND job.fence = asked.fence
+   AND job.fence = run.fence
    AND job.owner = :owner
    AND job.keys IS NULL
    AND job.cancel_at IS NULL
@@ -82,8 +81,8 @@ UPDATE job
 
 -- name: put_back
 -- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
--- that was asked to stop is not put back. An error that matches `unreadable` stays: because of it the job fails at its
--- next run, instead of running with neutral values.
+-- that was asked to stop is not put back. An error that begins with `unreadable` stays: because of it the job fails at
+-- its next run, instead of running with neutral values.
 UPDATE job
    SET state = iif(:after = 0, 'waiting', 'delayed'),
        run_at = :now + :after,
@@ -93,7 +92,10 @@ UPDATE job
                WHEN lifo THEN score
                ELSE min(score, :reached - boost)
                END,
-       error = CASE WHEN error GLOB :unreadable THEN error ELSE coalesce(:error, error) END,
+       error = CASE
+               WHEN substr(error, 1, length(:unreadable)) = :unreadable THEN error
+               ELSE coalesce(:error, error)
+               END,
        reason = :reason,
        failures = failures + :failures,
        stalls = stalls + :stalls,
@@ -120,39 +122,35 @@ UPDATE job
 
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
--- Parameters: queue, now, limit.
 SELECT seq, expires_at, fair_key IS NOT NULL
   FROM job
- WHERE queue = ?
+ WHERE queue = :queue
    AND state = 'delayed'
-   AND run_at <= ?
+   AND run_at <= :now
  ORDER BY run_at, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: promote
--- Parameters: queue, now, limit.
 UPDATE job
    SET state = 'waiting'
  WHERE seq IN (
        SELECT seq
          FROM job
-        WHERE queue = ?
+        WHERE queue = :queue
           AND state = 'delayed'
-          AND run_at <= ?
+          AND run_at <= :now
         ORDER BY run_at, id
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: come_in
 -- Promotes one job whose score depends on the jobs that wait before it.
--- Parameters: score, seq.
-UPDATE job SET state = 'waiting', score = ? WHERE seq = ?;
+UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
 -- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
 -- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
 -- shows.
--- Parameters: queue, limit.
 SELECT json_group_array(
               json_array(
                      seq, plain, length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
@@ -185,75 +183,72 @@ SELECT json_group_array(
                      parent, result
               ) IS NULL AS plain
          FROM job INDEXED BY job_ready
-        WHERE queue = ?
+        WHERE queue = :queue
           AND state = 'waiting'
           AND parked_under IS NULL
         ORDER BY score, id
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: first_in_line
 -- Returns scores, ids and seqs of the first ready jobs.
--- Parameters: queue, limit.
 SELECT score, id, seq
   FROM job INDEXED BY job_ready
- WHERE queue = ?
+ WHERE queue = :queue
    AND state = 'waiting'
    AND parked_under IS NULL
  ORDER BY score, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: first_parked
 -- Returns scores, ids and seqs of the first jobs that are parked under a key, up to a score.
--- Parameters: queue, key, score, limit.
 SELECT score, id, seq
   FROM job INDEXED BY job_parked
- WHERE queue = ?
+ WHERE queue = :queue
    AND state = 'waiting'
-   AND parked_under = ?
-   AND score <= ?
+   AND parked_under = :under
+   AND score <= :score
  ORDER BY score, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: heads
 -- Returns the score, the id and the key of the first job under each of several keys.
--- Parameters: keys (a list), queue.
-SELECT job.score, job.id, asked.value
-  FROM json_each(?) AS asked
+-- `names`: a list.
+SELECT job.score, job.id, listed.value
+  FROM json_each(:names) AS listed
   JOIN job
     ON job.seq = (
        SELECT seq
          FROM job AS parked INDEXED BY job_parked
-        WHERE parked.queue = ?
+        WHERE parked.queue = :queue
           AND parked.state = 'waiting'
-          AND parked.parked_under = asked.value
+          AND parked.parked_under = listed.value
         ORDER BY parked.score, parked.id
         LIMIT 1
        );
 
 -- name: places_of
 -- Returns those of several keys that jobs are parked under.
--- Parameters: keys (a list), queue.
+-- `names`: a list.
 SELECT value
-  FROM json_each(?) AS asked
+  FROM json_each(:names) AS listed
  WHERE EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_parked
-               WHERE queue = ?
+               WHERE queue = :queue
                  AND state = 'waiting'
-                 AND parked_under = asked.value
+                 AND parked_under = listed.value
        );
 
 -- name: places
 -- Returns the keys that jobs are parked under, from one key up to another, with one index step per key.
--- Parameters: queue, from, to, limit.
 WITH RECURSIVE place (name) AS (
      SELECT min(parked_under)
        FROM job INDEXED BY job_parked
       WHERE queue = :queue
         AND state = 'waiting'
-        AND parked_under >= :from
-        AND parked_under < :to
+        AND parked_under >= :first
+        AND parked_under < :end
       UNION ALL
      SELECT (
             SELECT min(parked_under)
@@ -261,7 +256,7 @@ WITH RECURSIVE place (name) AS (
              WHERE queue = :queue
                AND state = 'waiting'
                AND parked_under > place.name
-               AND parked_under < :to
+               AND parked_under < :end
             )
        FROM place
       WHERE place.name IS NOT NULL
@@ -281,48 +276,45 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: park
--- Parameters: the key, or NULL to release the job; seq.
-UPDATE job SET parked_under = ? WHERE seq = ?;
+-- `under`: the key, or NULL to release the job.
+UPDATE job SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
 -- Releases the best jobs that are parked under a key.
--- Parameters: queue, key, limit.
 UPDATE job
    SET parked_under = NULL
  WHERE seq IN (
        SELECT seq
          FROM job INDEXED BY job_parked
-        WHERE queue = ?
+        WHERE queue = :queue
           AND state = 'waiting'
-          AND parked_under = ?
+          AND parked_under = :under
         ORDER BY score, id
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: take_slot
--- Parameters: queue, key, id.
-INSERT INTO slot (queue, key, id) VALUES (?, ?, ?)
+INSERT INTO slot (queue, key, id) VALUES (:queue, :key, :id)
 ON CONFLICT DO NOTHING;
 
 -- name: leave_slot
--- Parameters: queue, key, id.
-DELETE FROM slot WHERE queue = ? AND key = ? AND id = ?;
+DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;
 
 -- name: file_runs
 -- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
 -- values, from any cause, must not block a claim.
--- Parameters: seqs (a list).
+-- `seqs`: a list.
 INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
 SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
        coalesce(run_pid, 0), coalesce(started, created), run_end, run_ended, run_reason, run_detail
   FROM job
- WHERE seq IN (SELECT value FROM json_each(?))
+ WHERE seq IN (SELECT value FROM json_each(:seqs))
    AND run_fence IS NOT NULL
     ON CONFLICT DO NOTHING;
 
 -- name: start
 -- Begins runs with equal values.
--- Parameters: the values as listed, and seqs (a list).
+-- `seqs`: a list.
 UPDATE job
    SET state = 'active',
        lease = :lease,
@@ -350,38 +342,38 @@ UPDATE job
  WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: trim_runs
--- Parameters: seq, the number of the newest run to delete.
-DELETE FROM run WHERE seq = ? AND number <= ?;
+-- `number`: of the newest run to delete.
+DELETE FROM run WHERE seq = :seq AND number <= :number;
 
 -- name: coming
 -- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
 -- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
 -- all has such work.
--- Parameters: queues (a list).
+-- `queues`: a list.
 SELECT queue, falls_due, opening, unknown
   FROM (
-       SELECT asked.value AS queue,
+       SELECT listed.value AS queue,
               (
               SELECT min(run_at)
                 FROM job INDEXED BY job_delayed
-               WHERE queue = asked.value
+               WHERE queue = listed.value
                  AND state = 'delayed'
               ) AS falls_due,
               (
               SELECT min(opens_at)
                 FROM rate INDEXED BY rate_opening
-               WHERE queue = asked.value
+               WHERE queue = listed.value
                  AND opens_at IS NOT NULL
               ) AS opening,
               EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_parked
-               WHERE queue = asked.value
+               WHERE queue = listed.value
                  AND state = 'waiting'
                  AND parked_under >= 'unknown:'
                  AND parked_under < 'unknown;'
               ) AS unknown
-         FROM json_each(?) AS asked
+         FROM json_each(:queues) AS listed
         WHERE EXISTS (SELECT 1 FROM job INDEXED BY job_delayed WHERE state = 'delayed')
            OR EXISTS (SELECT 1 FROM rate INDEXED BY rate_opening WHERE opens_at IS NOT NULL)
            OR EXISTS (SELECT 1 FROM job INDEXED BY job_parked WHERE state = 'waiting' AND parked_under IS NOT NULL)
@@ -393,14 +385,14 @@ SELECT queue, falls_due, opening, unknown
 -- name: in_line
 -- Returns the number of the first queue, from a given number on, that has a ready job. SQLite reads the list in order,
 -- and stops there.
--- Parameters: queues (a list), the number to begin with.
+-- `queues`: a list.
 SELECT key
-  FROM json_each(?) AS asked
- WHERE key >= ?
+  FROM json_each(:queues) AS listed
+ WHERE key >= :number
    AND EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready
-               WHERE queue = asked.value
+               WHERE queue = listed.value
                  AND state = 'waiting'
                  AND parked_under IS NULL
        )
@@ -409,7 +401,6 @@ SELECT key
 -- name: glance
 -- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
 -- jobs opens.
--- Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready

@@ -17,8 +17,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -39,8 +39,8 @@ SELECT seq, state
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -64,8 +64,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND :ended_after IS NULL
@@ -85,8 +85,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -107,8 +107,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -134,8 +134,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)
@@ -157,8 +157,8 @@ SELECT seq
        :tags IS NULL
        OR NOT EXISTS (
               SELECT 1
-                FROM json_each(:tags) AS asked
-               WHERE asked.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
    AND (:ended_after IS NULL OR finished >= :ended_after)

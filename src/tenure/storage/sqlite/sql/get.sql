@@ -1,24 +1,22 @@
 -- get: a record with its runs, its log and its collected calls.
 
 -- name: job
-SELECT * FROM job WHERE queue = ? AND id = ?;
+SELECT * FROM job WHERE queue = :queue AND id = :id;
 
 -- name: by_seq
-SELECT * FROM job WHERE seq = ?;
+SELECT * FROM job WHERE seq = :seq;
 
 -- name: taken_in
 -- The job that a call was merged into.
--- Parameters: queue, the call's id.
-SELECT job FROM call WHERE queue = ? AND id = ?;
+SELECT job FROM call WHERE queue = :queue AND id = :id;
 
 -- name: gathered
 -- The arguments that a job has collected, each in its frame.
--- Parameters: queue, the job's id.
-SELECT payload FROM call INDEXED BY call_of_job WHERE queue = ? AND job = ? ORDER BY place;
+SELECT payload FROM call INDEXED BY call_of_job WHERE queue = :queue AND job = :job ORDER BY place;
 
 -- name: by_seqs
--- Parameters: seqs (a list).
-SELECT * FROM job WHERE seq IN (SELECT value FROM json_each(?));
+-- `seqs`: a list.
+SELECT * FROM job WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: runs
 -- The latest run is in the job's row.
@@ -35,4 +33,4 @@ SELECT starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coa
 
 -- name: log
 -- The last column is the number of the line among all lines that the log has had.
-SELECT at, run, level, message, fields, line FROM log WHERE seq = ? ORDER BY line;
+SELECT at, run, level, message, fields, line FROM log WHERE seq = :seq ORDER BY line;

@@ -1,7 +1,6 @@
 -- mend: writes neutral values into unreadable records, and corrects the counters of their queues.
 
 -- name: mend
--- Parameters: the values by the names of their columns, and seq.
 UPDATE job
    SET task = :task,
        state = :state,
@@ -64,26 +63,23 @@ UPDATE job
 
 -- name: set_aside
 -- Ends a job with an unreadable state.
--- Parameters: now, seq.
 UPDATE job
    SET state = 'failed',
        reason = 'undecodable',
-       finished = ?,
+       finished = :now,
        parked_under = NULL,
        owner = NULL,
        lease_until = NULL,
        suspect_until = NULL,
        kept_until = NULL,
        redrive_at = NULL
- WHERE seq = ?;
+ WHERE seq = :seq;
 
 -- name: rename
--- Parameters: queue, id, seq.
-UPDATE job SET queue = ?, id = ? WHERE seq = ?;
+UPDATE job SET queue = :queue, id = :id WHERE seq = :seq;
 
 -- name: named
--- Parameters: queue, id.
-SELECT 1 FROM job WHERE queue = ? AND id = ?;
+SELECT 1 FROM job WHERE queue = :queue AND id = :id;
 
 -- name: slots_of_none
 -- The slots of jobs that do not exist.
@@ -100,17 +96,15 @@ SELECT min(rowid), queue, job
 
 -- name: move_calls
 -- Moves merged calls to another job.
--- Parameters: queue, the job's id, the row of one of the calls.
-UPDATE call SET queue = ?, job = ? WHERE (queue, job) = (SELECT queue, job FROM call WHERE rowid = ?);
+-- `row`: of one of the calls.
+UPDATE call SET queue = :queue, job = :id WHERE (queue, job) = (SELECT queue, job FROM call WHERE rowid = :row);
 
 -- name: slots_of
 -- The keys that a job holds.
--- Parameters: queue, id.
-SELECT key FROM slot WHERE queue = ? AND id = ?;
+SELECT key FROM slot WHERE queue = :queue AND id = :id;
 
 -- name: miscounted
 -- Returns the counters of a queue that differ from its jobs, with the difference.
--- Parameters: queue.
 SELECT state, sum(jobs)
   FROM (
        SELECT state, jobs FROM tally WHERE queue = :queue AND state <> 'discarded'
@@ -127,7 +121,6 @@ SELECT state, sum(jobs)
 HAVING sum(jobs) <> 0;
 
 -- name: recount_keys
--- Parameters: queue.
 UPDATE key
    SET named = counted.jobs
   FROM (
@@ -143,7 +136,6 @@ UPDATE key
    AND key.named <> counted.jobs;
 
 -- name: forget_keys
--- Parameters: queue.
 DELETE FROM key
  WHERE queue = :queue
    AND name NOT IN (

@@ -2,12 +2,10 @@
 -- schedules.
 
 -- name: known
--- Parameters: name.
-SELECT body FROM schedule WHERE name = ?;
+SELECT body FROM schedule WHERE name = :name;
 
 -- name: put
--- Parameters: name, body, last_tick, next_tick, paused.
-INSERT INTO schedule (name, body, last_tick, next_tick, paused) VALUES (?, ?, ?, ?, ?)
+INSERT INTO schedule (name, body, last_tick, next_tick, paused) VALUES (:name, :body, :last_tick, :next_tick, :paused)
 ON CONFLICT (name) DO UPDATE
    SET body = excluded.body,
        last_tick = excluded.last_tick,
@@ -15,11 +13,10 @@ ON CONFLICT (name) DO UPDATE
        paused = excluded.paused;
 
 -- name: remove
-DELETE FROM schedule WHERE name = ?;
+DELETE FROM schedule WHERE name = :name;
 
 -- name: unfinished
 -- The states of a schedule's unfinished jobs, each once, with one index step per state.
--- Parameters: the schedule's name.
 WITH RECURSIVE standing (state) AS (
        SELECT (SELECT min(state) FROM job INDEXED BY job_scheduled WHERE schedule = :name AND finished IS NULL)
        UNION ALL
@@ -33,18 +30,16 @@ SELECT state FROM standing WHERE state IS NOT NULL;
 
 -- name: due
 -- Schedules with a due tick, the earliest first.
--- Parameters: now, limit.
 SELECT body
   FROM schedule INDEXED BY schedule_due
  WHERE next_tick IS NOT NULL
    AND paused = 0
-   AND next_tick <= ?
+   AND next_tick <= :now
  ORDER BY next_tick, name
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: ahead
 -- Schedules whose last tick lies ahead of the clock, which was set back since.
--- Parameters: until, now, limit.
 SELECT body
   FROM schedule INDEXED BY schedule_reached
  WHERE paused = 0
@@ -55,9 +50,8 @@ SELECT body
 
 -- name: coming
 -- The next tick of any schedule that is not due yet.
--- Parameters: now.
 SELECT min(next_tick)
   FROM schedule INDEXED BY schedule_due
  WHERE next_tick IS NOT NULL
    AND paused = 0
-   AND next_tick > ?;
+   AND next_tick > :now;

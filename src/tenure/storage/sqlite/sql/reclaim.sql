@@ -2,7 +2,6 @@
 
 -- name: held
 -- Two indexes contain the owner: that of the leases and that of the suspects.
--- Parameters: owner, limit.
 SELECT *
   FROM job
  WHERE seq IN (
@@ -15,14 +14,14 @@ SELECT *
 
 -- name: take
 UPDATE job
-   SET fence = ?,
-       owner = ?,
-       heard_at = ?,
-       lease_until = ?,
+   SET fence = :fence,
+       owner = :owner,
+       heard_at = :heard_at,
+       lease_until = :lease_until,
        suspect_until = NULL,
        run_until = NULL,
        progress_until = NULL
- WHERE seq = ?;
+ WHERE seq = :seq;
 
 -- name: mark_dead
-UPDATE worker SET died = 1 WHERE owner = ? AND died = 0;
+UPDATE worker SET died = 1 WHERE owner = :owner AND died = 0;

@@ -2,48 +2,47 @@
 
 -- name: standing
 -- Returns the values that a renewal needs of the run, if it is the current one.
--- Parameters: queue, id, fence, owner.
 SELECT seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until,
-       suspect_until, progress, progress_note, cancel_at, cancel_reason
+       cancel_at, cancel_reason
   FROM job
- WHERE queue = ?
-   AND id = ?
+ WHERE queue = :queue
+   AND id = :id
    AND state = 'active'
-   AND fence = ?
-   AND owner = ?;
+   AND fence = :fence
+   AND owner = :owner;
 
 -- name: extend
 UPDATE job
-   SET heard_at = ?,
-       lease_until = ?,
-       suspect_until = ?,
-       run_until = ?,
-       progress_until = ?,
-       progress = ?,
-       progress_note = ?
- WHERE seq = ?;
+   SET heard_at = :now,
+       lease_until = :lease_until,
+       suspect_until = iif(:lease_until > :now, NULL, suspect_until),
+       run_until = :run_until,
+       progress_until = :progress_until,
+       progress = coalesce(:progress, progress),
+       progress_note = iif(:progress IS NULL, progress_note, :note)
+ WHERE seq = :seq;
 
 -- name: trace
--- Parameters: the handler's position, seq.
-UPDATE job SET run_trace = ? WHERE seq = ?;
+-- `trace`: the handler's position.
+UPDATE job SET run_trace = :trace WHERE seq = :seq;
 
 -- name: logged
 -- Returns the run of a log's last line, that line's number in the run, and how many lines the log has had.
-SELECT run, number, line FROM log WHERE seq = ? ORDER BY line DESC LIMIT 1;
+SELECT run, number, line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1;
 
 -- name: trim_log
 -- Deletes all but the newest lines of a log.
--- Parameters: seq, how many are kept.
 DELETE FROM log
  WHERE seq = :seq
    AND line <= (SELECT line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1 OFFSET :kept);
 
 -- name: log
-INSERT INTO log (seq, line, at, run, level, message, fields, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO log (seq, line, at, run, level, message, fields, number)
+VALUES (:seq, :line, :at, :run, :level, :message, :fields, :number);
 
 -- name: announced
 -- The number of the last event that an owner has reported.
-SELECT announced FROM worker WHERE owner = ?;
+SELECT announced FROM worker WHERE owner = :owner;
 
 -- name: seen
 INSERT INTO worker (owner, name, host, pid, info, started, seen_at, announced)
@@ -58,25 +57,29 @@ ON CONFLICT (owner) DO UPDATE
        died = 0;
 
 -- name: forget_worker
-DELETE FROM worker WHERE owner = ?;
+DELETE FROM worker WHERE owner = :owner;
 
 -- name: forget_orders
-DELETE FROM setting WHERE kind = 'worker' AND name = ?;
+DELETE FROM setting WHERE kind = 'worker' AND name = :owner;
 
 -- name: partition
 -- Returns the identity of this database, when it was created, and the instants of two events; NULL for a missing value.
--- Parameters: the numbers of both events.
+-- `last` and `seen`: the numbers of both events.
 SELECT (SELECT value FROM meta WHERE key = 'identity'),
        (SELECT value FROM meta WHERE key = 'created'),
-       (SELECT at FROM event WHERE id = ?),
-       (SELECT at FROM event WHERE id = ?);
+       (SELECT at FROM event WHERE id = :last),
+       (SELECT at FROM event WHERE id = :seen);
 
 -- name: identify
 -- Writes a lost part of the identity again.
--- Parameters: which part; its value, or NULL for a random one.
-INSERT INTO meta VALUES (?, coalesce(?, lower(hex(randomblob(8)))))
+-- `value`: NULL for a random one.
+INSERT INTO meta VALUES (:key, coalesce(:value, lower(hex(randomblob(8)))))
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: cancelling
 -- The runs of an owner that were asked to stop.
-SELECT seq, fence FROM job INDEXED BY job_cancelling WHERE state = 'active' AND cancel_at IS NOT NULL AND owner = ?;
+SELECT seq, fence
+  FROM job INDEXED BY job_cancelling
+ WHERE state = 'active'
+   AND cancel_at IS NOT NULL
+   AND owner = :owner;

@@ -2,5 +2,4 @@
 
 -- name: vacate
 -- An old term has no effect.
--- Parameters: owner, epoch.
-UPDATE leader SET owner = NULL WHERE scope = '*' AND owner = ? AND epoch = ?;
+UPDATE leader SET owner = NULL WHERE scope = '*' AND owner = :owner AND epoch = :epoch;

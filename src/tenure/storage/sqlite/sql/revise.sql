@@ -1,7 +1,7 @@
 -- revise: operator actions on jobs that are not active, and the deletion of jobs.
 
 -- name: ask_to_stop
-UPDATE job SET cancel_at = ?, cancel_reason = ?, cancel_by = ? WHERE seq = ?;
+UPDATE job SET cancel_at = :now, cancel_reason = :reason, cancel_by = :by WHERE seq = :seq;
 
 -- name: cancel
 UPDATE job
@@ -40,26 +40,30 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: reschedule
-UPDATE job SET state = ?, parked_under = ?, run_at = ?, priority = ?, boost = ?, score = ? WHERE seq = ?;
+UPDATE job
+   SET state = :state,
+       parked_under = :parked_under,
+       run_at = :run_at,
+       priority = :priority,
+       boost = :boost,
+       score = :score
+ WHERE seq = :seq;
 
 -- name: retain
--- Parameters: kept_until, seq.
-UPDATE job SET kept_until = ? WHERE seq = ?;
+UPDATE job SET kept_until = :kept_until WHERE seq = :seq;
 
 -- name: delete
-DELETE FROM job WHERE seq = ?;
+DELETE FROM job WHERE seq = :seq;
 
 -- name: delete_runs
-DELETE FROM run WHERE seq = ?;
+DELETE FROM run WHERE seq = :seq;
 
 -- name: delete_log
-DELETE FROM log WHERE seq = ?;
+DELETE FROM log WHERE seq = :seq;
 
 -- name: delete_calls
--- Parameters: queue, the job's id.
-DELETE FROM call WHERE queue = ? AND job = ?;
+DELETE FROM call WHERE queue = :queue AND job = :job;
 
 -- name: free_window
 -- Only the job that a key window names can free it.
--- Parameters: queue, name, id.
-DELETE FROM window WHERE queue = ? AND name = ? AND id = ?;
+DELETE FROM window WHERE queue = :queue AND name = :name AND id = :id;

@@ -90,5 +90,4 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
 SELECT value FROM meta WHERE key = 'schema_version';
 
 -- name: created
--- Parameters: the schema's number, now.
-INSERT INTO meta VALUES ('schema_version', ?), ('created', ?);
+INSERT INTO meta VALUES ('schema_version', :version), ('created', :now);

@@ -5,24 +5,22 @@
 SELECT queue, state, jobs FROM tally WHERE jobs > 0;
 
 -- name: settings
--- Parameters: kind.
-SELECT name, body FROM setting WHERE kind = ?;
+SELECT name, body FROM setting WHERE kind = :kind;
 
 -- name: oldest
-SELECT min(run_at) FROM job WHERE queue = ? AND state = 'waiting';
+SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'waiting';
 
 -- name: since
 -- Since when the longest-waiting of the first jobs that are parked under a key has waited.
--- Parameters: queue, key, limit.
 SELECT min(run_at)
   FROM (
        SELECT run_at
          FROM job INDEXED BY job_parked
-        WHERE queue = ?
+        WHERE queue = :queue
           AND state = 'waiting'
-          AND parked_under = ?
+          AND parked_under = :under
         ORDER BY score, id
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: schedules

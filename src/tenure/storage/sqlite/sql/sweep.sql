@@ -4,10 +4,10 @@
 SELECT owner, epoch, length, until, swept_at, resumed_at FROM leader WHERE scope = '*';
 
 -- name: elect
-UPDATE leader SET owner = ?, epoch = ?, length = ?, until = ? WHERE scope = '*';
+UPDATE leader SET owner = :owner, epoch = :epoch, length = :length, until = :until WHERE scope = '*';
 
 -- name: swept
-UPDATE leader SET swept_at = ?, resumed_at = ? WHERE scope = '*';
+UPDATE leader SET swept_at = :now, resumed_at = :resumed_at WHERE scope = '*';
 
 -- name: holders
 SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NULL
@@ -20,53 +20,49 @@ SELECT owner FROM worker WHERE died = 0;
 
 -- name: forget_workers
 -- Workers that have been silent for long without signing off.
--- Parameters: the latest beat to delete.
-DELETE FROM worker WHERE seen_at <= ?;
+-- `until`: the latest beat to delete.
+DELETE FROM worker WHERE seen_at <= :until;
 
 -- name: forget_orders
 -- The orders for these workers.
--- Parameters: the latest beat to delete.
+-- `until`: the latest beat to delete.
 DELETE FROM setting
  WHERE kind = 'worker'
-   AND name IN (SELECT owner FROM worker WHERE seen_at <= ?);
+   AND name IN (SELECT owner FROM worker WHERE seen_at <= :until);
 
 -- name: forget_windows
 -- Key windows whose time is over, the earliest first.
--- Parameters: now, limit.
 DELETE FROM window
  WHERE (queue, name) IN (
        SELECT queue, name
          FROM window INDEXED BY window_over
-        WHERE until <= ?
+        WHERE until <= :now
         ORDER BY until, queue, name
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: forget_time
 -- Taken rate time that has passed, the earliest first.
--- Parameters: now, limit.
 UPDATE rate
    SET taken_until = 0
  WHERE (queue, name) IN (
        SELECT queue, name
          FROM rate INDEXED BY rate_over
         WHERE taken_until > 0
-          AND taken_until <= ?
+          AND taken_until <= :now
         ORDER BY taken_until, queue, name
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: forget_rates
 -- Rates without taken time and without parked jobs.
--- Parameters: limit.
 DELETE FROM rate
  WHERE (queue, name) IN (
-       SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT ?
+       SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT :limit
  );
 
 -- name: forget_tags
 -- Virtual instants of tenants that are below their queue's virtual time.
--- Parameters: limit.
 DELETE FROM fair_tag
  WHERE (queue, boost, key) IN (
        SELECT fair_tag.queue, fair_tag.boost, fair_tag.key
@@ -76,12 +72,11 @@ DELETE FROM fair_tag
            ON fair_tag.queue = fair_reached.queue
           AND fair_tag.boost = fair_reached.boost
           AND fair_tag.tag <= max(fair_line.front, fair_reached.at)
-        LIMIT ?
+        LIMIT :limit
  );
 
 -- name: idle_lines
 -- Fair queues that have no unfinished jobs.
--- Parameters: limit.
 SELECT queue
   FROM fair_line
  WHERE NOT EXISTS (
@@ -91,22 +86,20 @@ SELECT queue
           AND state IN ('delayed', 'waiting', 'active')
           AND jobs > 0
  )
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: forget_idle_tags
--- Parameters: queue, limit.
 DELETE FROM fair_tag
- WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = ? LIMIT ?);
+ WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = :queue LIMIT :limit);
 
 -- name: overdue
--- Parameters: now, limit.
 SELECT *
   FROM job
  WHERE state = 'active'
    AND suspect_until IS NOT NULL
-   AND suspect_until <= ?
+   AND suspect_until <= :now
  ORDER BY suspect_until, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: lengths
 -- The lengths of the current leases, each once, with one index step per length.
@@ -130,40 +123,36 @@ SELECT value FROM length WHERE value IS NOT NULL;
 
 -- name: out
 -- Leases of one length that have run out.
--- Parameters: length, now, limit.
 SELECT lease_until, queue, id, seq
   FROM job
  WHERE state = 'active'
    AND suspect_until IS NULL
-   AND max(lease, start_grace, 5000000) = ?
-   AND lease_until <= ?
+   AND max(lease, start_grace, 5000000) = :length
+   AND lease_until <= :now
  ORDER BY lease_until, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: endless
 -- The same for leases without an end, which a damaged record can have.
--- Parameters: length, limit.
 SELECT 0, queue, id, seq
   FROM job
  WHERE state = 'active'
    AND suspect_until IS NULL
-   AND max(lease, start_grace, 5000000) = ?
+   AND max(lease, start_grace, 5000000) = :length
    AND lease_until IS NULL
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: unreachable
 -- Delayed jobs of a queue that would never be due. Only a damaged record can be so.
--- Parameters: queue, limit.
 SELECT seq
   FROM job INDEXED BY job_delayed
- WHERE queue = ?
+ WHERE queue = :queue
    AND state = 'delayed'
    AND run_at >= 288230376151711744
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: stateless
 -- Jobs whose state is not valid. Only a damaged record can be so.
--- Parameters: limit.
 SELECT seq
   FROM job INDEXED BY job_stateless
  WHERE state <> 'waiting'
@@ -174,7 +163,7 @@ SELECT seq
    AND state <> 'cancelled'
    AND state <> 'expired'
  ORDER BY seq
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: misnamed_waiting
 -- The queues that have waiting jobs and whose names are not plain ASCII, each with one of these jobs.
@@ -206,18 +195,17 @@ SELECT queue,
 
 -- name: ahead
 -- Leases of one length that end further ahead than their length.
--- Parameters: length, now + length, limit.
 SELECT lease_until, queue, id, seq
   FROM job
  WHERE state = 'active'
    AND suspect_until IS NULL
-   AND max(lease, start_grace, 5000000) = ?
-   AND lease_until > ?
+   AND max(lease, start_grace, 5000000) = :length
+   AND lease_until > :until
  ORDER BY lease_until, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: suspect
-UPDATE job SET suspect_until = ? WHERE seq = ?;
+UPDATE job SET suspect_until = :until WHERE seq = :seq;
 
 -- name: recall
 -- Shortens suspicions from before the clock was set back.
@@ -230,27 +218,26 @@ UPDATE job
 
 -- name: aged
 -- Jobs that are too old to start.
--- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_ttl
  WHERE state IN ('delayed', 'waiting')
    AND expires_at IS NOT NULL
-   AND expires_at <= ?
+   AND expires_at <= :now
  ORDER BY expires_at, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: looked_at
 SELECT value FROM meta WHERE key = 'looked_at';
 
 -- name: look_on
--- Parameters: the queue and key after which the next sweep continues.
-INSERT INTO meta VALUES ('looked_at', ?)
+-- `value`: the queue and key after which the next sweep continues.
+INSERT INTO meta VALUES ('looked_at', :value)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: parked_under
 -- The next keys of a queue that jobs are parked under, each once, with one index step per key. Paused tasks are left
 -- out.
--- Parameters: queue, after (a name), limit, paused (the prefix of paused tasks).
+-- `after`: a name. `paused`: the prefix of paused tasks.
 WITH RECURSIVE parked (name) AS (
        SELECT (SELECT min(parked_under)
                  FROM job INDEXED BY job_parked
@@ -270,44 +257,40 @@ SELECT name
 
 -- name: parked_behind
 -- The first job of a queue that is parked under a later name than the given one.
--- Parameters: queue, the name.
 SELECT seq
   FROM job INDEXED BY job_parked
- WHERE queue = ?
+ WHERE queue = :queue
    AND state = 'waiting'
-   AND parked_under > ?
+   AND parked_under > :after
  ORDER BY parked_under
  LIMIT 1;
 
 -- name: redrivable
 -- Failed jobs that a rule redrives.
--- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_redrive
  WHERE state = 'failed'
    AND redrive_at IS NOT NULL
-   AND redrive_at <= ?
+   AND redrive_at <= :now
  ORDER BY redrive_at, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: give_up
 -- Only an operator can redrive this failed job from now on.
-UPDATE job SET redrive_at = NULL WHERE seq = ?;
+UPDATE job SET redrive_at = NULL WHERE seq = :seq;
 
 -- name: outlived
 -- Completed jobs whose own lifetime is over.
--- Parameters: now, limit.
 SELECT seq
   FROM job INDEXED BY job_kept
  WHERE state = 'completed'
    AND kept_until IS NOT NULL
-   AND kept_until <= ?
+   AND kept_until <= :now
  ORDER BY kept_until, queue, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: to_trim
 -- The counters whose jobs the sweep checks now, with the number of their jobs that are under their queue's retention.
--- Parameters: now, limit.
 SELECT queue, state, jobs
   FROM (
        SELECT queue,
@@ -323,15 +306,14 @@ SELECT queue, state, jobs
               ) AS jobs
          FROM tally INDEXED BY tally_trim
         WHERE trim_at IS NOT NULL
-          AND trim_at <= ?
+          AND trim_at <= :now
         ORDER BY trim_at
-        LIMIT ?
+        LIMIT :limit
  )
  ORDER BY queue, state;
 
 -- name: trimmed
 -- Sets the sweep's next check to the time when the earliest ended job will be too old.
--- Parameters: queue, state, age.
 UPDATE tally
    SET trim_at = (
        SELECT min(finished)
@@ -347,41 +329,38 @@ UPDATE tally
 
 -- name: forget_queue
 -- Deletes the counters of a queue that has no jobs.
--- Parameters: queue.
 DELETE FROM tally
  WHERE queue = :queue
    AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
 
 -- name: forget_jobs
--- Parameters: seqs (a list).
-DELETE FROM job WHERE seq IN (SELECT value FROM json_each(?));
+-- `seqs`: a list.
+DELETE FROM job WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: forget_runs
--- Parameters: seqs (a list).
-DELETE FROM run WHERE seq IN (SELECT value FROM json_each(?));
+-- `seqs`: a list.
+DELETE FROM run WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: forget_logs
--- Parameters: seqs (a list).
-DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?));
+-- `seqs`: a list.
+DELETE FROM log WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: ended
 -- A queue's jobs with one end state, the earliest ended first, and whether each may have merged calls.
--- Parameters: queue, state, until when, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
- WHERE queue = ?
-   AND state = ?
+ WHERE queue = :queue
+   AND state = :state
    AND finished IS NOT NULL
    AND (kept_until IS NULL OR state <> 'completed')
    AND redrive_at IS NULL
-   AND finished <= ?
+   AND finished <= :until
  ORDER BY finished, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: longest_completed
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
--- Parameters: queue, now, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
  WHERE queue = :queue
@@ -403,34 +382,32 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
--- Parameters: queue, state, now, limit.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
   FROM job INDEXED BY job_ended
- WHERE queue = ?
-   AND state = ?
+ WHERE queue = :queue
+   AND state = :state
    AND finished IS NOT NULL
    AND (kept_until IS NULL OR state <> 'completed')
    AND redrive_at IS NULL
-   AND finished > ?
+   AND finished > :now
  ORDER BY finished, id
- LIMIT ?;
+ LIMIT :limit;
 
 -- name: lined
 -- Whether a job of the queue is ready.
--- Parameters: queue.
 SELECT EXISTS (
               SELECT 1
                 FROM job INDEXED BY job_ready
-               WHERE queue = ?
+               WHERE queue = :queue
                  AND state = 'waiting'
                  AND parked_under IS NULL
        );
 
 -- name: young
 -- The first of the oldest events that is still to be kept.
--- Parameters: the last event to examine, the latest instant to delete.
-SELECT id FROM event WHERE id <= ? AND at > ? ORDER BY id LIMIT 1;
+-- `last`: the last event to examine. `at`: the latest instant to delete.
+SELECT id FROM event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
 
 -- name: forget
--- Parameters: the last event to delete.
-DELETE FROM event WHERE id <= ?;
+-- `last`: the last event to delete.
+DELETE FROM event WHERE id <= :last;

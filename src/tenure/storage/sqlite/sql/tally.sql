@@ -1,24 +1,21 @@
 -- tally: the counters and keys that a transaction writes at its end.
 
 -- name: count
--- Parameters: queue, state, how many more.
-INSERT INTO tally (queue, state, jobs) VALUES (?, ?, ?)
+INSERT INTO tally (queue, state, jobs) VALUES (:queue, :state, :jobs)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
 
 -- name: count_ended
 -- The same for a terminal state: the next sweep checks whether jobs are past retention.
--- Parameters: queue, state, how many more.
-INSERT INTO tally (queue, state, jobs, trim_at) VALUES (?, ?, ?, 0)
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, 0)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
        trim_at = 0;
 
 -- name: look_at_once
 -- Makes the next sweep check whether jobs of a queue are past retention.
--- Parameters: queue.
 UPDATE tally
    SET trim_at = 0
- WHERE queue = ?
+ WHERE queue = :queue
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
 
 -- name: queues_delayed
@@ -61,15 +58,13 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 
 
 -- name: unfinished
--- Parameters: queue.
-SELECT coalesce(sum(jobs), 0) FROM tally WHERE queue = ? AND state IN ('delayed', 'waiting', 'active');
+SELECT coalesce(sum(jobs), 0) FROM tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
 -- How many completed jobs of a queue are under its retention rules.
--- Parameters: queue.
 SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
   FROM tally
- WHERE queue = ?
+ WHERE queue = :queue
    AND state IN ('completed', 'kept');
 
 -- name: slots
@@ -80,15 +75,13 @@ SELECT "limit", named, (SELECT count(*) FROM slot WHERE slot.queue = :queue AND 
    AND name = :name;
 
 -- name: name_key
--- Parameters: queue, name, limit, named.
-INSERT INTO key (queue, name, "limit", named) VALUES (?, ?, ?, ?)
+INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
 ON CONFLICT (queue, name) DO UPDATE
    SET "limit" = excluded."limit",
        named = excluded.named;
 
 -- name: forget_key
--- Parameters: queue, name.
-DELETE FROM key WHERE queue = ? AND name = ?;
+DELETE FROM key WHERE queue = :queue AND name = :name;
 
 -- name: recount
 -- Returns the counters that differ from the jobs, with the difference; in a sound storage there are none. Discarded
