@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
-from tenure.client.app_location import Whereabouts, whereabouts
+from tenure.client.app_location import AppLocation, locate_app
 from tenure.client.batching import EnqueueBatcher
 from tenure.client.call_keys import refusal
 from tenure.client.codec import Codec, JsonCodec
@@ -22,7 +22,15 @@ from tenure.client.dead_letters import DeadLetters
 from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition
 from tenure.client.handle import Job, JobAccess
 from tenure.client.queue import Queue
-from tenure.client.router import Arrival, DefinitionScope, Planned, Router, routing, standings, timetable
+from tenure.client.router import (
+    DefinitionScope,
+    Router,
+    ScopedSchedule,
+    ScopedTask,
+    bindings,
+    schedules_of,
+    valid_router,
+)
 from tenure.client.schedules import Schedules
 from tenure.client.signature import Signature
 from tenure.client.task import DeclaredTask, EncodedCall, Task
@@ -35,10 +43,10 @@ from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
 from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
 from tenure.events.bus import Handlers
-from tenure.events.registration import registering
+from tenure.events.registration import register
 from tenure.handlers.functions import is_async, yields
-from tenure.handlers.injection import Provider, needs, not_injected, provider_of
-from tenure.handlers.middleware import Middleware, layer
+from tenure.handlers.injection import Provider, needs, provider_of, refuse_injections
+from tenure.handlers.middleware import Middleware, valid_middleware
 from tenure.health.asgi import DegradedIs, HealthApp
 from tenure.health.build import PATIENCE, Threshold, health_app
 from tenure.health.process_health import ProcessHealth
@@ -62,7 +70,7 @@ M = TypeVar("M", bound=Middleware)
 
 DEFAULT_URL = "sqlite:///tenure.db"
 
-Lives = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
+Lifespan = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
 """A function of the app that returns the lifespan context manager of one worker."""
 
 PAYLOAD_WARNED = 32 * 1024
@@ -95,7 +103,7 @@ class Tenure(Decorators):
         clock: Clock | None = None,
         rng: Random | None = None,
         side: Callable[[str], LoopRunner] = BackgroundLoop,
-        lifespan: "Lives | None" = None,
+        lifespan: "Lifespan | None" = None,
     ) -> None:
         if url is not None and storage is not None:
             raise UsageError("url and storage contradict each other; give one of them")
@@ -114,16 +122,16 @@ class Tenure(Decorators):
         self._clock = clock or SystemClock()
         self._rng = rng or entropy()
         self._side = side
-        self._figures = MetricsRegistry()
+        self._metrics = MetricsRegistry()
         self._make_id = JobIds(self._clock, self._rng).make
-        self._trips = EnqueueBatcher()
+        self._batcher = EnqueueBatcher()
         self._accesses: dict[Signature | None, JobAccess] = {}
-        self._hearers = Handlers()
+        self._event_handlers = Handlers()
         self._schedules: dict[str, Schedule] = {}
         self._warned: set[str] = set()
         self._lifespan = None if lifespan is None else _lifespan(lifespan)
         self._middleware: list[Middleware] = []
-        self._replaced: dict[Provider, Provider] = {}
+        self._overrides: dict[Provider, Provider] = {}
 
     @property
     def storage(self) -> Storage:
@@ -138,7 +146,7 @@ class Tenure(Decorators):
         return self._url
 
     @property
-    def _place(self) -> DefinitionScope:
+    def _scope(self) -> DefinitionScope:
         return DefinitionScope(self, self.defaults)
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,12 +158,12 @@ class Tenure(Decorators):
             UsageError: `router` is not a Router or is already included; or one of its tasks has a name in use or
                 options that do not fit it; or one of its schedules is invalid. Then nothing of it is included.
         """
-        routing(router).join(self._place)
+        valid_router(router).join(self._scope)
 
-    def admit(self, arrivals: Sequence[Arrival], plans: Sequence[Planned] = ()) -> None:
+    def admit(self, arrivals: Sequence[ScopedTask], plans: Sequence[ScopedSchedule] = ()) -> None:
         """Add tasks and schedules to this app, all or none of them; all ways to declare them use this method."""
-        admitted = standings(arrivals, tasks=self.tasks, declared=self.declared)
-        schedules = timetable(plans, admitted, known=self._schedules)
+        admitted = bindings(arrivals, tasks=self.tasks, declared=self.declared)
+        schedules = schedules_of(plans, admitted, known=self._schedules)
         for task, standing in admitted.items():
             task.stand(standing)
             if isinstance(task, DeclaredTask):
@@ -164,9 +172,9 @@ class Tenure(Decorators):
                 self.tasks[task.name] = task
         self._schedules.update(schedules)
 
-    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
-        place = self._place
-        self.admit([] if one is None else [(one, place)], [] if plan is None else [(plan, place)])
+    def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
+        scope = self._scope
+        self.admit([] if new is None else [(new, scope)], [] if plan is None else [(plan, scope)])
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of any process; it is called once per app, in one of its workers.
@@ -178,11 +186,11 @@ class Tenure(Decorators):
         Raises:
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
-        return registering(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
+        return register(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
 
     def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
         """Register a handler; `on` of the app, of its routers and of its tasks use this method."""
-        self._hearers.add(kind, handler, scope=scope, task=task)
+        self._event_handlers.add(kind, handler, scope=scope, task=task)
 
     # ── middleware and injection ──────────────────────────────────────────────────────────────────────────────────
 
@@ -197,7 +205,7 @@ class Tenure(Decorators):
         Raises:
             UsageError: `middleware` is not a coroutine function of two arguments.
         """
-        layer(middleware)
+        valid_middleware(middleware)
         self._middleware.append(middleware)
         return middleware
 
@@ -210,17 +218,17 @@ class Tenure(Decorators):
         Raises:
             UsageError: one of the two is not a provider.
         """
-        given, instead = (provider_of(one, field="override") for one in (provider, replacement))
-        needs(instead, {**self._replaced, given: instead})
-        before = self._replaced.get(given)
-        self._replaced[given] = instead
+        original, substitute = (provider_of(function, field="override") for function in (provider, replacement))
+        needs(substitute, {**self._overrides, original: substitute})
+        before = self._overrides.get(original)
+        self._overrides[original] = substitute
         try:
             yield
         finally:
             if before is None:
-                del self._replaced[given]
+                del self._overrides[original]
             else:
-                self._replaced[given] = before
+                self._overrides[original] = before
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,8 +261,8 @@ class Tenure(Decorators):
         if task is not None:
             of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
         default = "default" if task is None else task.queue
-        where = default if queue is None else named(queue, field="queue")
-        return Job(Ref(where, named(job_id, field="id")), self.access(None if task is None else task.signature))
+        job_queue = default if queue is None else named(queue, field="queue")
+        return Job(Ref(job_queue, named(job_id, field="id")), self.access(None if task is None else task.signature))
 
     async def submit(self, call: EncodedCall[R]) -> Job[R]:
         """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
@@ -262,7 +270,7 @@ class Tenure(Decorators):
         storage = self.storage
         await storage.open()
         try:
-            receipt = await self._trips.enqueue(storage, call.job)
+            receipt = await self._batcher.enqueue(storage, call.job)
         except StorageError as error:
             raise _with_ids(error, [call]) from error.__cause__
         return self._handle(call, receipt)
@@ -299,8 +307,8 @@ class Tenure(Decorators):
                     raise _with_ids(error, [call]) from error.__cause__
                 return value
         except TimeoutError:
-            told = f"job {job_id} was not over within {limit:g} s; it goes on, if the storage had taken it in by then"
-            raise ResultTimeoutError(job_id, told) from None
+            message = f"job {job_id} did not end within {limit:g} s; it continues if it was stored in time"
+            raise ResultTimeoutError(job_id, message) from None
 
     async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
         """Pause or resume a task in every queue; for `Task.pause` and `Task.resume`."""
@@ -310,8 +318,8 @@ class Tenure(Decorators):
     async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
         """Set how often jobs of a task may start, in each queue; for `Task.set_rate`."""
         storage = await self.opened()
-        told = rate_key(rate, TASK_RATE + name)
-        await storage.tune(Target("task", name), Settings(rate=told), by=remark(by, field="by"))
+        rate_setting = rate_key(rate, TASK_RATE + name)
+        await storage.tune(Target("task", name), Settings(rate=rate_setting), by=remark(by, field="by"))
 
     @property
     def dead(self) -> DeadLetters:
@@ -321,7 +329,7 @@ class Tenure(Decorators):
     @property
     def schedules(self) -> Schedules:
         """The schedules in the storage: to list, put, pause, trigger and remove."""
-        return Schedules(self.opened, new_id=self.new_id, handle=self._triggered, grace=grace_of(self.timing))
+        return Schedules(self.opened, new_id=self.new_id, handle=self._triggered_job, grace=grace_of(self.timing))
 
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""
@@ -333,7 +341,8 @@ class Tenure(Decorators):
         if len(payload) >= PAYLOAD_WARNED and signature.task not in self._warned:
             self._warned.add(signature.task)
             self.logger.warning(
-                "task %r: arguments of %d bytes; large ones slow the queue down, a reference would not",
+                "task %r: arguments of %d bytes; large arguments slow the queue down; store the data elsewhere and "
+                "pass a reference",
                 signature.task,
                 len(payload),
             )
@@ -352,7 +361,7 @@ class Tenure(Decorators):
             access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self.logger)
         return access
 
-    def _triggered(self, receipt: EnqueueResult, job: NewJob) -> Job[Any]:
+    def _triggered_job(self, receipt: EnqueueResult, job: NewJob) -> Job[Any]:
         known = {**self.declared, **self.tasks}.get(job.task)
         access = self.access(None if known is None else known.signature)
         return Job(receipt.ref, access, made=receipt.made, refusal=refusal(receipt, job, skipped=True))
@@ -408,8 +417,8 @@ class Tenure(Decorators):
             of_kind(
                 election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
             )
-        equipment = self.equipment()
-        equipment.complete()
+        equipment = self.runtime()
+        equipment.check_migrations()
         # The reaper within a worker uses the worker's owner, because both live exactly as long.
         owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
         return Worker(
@@ -445,7 +454,7 @@ class Tenure(Decorators):
         unhealthy. `degraded_is`: the HTTP status if jobs wait and no live worker serves them.
 
         Raises:
-            UsageError: an option has an invalid value, or there is no token.
+            UsageError: an option has an invalid value, or no token is given.
         """
         return health_app(
             self.opened,
@@ -457,34 +466,34 @@ class Tenure(Decorators):
             backlog=backlog,
             for_=for_,
             degraded_is=degraded_is,
-            vitals=lambda: ProcessHealth(figures=self._figures.totals()),
+            vitals=lambda: ProcessHealth(figures=self._metrics.totals()),
         )
 
-    def equipment(self) -> Runtime:
+    def runtime(self) -> Runtime:
         """Return the runtime that this app gives to its workers and reapers."""
         return Runtime(
             app=self.name,
             storage=self.storage,
             tasks=self.tasks,
             codec=self.codec,
-            hearers=self._hearers,
+            event_handlers=self._event_handlers,
             timing=self.timing,
             logger=self.logger,
             clock=self._clock,
-            figures=self._figures,
+            metrics=self._metrics,
             rng=self._rng,
-            side=self._side,
+            background_loop=self._side,
             schedules=self._schedules,
             middleware=tuple(self._middleware),
-            replaced=self._replaced,
+            overrides=self._overrides,
             lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
-            whereabouts=self._whereabouts,
+            app_location=self._location,
         )
 
-    def _whereabouts(self) -> Whereabouts | None:
+    def _location(self) -> AppLocation | None:
         tasks = self.tasks.values()
-        around = [one for task in tasks for one in task.middleware]
-        return whereabouts(self, [*(task.function for task in tasks), *self._middleware, *around])
+        around = [layer for task in tasks for layer in task.middleware]
+        return locate_app(self, [*(task.function for task in tasks), *self._middleware, *around])
 
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -538,18 +547,21 @@ def _codec(given: Codec) -> Codec:
     return given
 
 
-def _lifespan(given: Lives) -> Lives:
+def _lifespan(given: Lifespan) -> Lifespan:
     if not callable(given):
         raise UsageError(f"lifespan = {shown(given)} must be a function of the app, made with asynccontextmanager")
     if yields(given) or is_async(given):
         raise UsageError(
-            f"lifespan = {shown(given)} is no async context manager; decorate it with contextlib.asynccontextmanager"
+            f"lifespan = {shown(given)} is not an async context manager; decorate it with "
+            "contextlib.asynccontextmanager"
         )
     try:
         inspect.signature(given).bind(None)
     except TypeError as error:
-        raise UsageError(f"lifespan = {shown(given)} cannot be called with the app: {error}; let it take it") from None
-    not_injected(given, whose=f"lifespan {shown(given)}")
+        raise UsageError(
+            f"lifespan = {shown(given)} cannot be called with the app: {error}; give it one parameter"
+        ) from None
+    refuse_injections(given, whose=f"lifespan {shown(given)}")
     return given
 
 
@@ -557,7 +569,9 @@ def _calls(given: Iterable[EncodedCall[Any]]) -> list[EncodedCall[Any]]:
     try:
         through = iter(given)
     except TypeError:
-        raise UsageError(f"calls = {shown(given)} must be several; write [task.call(1), task.call(2)]") from None
+        raise UsageError(
+            f"calls = {shown(given)} must be a list or another iterable; write [task.call(1), task.call(2)]"
+        ) from None
     calls = list(through)
     for call in calls:
         of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
@@ -566,11 +580,11 @@ def _calls(given: Iterable[EncodedCall[Any]]) -> list[EncodedCall[Any]]:
 
 def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
     """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
-    told = copy.copy(error).with_traceback(error.__traceback__)
-    told.job_ids = tuple(call.job.id for call in calls)
+    error_with_ids = copy.copy(error).with_traceback(error.__traceback__)
+    error_with_ids.job_ids = tuple(call.job.id for call in calls)
     more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
-    told.add_note(
-        f"It was to be enqueued as {', '.join(map(repr, told.job_ids[:3]))}{more}; "
+    error_with_ids.add_note(
+        f"The call used the id {', '.join(map(repr, error_with_ids.job_ids[:3]))}{more}; "
         "enqueueing again with the same id makes no second job."
     )
-    return told
+    return error_with_ids

@@ -78,16 +78,16 @@ class BackgroundLoop:
         if loop is None or thread is None:
             return
         here = asyncio.get_running_loop()
-        gone = here.create_future()
+        stopped = here.create_future()
         # The thread itself reports its end: a join would need another thread, and all of those may hang in handlers.
-        self._farewell = lambda: here.call_soon_threadsafe(_resolve, gone)
+        self._farewell = lambda: here.call_soon_threadsafe(_resolve, stopped)
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
         cancelled.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         try:
             async with asyncio.timeout(LONGEST_GOODBYE):
-                await gone
+                await stopped
         except TimeoutError:
-            logger.warning("what runs in the thread %s does not end; it is left to itself", self._name)
+            logger.warning("the coroutines of the thread %s do not end; they are abandoned", self._name)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -158,8 +158,8 @@ class Portal:
             future = self._side.submit(coroutine)
         except RuntimeError as error:
             raise StorageUnavailableError(
-                f"{verb}_sync() needs a thread of its own, and there is none to be had ({error}): this machine has no "
-                "more, or the interpreter is ending. Nothing was done; call again, or before the end"
+                f"{verb}_sync() needs a thread of its own, and none can be started ({error}): the machine is at its "
+                "limit, or the interpreter is ending. Nothing was done; call again, or earlier"
             ) from error
         try:
             return future.result()

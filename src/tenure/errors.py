@@ -69,8 +69,8 @@ class DuplicateJobError(UsageError):
 
     def __init__(self, task: str, queue: str, job_id: str) -> None:
         super().__init__(
-            f"task {task!r}: job {job_id!r} of queue {queue!r} is there already, with the same id or unique key; "
-            "take that one, app.job(error.job_id, queue=error.queue), or call without throw_on_duplicate"
+            f"task {task!r}: job {job_id!r} of queue {queue!r} exists already, with the same id or unique key; use "
+            "that one, app.job(error.job_id, queue=error.queue), or call without throw_on_duplicate"
         )
         self.task = task
         self.queue = queue

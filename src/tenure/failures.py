@@ -67,7 +67,7 @@ def redacted_repr(value: object, most: int) -> str:
         return f"<the repr of this {class_name(value)} cannot be made: {class_name(failure)}>"
 
 
-def _redacted(value: Any, made: dict[int, Any], depth: int = 8) -> Any:
+def _redacted(value: Any, copies: dict[int, Any], depth: int = 8) -> Any:
     """Return a copy of a value without the secrets in its dicts; secrets of other objects are found in its text.
 
     `made`: the copies so far, by the ids of the originals, so that a value that contains itself is copied once.
@@ -75,20 +75,20 @@ def _redacted(value: Any, made: dict[int, Any], depth: int = 8) -> Any:
     kind = cast(Any, type(value))
     if not depth or kind not in (dict, list, tuple):
         return value
-    if id(value) in made:
-        return made[id(value)]
+    if id(value) in copies:
+        return copies[id(value)]
     copied: Any
     if kind is dict:
-        copied = made[id(value)] = {}
+        copied = copies[id(value)] = {}
         for key, inner in value.items():
             secret = type(key) is str and _SECRET_NAME.search(key)
-            copied[key] = REDACTED if secret else _redacted(inner, made, depth - 1)
+            copied[key] = REDACTED if secret else _redacted(inner, copies, depth - 1)
     elif kind is list:
-        copied = made[id(value)] = []
-        copied.extend([_redacted(inner, made, depth - 1) for inner in value])
+        copied = copies[id(value)] = []
+        copied.extend([_redacted(inner, copies, depth - 1) for inner in value])
     else:
         # A tuple can contain itself only through a list or a dict.
-        copied = made[id(value)] = tuple([_redacted(inner, made, depth - 1) for inner in value])
+        copied = copies[id(value)] = tuple([_redacted(inner, copies, depth - 1) for inner in value])
     return copied
 
 
@@ -124,13 +124,13 @@ def _is_loggable(error: BaseException) -> bool:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes, the latest exception first."""
-    one: BaseException | None = error
+    current: BaseException | None = error
     for _ in range(CHAIN):
-        if one is None:
+        if current is None:
             return
-        yield one
-        cause = _own(one, "__cause__")
-        one = cause if cause is not None or _own(one, "__suppress_context__") else _own(one, "__context__")
+        yield current
+        cause = _own(current, "__cause__")
+        current = cause if cause is not None or _own(current, "__suppress_context__") else _own(current, "__context__")
 
 
 def _plain_trace(error: BaseException) -> str:

@@ -35,12 +35,12 @@ class Metric(Struct, frozen=True):
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 LONG = (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0)
 
-JOBS = Metric("tenure_jobs_total", "Runs that were settled, by what they came to.", ("queue", "task", "outcome"))
+JOBS = Metric("tenure_jobs_total", "Settled runs, by outcome.", ("queue", "task", "outcome"))
 DURATION = Metric("tenure_job_duration_seconds", "How long runs took.", ("queue", "task"), LONG)
-WAIT = Metric("tenure_job_wait_seconds", "How long jobs had been due when they were claimed.", ("queue",), LONG)
-RENEWALS = Metric("tenure_lease_renewals_total", "Renewals of leases that were asked for.", ("result",))
-STALLED = Metric("tenure_stalled_total", "Runs that were taken back from the dead and silent.", ("task", "reason"))
-FENCED = Metric("tenure_fenced_total", "Writes that were refused, as their run was no longer the one.", ("write",))
+WAIT = Metric("tenure_job_wait_seconds", "Time from the due time of a job to its claim.", ("queue",), LONG)
+RENEWALS = Metric("tenure_lease_renewals_total", "Requested lease renewals.", ("result",))
+STALLED = Metric("tenure_stalled_total", "Runs reclaimed from dead or silent workers.", ("task", "reason"))
+FENCED = Metric("tenure_fenced_total", "Refused writes of runs that are no longer current.", ("write",))
 STORAGE_OP = Metric("tenure_storage_op_seconds", "How long calls of the storage took.", ("op",), QUICK)
 
 METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from tenure.background_loop import BackgroundLoop, LoopRunner
-from tenure.client.app_location import Whereabouts
+from tenure.client.app_location import AppLocation
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.task import Task
 from tenure.clock import Clock, SystemClock, entropy
@@ -34,24 +34,24 @@ class Runtime:
     storage: Storage
     tasks: Mapping[str, Task[..., Any]]
     codec: Codec
-    hearers: Handlers
+    event_handlers: Handlers
     timing: Timing
     logger: logging.Logger
     clock: Clock = field(default_factory=SystemClock)
-    figures: MetricsRegistry = field(default_factory=MetricsRegistry)
+    metrics: MetricsRegistry = field(default_factory=MetricsRegistry)
     """The metrics of all workers and reapers of this app in this process."""
     rng: Random = field(default_factory=entropy)
-    side: Callable[[str], LoopRunner] = BackgroundLoop
+    background_loop: Callable[[str], LoopRunner] = BackgroundLoop
     schedules: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule])
     """Schedules declared in code; workers and reapers store them when they start."""
     middleware: tuple[Middleware, ...] = ()
-    replaced: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
+    overrides: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
     """The replaced providers and their replacements, at this moment (`app.override`)."""
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
-    whereabouts: Callable[[], Whereabouts | None] = lambda: None
+    app_location: Callable[[], AppLocation | None] = lambda: None
     """Returns where another process can import the app, or None if it cannot."""
 
-    def complete(self) -> None:
+    def check_migrations(self) -> None:
         """Check that every task has migrations for all payload versions that it accepts.
 
         Raises:
@@ -66,7 +66,7 @@ class Runtime:
         return Owner(incarnation or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
 
 
-def bare(
+def runtime_from_url(
     url: str,
     *,
     timing: Timing | None = None,
@@ -83,7 +83,7 @@ def bare(
         storage=locate(url),
         tasks={},
         codec=codec or JsonCodec(),
-        hearers=Handlers(),
+        event_handlers=Handlers(),
         timing=timing or Timing(),
         logger=logger or logging.getLogger("tenure"),
     )

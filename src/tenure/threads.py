@@ -136,11 +136,15 @@ class WorkerThread:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        now, news = contextvars.copy_context(), list[tuple[contextvars.ContextVar[Any], Any]]()
+        now, changes = contextvars.copy_context(), list[tuple[contextvars.ContextVar[Any], Any]]()
         if self._inbox is None:
             self._inbox, self._context = self._threads.take(), now.copy()
         else:
-            news = [(one, told) for one, told in now.items() if self._seen.get(one, _UNSET) is not told]
+            changes = [
+                (changed, new_value)
+                for changed, new_value in now.items()
+                if self._seen.get(changed, _UNSET) is not new_value
+            ]
         self._seen, context = now, self._context
 
         def settle(value: Any, error: BaseException | None) -> None:
@@ -158,8 +162,8 @@ class WorkerThread:
             value, failure = None, None
             self.thread = threading.get_ident()
             try:
-                for variable, told in news:
-                    context.run(variable.set, told)
+                for variable, new_value in changes:
+                    context.run(variable.set, new_value)
                 value = context.run(function)
             except BaseException as error:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.

@@ -7,7 +7,7 @@ from typing import Any
 
 async def first(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
     """Wait until the first of these is done or the time is over; raise its exception. The others are cancelled."""
-    tasks = [asyncio.ensure_future(one) for one in awaited]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaited]
     try:
         done, _ = await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:

@@ -87,9 +87,9 @@ def test_a_redrive_has_a_cap_says_what_is_left_and_does_nothing_twice(there: Ter
     first = there.read("dead", "redrive", "--limit", "2", "--yes")
     assert [ref["id"] for ref in first["done"]] == ids[:2]
     assert (first["refused"], first["gone"], first["left"], first["takes"]) == ([], [], 1, 0.0)
-    assert there.run("dead", "redrive", "--yes").stdout == "1 dead letter was put back in line\n"
-    assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back in line\n"
-    assert there.run("dead", "redrive").stdout == "0 dead letters were put back in line\n"
+    assert there.run("dead", "redrive", "--yes").stdout == "1 dead letter was put back into their queues\n"
+    assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back into their queues\n"
+    assert there.run("dead", "redrive").stdout == "0 dead letters were put back into their queues\n"
     assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting"] * 3
 
 
@@ -100,7 +100,7 @@ def test_a_paced_redrive_is_written_down_before_the_command_ends(there: Terminal
     ended = there.ended("dead", "redrive", "--rate", "0.01", "--yes")
     took = time.monotonic() - began
 
-    assert ended.stdout == "4 dead letters were put back in line, the last of them in 5.0 m\n"
+    assert ended.stdout == "4 dead letters were put back into their queues, the last of them in 5.0 m\n"
     assert (ended.returncode, ended.stderr) == (0, "")
     assert took < 30
     assert sorted(job["state"] for job in there.read("jobs", "list")["jobs"]) == ["delayed"] * 3 + ["waiting"]
@@ -110,7 +110,7 @@ def test_a_dry_run_touches_nothing(there: Terminal) -> None:
     fail(there, 3)
 
     assert there.run("dead", "redrive", "--dry-run", "--limit", "2").stdout == (
-        "2 dead letters would be put back in line; 3 match\n"
+        "2 dead letters would be put back into their queues; 3 match\n"
     )
     assert there.read("dead", "purge", "--dry-run", "--all", "--yes")["left"] == 3
     assert len(there.read("dead", "list")["letters"]) == 3
@@ -119,18 +119,18 @@ def test_a_dry_run_touches_nothing(there: Terminal) -> None:
 def test_where_nobody_can_be_asked_nothing_is_done_without_yes(there: Terminal) -> None:
     ids = fail(there, 3)
 
-    assert "Redrive 2 of 3 dead letters? Nobody can be asked here; give --yes" in there.refused(
+    assert "Redrive 2 of 3 dead letters? This is not a terminal to ask on; give --yes" in there.refused(
         *("dead", "redrive", "--limit", "2")
     )
     assert "Delete 1 dead letter?" in there.refused("dead", "purge", "--tag", "n1")
-    assert "for good? Nobody can be asked here; give --yes" in there.refused("jobs", "delete", ids[0])
+    assert "for good? This is not a terminal to ask on; give --yes" in there.refused("jobs", "delete", ids[0])
     assert len(there.read("dead", "list")["letters"]) == 3
 
 
 def test_a_purge_needs_a_filter_or_all(there: Terminal) -> None:
     ids = fail(there, 3)
 
-    assert "narrow it, with --task for example, or say --all" in there.refused("dead", "purge", "--yes")
+    assert "narrow it, with --task for example, or give --all" in there.refused("dead", "purge", "--yes")
     assert there.run("dead", "purge", "--tag", "n1", "--yes").stdout == "1 dead letter was deleted\n"
     assert there.run("jobs", "show", ids[1]).exit_code == 4
     assert [ref["id"] for ref in there.read("dead", "purge", "--all", "--yes")["done"]] == [ids[0], ids[2]]
@@ -141,7 +141,7 @@ def test_what_cannot_be_meant_is_one_line_and_exit_code_2(there: Terminal) -> No
     fail(there, 1)
 
     assert "--fault = 'abc' must be 12 hexadecimal digits" in there.refused("dead", "list", "--fault", "abc")
-    assert "--since = 'soon' is no duration" in there.refused("dead", "list", "--since", "soon")
+    assert "--since = 'soon' is not a duration" in there.refused("dead", "list", "--since", "soon")
     assert "or give an instant, such as 2026-" in there.refused("dead", "list", "--since", "yesterday")
     assert "--since = 1:00:00 ago must lie before --until = 2:00:00 ago" in there.refused(
         *("dead", "list", "--since", "1h", "--until", "2h")
@@ -158,7 +158,7 @@ def test_what_is_no_cursor_is_refused(there: Terminal, cursor: str) -> None:
 
     said = there.refused("dead", "list", "--after", cursor)
     assert said.startswith(f"error: --after {cursor[:1] and repr(cursor)[:2]}")
-    assert "is no cursor; take the one that the page before named" in said
+    assert "is not a cursor; use the one at the end of the previous page" in said
     assert len(said) < 200
 
 

@@ -102,7 +102,7 @@ def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(
     lines = plain.stdout.splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("error"))
     assert "1 job waits in queue 'elsewhere'" in lines[place]
-    assert lines[place + 1].strip() == "remedy: start one: tenure worker module:app -q elsewhere"
+    assert lines[place + 1].strip() == "remedy: start a worker: tenure worker module:app -q elsewhere"
     assert any("has no such task" in line for line in lines)
 
 
@@ -136,9 +136,9 @@ def test_a_storage_that_is_absent_or_refuses_is_a_finding_and_left_untouched(the
 
 
 def test_what_names_no_storage_is_a_mistake(tasks: Terminal) -> None:
-    assert "memory lives in one process" in tasks.refused("doctor", "--url", "memory://")
-    assert "leave --url out, or the app" in tasks.refused("doctor", "tasks:app", "--url", tasks.url)
-    assert "there is no module" in tasks.refused("doctor", "nope:app")
+    assert "a memory storage belongs to one process" in tasks.refused("doctor", "--url", "memory://")
+    assert "give either --url or the app" in tasks.refused("doctor", "tasks:app", "--url", tasks.url)
+    assert "does not exist; run this in" in tasks.refused("doctor", "nope:app")
 
 
 @contextlib.contextmanager
@@ -223,7 +223,7 @@ def test_on_a_redis_deep_tells_what_the_sweeps_have_mended(tasks: Terminal, redi
 
     assert "repairs" in subjects(sound, "ok")
     assert finding["level"] == "warning"
-    assert "mended once among" in finding["message"]
+    assert "repaired inconsistent records once among" in finding["message"]
     assert "nobody in queue 'default': in ready:default without a record; taken out" in finding["message"]
     assert "report it" in finding["remedy"]
     assert "repairs" not in subjects(shallow, "ok", "warning", "error")

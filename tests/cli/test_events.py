@@ -70,8 +70,8 @@ def test_one_job_can_be_asked_for_also_when_it_is_deleted(there: Terminal) -> No
 def test_what_is_no_cursor_or_kind_is_refused(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "--since-cursor 'soon' is no cursor" in there.refused("events", "--since-cursor", "soon")
-    assert "--since-cursor 'soon' is no cursor" in there.refused("events", "-f", "--since-cursor", "soon")
+    assert "--since-cursor 'soon' is not a cursor" in there.refused("events", "--since-cursor", "soon")
+    assert "--since-cursor 'soon' is not a cursor" in there.refused("events", "-f", "--since-cursor", "soon")
     for cursor in ("", "-1", str(2**63), "9" * 5000):
         for live in ((), ("-f",)):
             assert "--since-cursor '" in there.refused("events", *live, "--since-cursor", cursor)

@@ -67,7 +67,7 @@ def test_it_exits_with_4_where_nothing_is_wrong_but_the_name_of_a_queue(tasks: T
 
     assert (seen["status"], seen["queues"].keys()) == ("degraded", {"default", "deflaut"})
     assert seen["complaints"] == [
-        "queue 'deflaut': nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
+        "queue 'deflaut': unknown: it never had a job and no task uses it; check the spelling"
     ]
     tasks.enqueue("add", 1, 2)
     assert tasks.run("health", "-q", "default,deflaut").exit_code == 3
@@ -182,11 +182,11 @@ def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, comman
 def test_how_to_serve_is_a_mistake_where_nothing_is_served(
     tasks: Terminal, command: tuple[str, ...], told: tuple[str, ...]
 ) -> None:
-    assert f"{told[0]} says how to serve health, and nothing is served; give --http" in tasks.refused(*command, *told)
+    assert f"{told[0]} configures the health server, which is off; give --http" in tasks.refused(*command, *told)
 
 
 def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
-    assert "leave --url out, or the app" in tasks.refused("health", "nope:app", "--url", tasks.url)
+    assert "give either --url or the app" in tasks.refused("health", "nope:app", "--url", tasks.url)
 
 
 def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> None:
@@ -281,5 +281,5 @@ def test_serve_waits_for_a_storage_that_is_not_there_yet(there: Terminal) -> Non
 def test_serve_needs_to_know_one_storage(tasks: Terminal) -> None:
     said = tasks.refused("serve", "tasks:app", "--url", "sqlite:///other.db")
 
-    assert "leave --url out, or the app" in said
+    assert "give either --url or the app" in said
     assert not Path("other.db").exists()

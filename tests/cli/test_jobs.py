@@ -52,7 +52,7 @@ def test_quiet_lists_ids_and_jsonl_one_job_a_line(there: Terminal) -> None:
 def test_a_cursor_that_is_none_is_refused(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "--after 'soon' is no cursor" in there.refused("jobs", "list", "--after", "soon")
+    assert "--after 'soon' is not a cursor" in there.refused("jobs", "list", "--after", "soon")
 
 
 @EVERYWHERE
@@ -145,7 +145,7 @@ def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None
         {"queue": "default", "id": second, "verdict": "done", "was": "waiting", "holder": None},
     ]
     assert there.read("jobs", "show", first)["reason"] == "not needed"
-    assert there.run("jobs", "redrive", first).stdout == f"job {first} of queue default is back in line\n"
+    assert there.run("jobs", "redrive", first).stdout == f"job {first} of queue default is back in its queue\n"
     assert there.run("jobs", "redrive", second, "--quiet").stdout == ""
     assert [job["state"] for job in there.read("jobs", "list")["jobs"]] == ["waiting", "waiting"]
 
@@ -180,7 +180,7 @@ def test_who_holds_the_key_of_what_is_redriven_is_named(there: Terminal) -> None
     (told,) = there.read("jobs", "redrive", first, code=1)
     assert (told["verdict"], told["was"], told["holder"]) == ("refused", "failed", second)
     all_of_them = there.run("dead", "redrive", "--yes")
-    assert all_of_them.stdout == "0 dead letters were put back in line\n"
+    assert all_of_them.stdout == "0 dead letters were put back into their queues\n"
     assert all_of_them.stderr == f"job {first} of queue default stays: job {second} holds its unique key\n"
     report = there.read("dead", "redrive", "--yes")
     assert report["held"] == [{"queue": "default", "id": first, "holder": second}]
@@ -217,9 +217,9 @@ def test_an_empty_list_is_no_error(there: Terminal, form: str) -> None:
         (("list", "--queue", ""), "--queue = '' must be a text of"),
         (("list", "--task", ""), "--task = '' must be a text of"),
         (("list", "--queue", "\udcff"), "--queue = '\\udcff' must be a text of"),
-        (("list", "--after", str(2**63)), f"--after '{2**63}' is no cursor"),
-        (("list", "--after", "-1"), "--after '-1' is no cursor"),
-        (("list", "--after", ""), "--after '' is no cursor"),
+        (("list", "--after", str(2**63)), f"--after '{2**63}' is not a cursor"),
+        (("list", "--after", "-1"), "--after '-1' is not a cursor"),
+        (("list", "--after", ""), "--after '' is not a cursor"),
         (("show", "\udcff"), "ID = '\\udcff' must be a text of"),
         (("show", ""), "ID = '' must be a text of"),
         (("show", "x", "--queue", ""), "--queue = '' must be a text of"),

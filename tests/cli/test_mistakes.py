@@ -8,7 +8,7 @@ from tests.cli.terminal import TASKS, Terminal, one_line
 
 pytestmark = pytest.mark.thorough
 
-MEMORY = "memory lives in one process; use sqlite:///..."
+MEMORY = "a memory storage belongs to one process; use sqlite:///..."
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def tasks(terminal: Terminal) -> Terminal:
 @pytest.mark.parametrize(
     ("target", "named", "remedy"),
     [
-        ("nowhere:app", "there is no module 'nowhere'", "PYTHONPATH"),
+        ("nowhere:app", "module 'nowhere' does not exist", "PYTHONPATH"),
         ("tasks:nothing", "module 'tasks' has no 'nothing'", "it has tasks:app"),
         ("tasks:add", "is of type", "it has tasks:app"),
         ("tasks.py", "'tasks.py' names no app", "tasks:app"),
         ("./tasks:app", "names no app", "module:attribute"),
         ("tasks:", "names no app", "module:attribute"),
         (":app", "names no app", "module:attribute"),
-        ("empty", "holds no Tenure", "app = Tenure()"),
+        ("empty", "contains no Tenure app", "app = Tenure()"),
         ("broken", "ZeroDivisionError: division by zero (", "line 3)"),
         ("garbled", "SyntaxError: ", "line 1)"),
         ("needy", "ModuleNotFoundError: No module named 'not_installed' (", "line 1)"),
@@ -55,27 +55,27 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (("worker",), "name one as module:attribute"),
+        (("worker",), "give one as module:attribute"),
         (("worker", "tasks:app", "-q", "mail,,default"), "empty queue"),
         (("worker", "tasks:app", "-c", "0"), "--concurrency"),
         (("worker", "tasks:app", "--processes", "0"), "--processes"),
-        (("worker", "tasks:app", "--drain", "5y"), "--drain = '5y' is no duration"),
-        (("worker", "tasks:app", "--drain", "nan"), "--drain = 'nan' is no duration"),
-        (("worker", "tasks:app", "--drain", "-1"), "--drain = -1.0 must be longer than nothing"),
+        (("worker", "tasks:app", "--drain", "5y"), "--drain = '5y' is not a duration"),
+        (("worker", "tasks:app", "--drain", "nan"), "--drain = 'nan' is not a duration"),
+        (("worker", "tasks:app", "--drain", "-1"), "--drain = -1.0 must be longer than zero"),
         (("--url", "sqlite:///x.db", "worker", "tasks:app"), "a storage of its own"),
         (("worker", "tasks:app", "--log-level", "loud"), "--log-level"),
         (("worker", "tasks:app", "--no-supervisor", "--processes", "2"), "leave --no-supervisor out"),
         (("worker", "tasks:app", "--no-supervisor", "--reload"), "leave --no-supervisor out"),
         (("worker", "tasks:app", "--reload-dir", "nowhere"), "'nowhere' does not exist"),
         (("worker", "tasks:app", "--max-jobs", "0"), "--max-jobs"),
-        (("worker", "tasks:app", "--max-memory", "much"), "--max-memory = 'much' is no size"),
-        (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than nothing"),
+        (("worker", "tasks:app", "--max-memory", "much"), "--max-memory = 'much' is not a size"),
+        (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than zero"),
         (("reaper", "tasks:app", "--grace", "1s"), "leave --grace out"),
         (("reaper", "tasks:app", "--url", "sqlite:///x.db"), "a storage of its own"),
         (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is none that Tenure knows"),
         (("info", "--url", "sqlite:///"), "names no file"),
         (("info", "--url", "sqlite:///x.db?color=red"), "unknown option 'color'"),
-        (("info", "--every", "soon"), "--every = 'soon' is no duration"),
+        (("info", "--every", "soon"), "--every = 'soon' is not a duration"),
         (("info", "-o", "yaml"), "'yaml' is not one of 'table', 'json', 'jsonl'; see tenure info --help"),
         (("jobs", "list", "--state", "dead"), "'dead' is not one of"),
         (("jobs", "show"), "Missing argument 'ID'; see tenure jobs show --help"),
@@ -149,7 +149,7 @@ def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> 
     done = terminal.ended("worker", "nowhere:app", "--processes", "3")
 
     assert done.returncode == 2
-    assert "there is no module 'nowhere'" in one_line(done.stderr)
+    assert "module 'nowhere' does not exist" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -172,7 +172,7 @@ def test_a_worker_without_a_migration_that_it_needs_says_so_once(terminal: Termi
 def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Terminal, args: tuple[str, ...]) -> None:
     said = there.refused(*args)
 
-    assert "there is no database at" in said
+    assert "no database exists at" in said
     assert "--url" in said
     assert not list(there.place.iterdir())
 

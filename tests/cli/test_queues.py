@@ -126,7 +126,7 @@ def test_a_list_tells_what_is_set_for_tasks(there: Terminal) -> None:
     there.run("queues", "pause", "--task", "add", "--task", "bad")
     title, *tasks = there.run("queues", "list").stdout.splitlines()[-5:]
 
-    assert title == "set for a task, in whatever queue:"
+    assert title == "set for a task, in every queue:"
     assert [[part.strip() for part in line.split("  ") if part] for line in tasks] == [
         *(["task", "rate", "state"], ["add", "7/s", "paused"], ["bad", "-", "paused"], ["send", "no limit", "open"]),
     ]
@@ -136,10 +136,10 @@ def test_a_list_tells_what_is_set_for_tasks(there: Terminal) -> None:
 def test_a_rate_that_cannot_be_set_is_a_mistake(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "RATE = 'often' is no rate; write 10/s, 100/m or 5/30s, or none" in there.refused(
+    assert "RATE = 'often' is not a rate; write 10/s, 100/m or 5/30s, or none" in there.refused(
         "queues", "rate", "often", "default"
     )
-    assert "name what to limit" in there.refused("queues", "rate", "1/s")
+    assert "give one or more queues to limit" in there.refused("queues", "rate", "1/s")
 
 
 def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
@@ -156,8 +156,8 @@ def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
 def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "name what to pause: one or more queues, or --task TASK" in there.refused("queues", "pause")
-    assert "name what to resume" in there.refused("queues", "resume")
+    assert "give one or more queues to pause, or --task TASK" in there.refused("queues", "pause")
+    assert "give one or more queues to resume" in there.refused("queues", "resume")
     assert "QUEUE = '' must be a text of 1 to 1,024 bytes" in there.refused("queues", "pause", "")
 
 
@@ -180,13 +180,13 @@ def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> N
     assert line.split()[:2] == ["default", "open"]
     assert line.endswith("exhausted:1")
     capped = there.run("queues", "stats", "--most", "1")
-    assert "only the newest 1 of its jobs were looked at" in capped.stderr
+    assert "only the newest 1 of its jobs were read" in capped.stderr
 
 
 def test_stats_of_a_queue_that_nobody_knows_are_a_mistake(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
-    assert "there is no queue 'nope'; see tenure queues list" in there.refused(
+    assert "unknown queue: 'nope'; see tenure queues list" in there.refused(
         *("queues", "stats", "default", "nope"), code=4
     )
     assert [queue["queue"] for queue in there.read("queues", "stats", "default")] == ["default"]

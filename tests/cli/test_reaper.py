@@ -38,8 +38,8 @@ def test_it_recovers_what_the_dead_left_says_so_and_ends_on_a_signal(
 
     text = "".join(said)
     assert process.returncode == 0
-    assert ("leads from now on" in text) is not bool(election)
-    assert ("leads no longer: resigned" in text) is not bool(election)
+    assert ("is now the leader" in text) is not bool(election)
+    assert ("has lost the leadership: resigned" in text) is not bool(election)
     assert f"recovered job {job} of task add in queue default: run 1 stalled (process_died)" in text
     assert there.read("jobs", "show", job)["state"] == "waiting"
 

@@ -109,8 +109,8 @@ def test_a_trigger_that_makes_no_job_says_so(there: Terminal) -> None:
     told = there.run("schedules", "trigger", "one", "few", "--quiet")
     assert (told.exit_code, told.stdout) == (1, "")
     first, second = told.stderr.splitlines()
-    assert first == f"schedule one: no job, for job {made[0]['id']} in queue default is there already"
-    assert second.startswith("schedule few: throttled, there is room in 3")
+    assert first == f"schedule one: no job: job {made[0]['id']} in queue default exists already"
+    assert second.startswith("schedule few: throttled; possible again in 3")
     assert len(there.read("jobs", "list")["jobs"]) == 2
 
 
@@ -139,7 +139,7 @@ def test_removing_is_asked_for_and_for_good(some: Terminal) -> None:
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "next"])
 def test_a_schedule_that_is_not_there_is_a_mistake(some: Terminal, verb: str) -> None:
-    told = "there is no schedule 'weekly'; known are: nightly, often"
+    told = "schedule 'weekly' is unknown; known are: nightly, often"
 
     assert told in some.refused("schedules", verb, "weekly", code=4)
     assert told in some.refused("schedules", "remove", "--yes", "often", "weekly", code=4)

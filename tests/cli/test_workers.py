@@ -127,7 +127,7 @@ def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     told = there.run("workers", "quiet", "host:7")
-    assert told.stdout == f"worker host:7 ({ANN.id}) is told to claim no more jobs\n"
+    assert told.stdout == f"worker host:7 ({ANN.id}) was asked to claim no more jobs\n"
     assert (orders(there, ANN), orders(there, BOB)) == (("quiet",), ())
 
     assert there.read("workers", "quiet", "--undo", ANN.id) == [
@@ -153,7 +153,7 @@ def test_a_worker_is_named_by_its_id_the_beginning_of_that_its_name_or_its_proce
 def test_a_name_that_nobody_or_more_than_one_has_is_refused_and_nobody_is_told(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
-    assert "there is no worker 'carol'; see tenure workers list" in there.refused(
+    assert "no worker 'carol' exists; see tenure workers list" in there.refused(
         "workers", "stop", "bob", "carol", code=4
     )
     said = there.refused("workers", "stop", "a1")
@@ -180,7 +180,7 @@ def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Ter
     assert f"add {known} of queue default on host:7, run 1, for " in text
     assert " ago it was here:" in text
     assert '  File "tasks.py", line 3, in add' in text
-    assert "not known yet: a run is looked at when it is a beat old" in text
+    assert "unknown yet: the first report comes after one beat" in text
     assert other not in text
     shown = there.run("jobs", "show", known).stdout
     assert "where run 1 is, as of a beat of its worker\n" in shown
@@ -193,4 +193,4 @@ def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Ter
 def test_a_worker_without_runs_has_no_stack(there: Terminal) -> None:
     beat(there, RenewRequest(BOB, worker=INFO))
 
-    assert there.run("workers", "stack", "bob").stdout == "nothing runs there\n"
+    assert there.run("workers", "stack", "bob").stdout == "no runs\n"

@@ -138,7 +138,7 @@ def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
 
 def test_a_run_with_a_process_of_its_own_has_no_neighbours() -> None:
     assert "\nit had a process of its own, a child of its worker\n" in text(alone=True, other_tasks=["send"])
-    assert "beside it ran" not in text(alone=True, other_tasks=["send"])
+    assert "other runs in its process" not in text(alone=True, other_tasks=["send"])
 
 
 def test_what_is_not_known_is_not_told_but_for_the_place() -> None:

@@ -110,9 +110,9 @@ CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
 
 CHANGED: list[tuple[Any, str, str]] = [
-    (math.nan, "value", "nan, which JSON does not have"),
-    ([1, math.inf], "value[1]", "inf, which JSON does not have"),
-    ({"a": [{"b": -math.inf}]}, "value['a'][0]['b']", "-inf, which JSON does not have"),
+    (math.nan, "value", "nan, which JSON cannot express"),
+    ([1, math.inf], "value[1]", "inf, which JSON cannot express"),
+    ({"a": [{"b": -math.inf}]}, "value['a'][0]['b']", "-inf, which JSON cannot express"),
     (b"bytes", "value", "a bytes"),
     ({"seen": {1}}, "value['seen']", "a set"),
     (frozenset(), "value", "a frozenset"),
@@ -222,7 +222,7 @@ def test_what_is_annotated_comes_back_as_it_is() -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_refused_also_where_floats_are_annotated(number: float) -> None:
-    message = f"is {number!r}, which JSON does not have"
+    message = f"is {number!r}, which JSON cannot express"
     with pytest.raises(UsageError, match=message):
         shares.call(number)
     with pytest.raises(UsageError, match=message):

@@ -65,7 +65,7 @@ def test_memory_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "--url", "memory://")
 
     assert done.returncode == 2
-    assert "memory lives in one process; use sqlite:///..." in done.stderr
+    assert "a memory storage belongs to one process; use sqlite:///..." in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

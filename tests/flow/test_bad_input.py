@@ -170,7 +170,9 @@ def test_a_result_that_does_not_fit_its_annotation_fails_the_job_once(play: Play
         ]
         for task, key in wrong:
             job = await task.enqueue(key)
-            with pytest.raises(JobFailedError, match=f"'{task.name}': the result is not what the handler is annotated"):
+            with pytest.raises(
+                JobFailedError, match=f"'{task.name}': the result does not fit the handler's return annotation"
+            ):
                 await job.result()
             record = (await job.info()).job
             assert (record.starts, record.reason, record.failures) == (1, "undecodable", 1)
@@ -240,7 +242,7 @@ def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: 
         assert told == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
         assert await (await based.enqueue()).result() == [Closed(1), Closed(3)]
         assert [type(one) for one in told[:4]] == [int, float, date, date]
-        with pytest.raises(JobFailedError, match="the result is not what the handler is annotated"):
+        with pytest.raises(JobFailedError, match="the result does not fit the handler's return annotation"):
             await (await strict.enqueue()).result()
 
     play(scenario)
@@ -459,7 +461,7 @@ def test_a_job_of_an_unknown_task_is_put_back_once_and_waits_for_a_worker_that_k
         ({"priority": 1.5}, "priority"),
         ({"queue": ""}, "queue"),
         ({"dely": "1s"}, "dely"),
-        ({"run_at": "2026-01-01"}, "run_at = '2026-01-01' is no datetime"),
+        ({"run_at": "2026-01-01"}, "run_at = '2026-01-01' is not a datetime"),
         ({"run_at": None}, "run_at"),
         ({"id": 5}, "id = 5 must be a text"),
         ({"id": ""}, "id"),
@@ -467,7 +469,7 @@ def test_a_job_of_an_unknown_task_is_put_back_once_and_waits_for_a_worker_that_k
         ({"priority": True}, "priority"),
         ({"stall": "30s"}, r"stall = '30s' must be a Stall; write stall=Stall\(interval"),
         ({"tags": 5}, r"tags = 5 must be several, in a list; write tags=\["),
-        ({"tags": [5]}, "tags has 5, which is no text"),
+        ({"tags": [5]}, "tags has 5, which is not a text"),
         ({"tags": "urgent"}, r"tags = 'urgent' is a single text, not several; write tags=\['urgent'\]"),
     ],
 )
@@ -653,9 +655,9 @@ def test_an_option_of_a_worker_without_a_valid_value_is_refused(options: dict[st
 @pytest.mark.parametrize(
     ("kind", "scope", "named"),
     [
-        ("JobStalled", "once", "'JobStalled' is no event.*; use a class such as JobStalled"),
-        (print, "once", "is no event"),
-        (ValueError, "once", "is no event"),
+        ("JobStalled", "once", "'JobStalled' is not an event class.*; use a class such as JobStalled"),
+        (print, "once", "is not an event class"),
+        (ValueError, "once", "is not an event class"),
         (JobStalled, "all", "scope = 'all' is unknown; use one of 'once', 'every'"),
     ],
 )
@@ -665,7 +667,7 @@ def test_what_is_no_event_is_refused_before_there_is_a_handler(owner: Any, kind:
 
 
 def test_a_task_is_told_of_its_jobs_only_and_a_handler_can_be_called() -> None:
-    with pytest.raises(UsageError, match="no event of a job"):
+    with pytest.raises(UsageError, match="not an event class of jobs"):
         tasks().on(WorkerStarted)
     with pytest.raises(UsageError, match="5 cannot be called"):
         tasks().on(JobStalled)(5)
@@ -746,7 +748,7 @@ def test_a_result_of_another_type_than_the_waiter_expects_is_told_with_job_and_t
 
         await stage.start(other.worker())
         job = await count.options(id="a").enqueue()
-        with pytest.raises(UsageError, match=r"job a of task 'count' is completed.*Expected `int`, got `str`; mend"):
+        with pytest.raises(UsageError, match=r"job a of task 'count' is completed.*Expected `int`, got `str`; fix"):
             await job.result()
 
         assert await job.state() is State.COMPLETED

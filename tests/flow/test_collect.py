@@ -207,7 +207,7 @@ def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Pl
         ran: list[Any] = []
         strict = indexing(new, ran)
         good, bad = await old.enqueue_many([index.call({"tenant": "a", "number": 1}), index.call("what?")])
-        with pytest.raises(UsageError, match="has gathered what cannot be read"):
+        with pytest.raises(UsageError, match="has collected items that cannot be decoded"):
             await strict.gathered()
         await stage.start(new.worker())
         for job in (good, bad):
@@ -461,8 +461,8 @@ def test_a_payload_without_all_that_was_gathered_is_never_run() -> None:
     codec = index.standing.app.codec
     frame = len(job.payload).to_bytes(4, "big") + job.payload
 
-    assert index.signature.gathered(codec, frame, 1) == (([Doc("a")],), {})
-    with pytest.raises(ValueError, match="holds 1 of the 2 calls"):
-        index.signature.gathered(codec, frame, 2)
+    assert index.signature.decode_batch(codec, frame, 1) == (([Doc("a")],), {})
+    with pytest.raises(ValueError, match="holds 1 of the 2 collected calls"):
+        index.signature.decode_batch(codec, frame, 2)
     with pytest.raises(msgspec.DecodeError):
-        index.signature.gathered(codec, frame[:-1] + b"?", 1)
+        index.signature.decode_batch(codec, frame[:-1] + b"?", 1)

@@ -70,12 +70,12 @@ def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> No
 @pytest.mark.parametrize(
     ("after", "told"),
     [
-        (fewer, "parameter 'b' is gone"),
+        (fewer, "parameter 'b' was removed"),
         (strict, "parameter 'b' has no default any more"),
         (added, "parameter 'c' is new and has no default"),
         (retyped, "parameter 'a' was int, and is str"),
-        (gathered, "parameter 'b' gathers its arguments in another way"),
-        (kept, "parameter 'b' is gone"),
+        (gathered, "parameter 'b' collects its arguments in another way"),
+        (kept, "parameter 'b' was removed"),
     ],
 )
 def test_changes_that_break_older_jobs_are_told_unless_the_version_is_raised(
@@ -117,7 +117,7 @@ def _readable(app: Tenure, task: Any, payload: bytes) -> bool:
 def test_a_task_that_is_gone_or_goes_back_to_an_older_version_is_told() -> None:
     old = seen(base, version=3)
 
-    assert incompatible(old, {}) == ["task 'task' is gone: its jobs would wait for a worker that knows it"]
+    assert incompatible(old, {}) == ["task 'task' was removed: its jobs would wait for a worker that knows it"]
     assert incompatible(old, seen(base, version=2)) == [
         "task 'task' goes back from version 3 to 2: its jobs would wait for newer workers"
     ]
@@ -258,7 +258,9 @@ def test_a_type_that_becomes_narrower_is_told(before: Any, after: Any) -> None:
     "wrong", [None, 5, [], {"task": 5}, {"task": {"version": "1", "parameters": {}}}, {"task": {}}]
 )
 def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"old is no snapshot of tasks: .*; give what app\.signatures\(\) returned"):
+    with pytest.raises(
+        UsageError, match=r"old is not a snapshot of tasks: .*; give the return value of app\.signatures\(\)"
+    ):
         incompatible(wrong, {})
-    with pytest.raises(UsageError, match="new is no snapshot"):
+    with pytest.raises(UsageError, match="new is not a snapshot"):
         incompatible({}, wrong)

@@ -213,7 +213,7 @@ def test_pages_go_on_where_the_one_before_ended_also_where_the_storage_cannot_fi
         assert [len(page) for page in sifted if page] == [5, 5, 3]
         assert [job for page in sifted for job in page] == keys
         assert await through(DeadFilter(error="NobodysError"), 5) == [[]]
-        with pytest.raises(UsageError, match="after = 'soon' is no cursor"):
+        with pytest.raises(UsageError, match="after = 'soon' is not a cursor"):
             await app.dead.page(after="soon")
 
     play(scenario)
@@ -470,11 +470,11 @@ def test_a_rule_redrives_by_itself_each_time_later_and_then_leaves_it_to_people(
         ({"tasks": [7]}, r"tasks = 7 must be a text"),
         ({"reasons": ["tired"]}, r"reasons = 'tired' is unknown; use one of 'exhausted'"),
         ({"error": ValueError}, r"error = <class 'ValueError'> must be a text"),
-        ({"fingerprint": "abc"}, r"fingerprint = 'abc' must be 12 hexadecimal digits; take one from"),
+        ({"fingerprint": "abc"}, r"fingerprint = 'abc' must be 12 hexadecimal digits; app.dead.groups"),
         ({"tags": "x"}, r"tags = 'x' is a single text"),
         ({"since": datetime(2026, 1, 1)}, r"since = .* has no time zone"),
-        ({"since": "yesterday"}, r"since = 'yesterday' is no duration"),
-        ({"until": [1]}, r"until = \[1\] is no time; give an aware datetime, or how long ago"),
+        ({"since": "yesterday"}, r"since = 'yesterday' is not a duration"),
+        ({"until": [1]}, r"until = \[1\] is not a time; give an aware datetime, or how long ago"),
         ({"since": "1h", "until": "2h"}, r"since = .* must lie before until"),
         ({"since": datetime(2026, 1, 2, tzinfo=UTC), "until": datetime(2026, 1, 1, tzinfo=UTC)}, r"must lie before"),
     ],

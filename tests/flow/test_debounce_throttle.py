@@ -309,9 +309,11 @@ def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
         throttle=Throttle(max=1, window="1m"), rate="1/s", fair_key="{doc}", concurrency_key="{doc}", strict=True
     )
     app = Tenure("memory://", defaults=common)
-    with pytest.raises(UsageError, match=r"throttle and debounce contradict .* or undo what is set below by throttle="):
+    with pytest.raises(
+        UsageError, match=r"throttle and debounce contradict .* or switch the inherited one off with throttle="
+    ):
         saving(app, [], debounce=Debounce(delay=1))
-    with pytest.raises(UsageError, match=r"lifo and fair_key contradict .* by lifo=False or fair_key=False"):
+    with pytest.raises(UsageError, match=r"lifo and fair_key contradict .* with lifo=False or fair_key=False"):
         saving(app, [], lifo=True)
 
     @app.task(name="free", throttle=False, rate=False, fair_key=False, concurrency_key=False, strict=False, lifo=True)
@@ -328,9 +330,9 @@ def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Debounce(delay=0), "Debounce.delay = 0 must be longer than nothing"),
+        (lambda: Debounce(delay=0), "Debounce.delay = 0 must be longer than zero"),
         (lambda: Debounce(delay="5s", max_wait="1s"), "Debounce.max_wait = 1s is under its delay of 5s"),
-        (lambda: Debounce(delay="5s", max_wait="soon"), "Debounce.max_wait = 'soon' is no duration"),
+        (lambda: Debounce(delay="5s", max_wait="soon"), "Debounce.max_wait = 'soon' is not a duration"),
         (lambda: Debounce("", delay="5s"), "debounce = ''"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_declared_task_gathers_here_what_its_handler_gets_elsewhere(play: Play
         assert await store([Receipt(1)], hurry=1) == 1
         with pytest.raises(UsageError, match="only declared here"):
             declared(Receipt(1))
-        with pytest.raises(UsageError, match="only declared here; give its hook"):
+        with pytest.raises(UsageError, match="only declared here; register its hook"):
             declared.on_cancel(_untold)
         with pytest.raises(UsageError, match="argument 'docs"):
             await declared.enqueue(cast(Any, "no receipt"))
@@ -187,9 +187,9 @@ def test_a_declared_task_says_that_it_cannot_be_called() -> None:
 
     with pytest.raises(UsageError, match=r"'mail\.send' is only declared here, its handler runs elsewhere; enqueue it"):
         send("a@b.example")
-    with pytest.raises(UsageError, match=r"give its hook to what @app.implement"):
+    with pytest.raises(UsageError, match=r"register its hook on the result of @app.implement"):
         send.on_cancel(receipt)
-    with pytest.raises(UsageError, match=r"give its migrations to what @app.implement"):
+    with pytest.raises(UsageError, match=r"register its migrations on the result of @app.implement"):
         send.migrate(from_version=1)
     assert (app.tasks, list(app.declared), app.find_task("mail.send")) == ({}, ["mail.send"], send)
     with pytest.raises(UnknownTaskError, match=r"known are: mail\.send"):
@@ -356,12 +356,12 @@ def test_a_declaration_is_implemented_in_the_app_that_has_it() -> None:
 
     with pytest.raises(UsageError, match="'send' is declared in another app; implement it there"):
         other_app.implement(send)(receipt)
-    with pytest.raises(UsageError, match=r"'mail\.send' is of a router that no app includes yet"):
+    with pytest.raises(UsageError, match=r"'mail\.send' belongs to a router that no app includes yet"):
         app.implement(unincluded)(receipt)
     for wrong in (receipt, app.task(name="own")(receipt)):
-        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
+        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give the result of @app.declare"):
             loose.implement(wrong)
-        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give what @app.declare"):
+        with pytest.raises(UsageError, match=r"must be a DeclaredTask; give the result of @app.declare"):
             Router().implement(wrong)  # type: ignore[call-overload]  # pyright: ignore
     assert (list(app.tasks), list(other_app.tasks)) == (["own"], [])
 

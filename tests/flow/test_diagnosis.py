@@ -81,7 +81,7 @@ def test_active_jobs_that_nobody_would_recover_are_an_error() -> None:
     finding = one(structs.replace(WELL, queues=(queue(active=2),), swept_ago=None, leaders=()))
 
     assert (finding.level, finding.subject) == ("error", "reaper")
-    assert finding.message.startswith("2 jobs are active and nobody has ever swept")
+    assert finding.message.startswith("2 jobs are active and no process has ever swept")
 
 
 def test_that_nobody_sweeps_is_a_warning_as_long_as_nothing_runs() -> None:
@@ -121,7 +121,7 @@ def test_a_run_that_ignores_its_stop_is_a_warning_with_its_job() -> None:
 
     assert (finding.level, finding.subject) == ("warning", "exclusive")
     assert "'host:1' (pid 1)" in finding.message
-    assert "of job 'a'" in finding.message
+    assert "job 'a'" in finding.message
     gone = found(structs.replace(WELL, workers=(structs.replace(worker, died=True), WORKER)))
     assert "exclusive" not in [finding.subject for finding in gone]
 
@@ -146,7 +146,7 @@ def test_jobs_of_a_paused_task_are_a_warning() -> None:
     parked = job(state=State.WAITING, parked_under="paused:t")
     finding = one(structs.replace(WELL, paused_tasks=("t", "idle")), pending=(parked,))
 
-    assert finding.message == "1 job of task 't' held back, which somebody has paused"
+    assert finding.message == "1 job of task 't' held back, which is paused"
 
 
 def parked(id_: str, **fields: Any) -> JobRecord:
@@ -157,7 +157,7 @@ def test_who_waits_for_a_slot_that_nobody_holds_is_parked_for_ever() -> None:
     finding = one(pending=(parked("a"), parked("b")))
 
     assert (finding.level, finding.subject) == ("error", "parked")
-    assert finding.message == "2 jobs in queue 'q' wait for a slot under key 'k', and no job holds one"
+    assert finding.message == "2 jobs in queue 'q' wait for key 'k', and no job holds it"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_schedule_that_nobody_fires_is_an_error() -> None:
     finding = one(structs.replace(WELL, schedules=(due, structs.replace(due, name="off", paused=True))))
 
     assert (finding.level, finding.subject) == ("error", "schedules")
-    assert finding.message == "1 schedule due and not fired by anybody, up to 60.0 s late: nightly"
+    assert finding.message == "1 schedule due and not fired, up to 60.0 s late: nightly"
     assert found(structs.replace(WELL, schedules=(structs.replace(due, next_tick=NOW - SECOND),))) == []
 
 
@@ -219,7 +219,7 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
     assert unbounded.message.startswith(
         "7 tasks with neither timeout nor heartbeat_timeout: slow0, slow1, slow2, slow3, slow4 and 2 more;"
     )
-    assert unknown.message == "1 job of task 'gone' to run, and the app that was given has no such task"
+    assert unknown.message == "1 job of task 'gone' wait, and the given app has no such task"
     assert (unbounded.level, unknown.level) == ("warning", "warning")
 
 

@@ -280,7 +280,7 @@ def test_a_handler_registered_late_for_what_no_queue_records_is_warned_about(
         await asyncio.sleep(5)
 
     play(scenario)
-    assert [record.getMessage() for record in caplog.records if "of started hear" in record.getMessage()]
+    assert [record.getMessage() for record in caplog.records if "of started receive" in record.getMessage()]
 
 
 class Reversing:
@@ -412,7 +412,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
 
 def test_what_is_no_event_cannot_be_listened_for() -> None:
     app = Tenure("memory://")
-    with pytest.raises(UsageError, match="no event"):
+    with pytest.raises(UsageError, match="not an event class"):
         app.on(ValueError)(print)  # type: ignore[type-var]
     with pytest.raises(UsageError, match="scope"):
         app.on(JobCompleted, scope="all")(print)

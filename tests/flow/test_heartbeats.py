@@ -20,7 +20,7 @@ from tenure import (
 )
 from tenure.core.job import Owner
 from tenure.core.settlement import Settlement
-from tenure.handlers.context import Signs
+from tenure.handlers.context import ProgressReports
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
@@ -359,7 +359,7 @@ def test_of_lines_that_wait_for_a_beat_the_newest_are_kept_and_the_others_counte
 
 
 def test_lines_that_come_back_in_any_order_are_kept_in_theirs() -> None:
-    signs = Signs()
+    signs = ProgressReports()
     signs.log(1.0, "info", "first", {})
     first = signs.take()
     signs.log(2.0, "info", "second", {})

@@ -527,13 +527,13 @@ def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
 
     def within() -> None:
         with app.override(real, fake):
-            assert app.equipment().replaced == {real: fake}
-            assert other.equipment().replaced == {}
+            assert app.runtime().overrides == {real: fake}
+            assert other.runtime().overrides == {}
             raise KeyError
 
     with pytest.raises(KeyError):
         within()
-    assert app.equipment().replaced == {}
+    assert app.runtime().overrides == {}
 
 
 def test_middleware_may_bring_what_would_be_injected(play: Play) -> None:
@@ -818,8 +818,8 @@ def needy() -> Any:
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        ((1,), {"db": "mine"}, "'db' is injected where the job runs; leave it out"),
-        ((1,), {"log": "mine"}, "'log' is injected where the job runs"),
+        ((1,), {"db": "mine"}, "'db' is injected by the worker; leave it out"),
+        ((1,), {"log": "mine"}, "'log' is injected by the worker"),
         ((1, "mine"), {}, "too many positional arguments; its signature is \\(user: int, \\*, cents: int = 1, note"),
         ((), {"cents": 2}, "user"),
     ],
@@ -850,7 +850,7 @@ def test_no_payload_brings_what_is_injected() -> None:
 def test_a_direct_call_passes_it_itself() -> None:
     pay = needy()
 
-    with pytest.raises(UsageError, match=r"only a worker injects; pass db=\.\.\., log=\.\.\."):
+    with pytest.raises(UsageError, match=r"only a worker injects values; pass db=\.\.\., log=\.\.\."):
         asyncio.run(pay(1))
     with pytest.raises(UsageError, match=r"pass log=\.\.\.$"):
         asyncio.run(pay(1, "mine"))
@@ -892,9 +892,9 @@ class Unhashable:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("db", r"Inject\('db'\) is no provider; give the function itself"),
-        (Inject(get_db), r"Inject\(Inject\(get_db\)\) is no provider"),
-        (asks, "the provider asks takes 'user', which nobody gives it; write user = Inject"),
+        ("db", r"Inject\('db'\) is not a provider; give the function itself"),
+        (Inject(get_db), r"Inject\(Inject\(get_db\)\) is not a provider"),
+        (asks, "the provider asks takes 'user', which has no value; write user = Inject"),
         (Unhashable(), "unhashable.*wrap it in a function"),
         (dict, "wrap it in a function that takes nothing"),
     ],
@@ -933,7 +933,7 @@ def test_a_replacement_that_asks_for_what_it_replaces_is_refused() -> None:
 
     with pytest.raises(UsageError, match="in a circle"):
         app.override(get_db, around).__enter__()
-    assert app.equipment().replaced == {}
+    assert app.runtime().overrides == {}
 
 
 def by_place(db: str = Inject(get_db), /) -> None: ...
@@ -948,8 +948,8 @@ def annotated(db: Annotated[str, Inject(get_db)]) -> None: ...
 @pytest.mark.parametrize(
     ("handler", "says"),
     [
-        (by_place, r"task '.*by_place': 'db' is injected and positional only; put it behind a \*"),
-        (before_the_rest, r"'db' is injected and stands before \*users; put it behind"),
+        (by_place, r"task '.*by_place': 'db' is injected and positional only; put it after a \*"),
+        (before_the_rest, r"'db' is injected and precedes \*users; put it after that"),
         (annotated, "'db' is injected by its annotation; write db: "),
     ],
 )

@@ -281,14 +281,14 @@ def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
     ("key", "told"),
     [
         ("account:{acount}", "names 'acount', which task 'charge' does not take; it takes account, number"),
-        ("account:{", "is no template"),
+        ("account:{", "is not a template"),
         ("{0}", "names '0'"),
         (7, "must be a template"),
         ("", "concurrency_key"),
-        ("{number:>{number}}", "lets an argument say how to format"),
+        ("{number:>{number}}", "takes a format from an argument"),
         (asyncio.sleep, "is a coroutine function"),
-        ("singleton:x", "begins with a word that is taken"),
-        ("paused:{account}", "begins with a word that is taken"),
+        ("singleton:x", "begins with a reserved word"),
+        ("paused:{account}", "begins with a reserved word"),
     ],
 )
 def test_a_key_that_cannot_be_made_is_refused_when_the_task_is_defined(key: Any, told: str) -> None:
@@ -305,7 +305,7 @@ def test_a_key_that_fails_on_its_arguments_is_refused_at_the_call() -> None:
         lookup.call("a")
     with pytest.raises(UsageError, match="concurrency_key"):
         empty.call("")
-    with pytest.raises(UsageError, match="begins with a word that is taken"):
+    with pytest.raises(UsageError, match="begins with a reserved word"):
         empty.options(concurrency_key="singleton:charge")
     with pytest.raises(UsageError, match="concurrency_limit"):
         empty.options(concurrency_limit=0)

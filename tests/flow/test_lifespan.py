@@ -465,9 +465,9 @@ async def of_nothing() -> AsyncGenerator[None]:
     ("given", "says"),
     [
         ({"db": 1}, "lifespan = .* must be a function of the app, made with asynccontextmanager"),
-        (undecorated, "is no async context manager; decorate it with contextlib.asynccontextmanager"),
-        (coroutine, "is no async context manager; decorate it"),
-        (of_nothing, "cannot be called with the app: too many positional arguments; let it take it"),
+        (undecorated, "is not an async context manager; decorate it with contextlib.asynccontextmanager"),
+        (coroutine, "is not an async context manager; decorate it"),
+        (of_nothing, "cannot be called with the app: too many positional arguments; give it one parameter"),
     ],
 )
 def test_what_is_no_lifespan_is_refused_where_the_app_is_made(given: Any, says: str) -> None:
@@ -486,7 +486,9 @@ def nothing(app: Tenure) -> None: ...
 @pytest.mark.parametrize("given", [plain, nothing])
 def test_what_makes_no_async_context_manager_is_refused_by_the_start(play: Play, given: Callable[..., Any]) -> None:
     async def scenario(stage: Stage) -> None:
-        with pytest.raises(UsageError, match=r"no async context manager; decorate .* with contextlib\.asynccontext"):
+        with pytest.raises(
+            UsageError, match=r"not an async context manager; decorate .* with contextlib\.asynccontext"
+        ):
             await stage.start(stage.app(lifespan=given).worker())
 
     play(scenario)

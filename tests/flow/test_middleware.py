@@ -182,7 +182,7 @@ def test_to_go_on_twice_fails_the_run_and_says_whose_fault_it_is(play: Play) -> 
         await stage.start(app.worker())
         job = await task.enqueue()
 
-        with pytest.raises(JobFailedError, match=r"UsageError.*stubborn has gone on twice"):
+        with pytest.raises(JobFailedError, match=r"UsageError.*stubborn called proceed\(\) twice"):
             await job.result()
         assert calls == [1]
 

@@ -119,7 +119,7 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
     [
         ({"lifo": True, "fair_key": "{tenant}"}, "lifo and fair_key contradict each other"),
         ({"lifo": True, "strict": True}, "lifo and strict contradict each other"),
-        ({"fair_weight": 3}, 'fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant'),
+        ({"fair_weight": 3}, 'fair_weight needs a fair_key; give one, fair_key="tenant'),
         ({"lifo": 1}, "lifo = 1 must be True or False"),
         ({"fair_key": "{tenat}"}, "fair_key = '{tenat}' names 'tenat', which task 'list' does not take"),
         ({"fair_key": 3}, "fair_key = 3 must be a template"),
@@ -150,7 +150,7 @@ def test_an_order_that_cannot_be_is_refused_when_it_comes_together() -> None:
 
 def test_a_weight_needs_a_key_wherever_that_comes_from() -> None:
     plain = listing(Tenure("memory://"), [])
-    with pytest.raises(UsageError, match="fair_weight is that of a fair_key"):
+    with pytest.raises(UsageError, match="fair_weight needs a fair_key"):
         plain.options(fair_weight=3)
     assert plain.options(fair_weight=3, fair_key="a").call("b").job.weight == 3
     keyed = Tenure("memory://", defaults=TaskOptions(fair_key="{tenant}"))

@@ -319,7 +319,7 @@ async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_besid
     witness = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
 
-    assert "beside it ran" not in await told(storage, alone)
+    assert "other runs in its process" not in await told(storage, alone)
     assert "other runs in its process: 1 other, of resize\n" in await told(storage, one)
     assert "other runs in its process: 1 other, of resize\n" in await told(storage, other)
 

@@ -176,13 +176,13 @@ def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
 @pytest.mark.parametrize(
     ("rate", "told"),
     [
-        ("10", 'rate = \'10\' is no rate; write rate="10/s", "100/m" or Rate'),
-        ("10 a second", "is no rate"),
-        (10, "rate = 10 is no rate"),
+        ("10", 'rate = \'10\' is not a rate; write rate="10/s", "100/m" or Rate'),
+        ("10 a second", "is not a rate"),
+        (10, "rate = 10 is not a rate"),
         ("0/s", "Rate.max = 0 must be 1 or more; to let none start, pause"),
         ("5/0s", "Rate.per"),
         ((), r"rate = \(\) has none in it"),
-        (("10/s", "600/m"), "says the same twice"),
+        (("10/s", "600/m"), "has two rates with the same period and key"),
     ],
 )
 def test_a_rate_that_cannot_be_is_refused(rate: Any, told: str) -> None:
@@ -213,7 +213,7 @@ async def test_what_is_set_for_all_jobs_has_no_key() -> None:
 
     with pytest.raises(UsageError, match="has a key, and what is set here holds for all"):
         await app.queue("default").set_rate(Rate(1, key="k"))
-    with pytest.raises(UsageError, match="is no rate"):
+    with pytest.raises(UsageError, match="is not a rate"):
         await call.set_rate("often")
     with pytest.raises(UsageError, match=r"rate = '\{host\}' names 'host'"):
         app.task(name="other", rate=Rate(1, key="{host}"))(call.function)

@@ -91,5 +91,5 @@ def test_what_is_no_limit_is_refused() -> None:
 
     with pytest.raises(UsageError, match="max_jobs"):
         app.worker(max_jobs=0)
-    with pytest.raises(UsageError, match="max_memory = 'much' is no size"):
+    with pytest.raises(UsageError, match="max_memory = 'much' is not a size"):
         app.worker(max_memory="much")

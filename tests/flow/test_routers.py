@@ -101,7 +101,9 @@ def test_a_task_of_a_router_that_no_app_includes_says_what_to_do() -> None:
     async def charge(account: int) -> None: ...
 
     for use in (charge.call, charge.options(priority=1).call):
-        with pytest.raises(UsageError, match=r"'billing.charge' is of a router that no app includes yet.*app\.include"):
+        with pytest.raises(
+            UsageError, match=r"'billing.charge' belongs to a router that no app includes yet.*app\.include"
+        ):
             use(1)
     with pytest.raises(UsageError, match=r"app\.include"):
         charge.job("id")
@@ -230,10 +232,10 @@ def test_two_tasks_of_one_router_under_one_name_are_refused_when_it_is_included(
         (lambda: Loose().task(name=""), "name"),
         (lambda: Loose().task(5), "5 cannot be called"),
         (lambda: Loose().task(Loose().task(lambda: None)), "is a task already"),
-        (lambda: Loose().on(int), "is no event"),
+        (lambda: Loose().on(int), "is not an event class"),
         (lambda: Loose().on(JobCompleted, scope="all"), "scope"),
-        (lambda: Loose().on(JobCompleted)(5), "hears nothing"),
-        (lambda: Loose().task(lambda: None).on(int), "no event of a job"),
+        (lambda: Loose().on(JobCompleted)(5), "cannot handle events"),
+        (lambda: Loose().task(lambda: None).on(int), "not an event class of jobs"),
         (lambda: Loose().include(5), "router = 5 must be a Router; write"),
         (lambda: LooseApp("memory://").include(LooseApp("memory://")), "must be a Router; write"),
     ],
@@ -373,7 +375,7 @@ def takes_one(number: int) -> None: ...
         (lambda: Loose().every("1s", args=5)(takes_one), "args = 5 must be several"),
         (lambda: Loose().every("1s")(takes_one), "missing a required argument: 'number'"),
         (lambda: Loose().every("1s", args=[1], grace=-1)(takes_one), "grace"),
-        (lambda: Loose().every("1s", args=[1])(Loose().task(takes_one)), "no task of <router ''>"),
+        (lambda: Loose().every("1s", args=[1])(Loose().task(takes_one)), "not a task of <router ''>"),
         (lambda: Loose().every("1s", queue="a")(Loose().task(takes_one)), "has its options already"),
         (lambda: Loose().middleware(takes_one), "must be a coroutine function"),
     ],
@@ -410,7 +412,7 @@ def test_a_schedule_that_cannot_be_made_keeps_its_whole_router_out() -> None:
     free = Tenure("memory://")
     free.include(outer)
     assert sorted(free.tasks) == ["b", "p.a"]
-    assert sorted(free.equipment().schedules) == ["p.often", "p.seldom"]
+    assert sorted(free.runtime().schedules) == ["p.often", "p.seldom"]
 
 
 def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> None:
@@ -423,7 +425,7 @@ def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> Non
     with pytest.raises(UsageError, match="'number': Expected `int`"):
         app.include(router)
 
-    assert (app.tasks, dict(app.equipment().schedules)) == ({}, {})
+    assert (app.tasks, dict(app.runtime().schedules)) == ({}, {})
 
 
 def test_a_function_whose_schedule_cannot_be_made_is_no_task_of_the_app() -> None:

@@ -160,11 +160,9 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
 def test_what_is_said_where_a_task_is_made_is_no_option_of_a_schedule(options: dict[str, Any]) -> None:
     (name,) = options
     for home in (Tenure("memory://"), Router()):
-        with pytest.raises(
-            UsageError, match=rf"{name} is said where a task is made; put @app.task\({name}=...\) below"
-        ):
+        with pytest.raises(UsageError, match=rf"{name} is an option of the task; put @app.task\({name}=...\) below"):
             home.cron("@daily", **options)
-        with pytest.raises(UsageError, match=f"{name} is said where a task is made"):
+        with pytest.raises(UsageError, match=f"{name} is an option of the task"):
             home.every("1h", **options)
 
 
@@ -201,10 +199,10 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
         @app.task(name="work")
         async def work() -> None: ...
 
-        with pytest.raises(UnknownScheduleError, match="there is no schedule 'nightly'; known are: none"):
+        with pytest.raises(UnknownScheduleError, match="schedule 'nightly' is unknown; known are: none"):
             await getattr(app.schedules, verb)("nightly")
         await app.schedules.put("hourly", work.call(), cron="@hourly")
-        with pytest.raises(UnknownScheduleError, match="there is no schedule 'nightly'; known are: hourly"):
+        with pytest.raises(UnknownScheduleError, match="schedule 'nightly' is unknown; known are: hourly"):
             await getattr(app.schedules, verb)("nightly")
 
     play(scenario)
@@ -217,14 +215,14 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
     ("verb", "given", "options", "told"),
     [
         ("cron", "0 4 * *", {}, "cron = '0 4 * *' has 4 fields, not 5 or 6"),
-        ("cron", "0 4 * * *", {"tz": "Mars/Olympus"}, "tz = 'Mars/Olympus' is no time zone"),
+        ("cron", "0 4 * * *", {"tz": "Mars/Olympus"}, "tz = 'Mars/Olympus' is not a time zone"),
         ("cron", None, {}, "give either cron="),
         ("every", "10ms", {}, "every = '10ms' is less than a second"),
-        ("every", "often", {}, "every = 'often' is no duration"),
+        ("every", "often", {}, "every = 'often' is not a duration"),
         ("every", "1m", {"missed": "some"}, "missed = 'some' is unknown; use one of"),
         ("every", "1m", {"missed": []}, "missed = [] is unknown; use one of"),
         ("every", "1m", {"overlap": "all"}, "overlap = 'all' is unknown; use one of"),
-        ("every", "1m", {"grace": -1}, "grace = -1 must be longer than nothing"),
+        ("every", "1m", {"grace": -1}, "grace = -1 must be longer than zero"),
         ("every", "1m", {"grace": "0.5s"}, "grace = '0.5s' is less than a second"),
         ("every", "1m", {"name": ""}, "name = '' must be a text"),
         ("every", "1m", {"name": "x" * 201}, "has over 200 bytes; give the schedule a shorter name="),
@@ -275,7 +273,7 @@ def test_only_a_task_of_the_app_can_be_scheduled_by_it() -> None:
     @router.task(name="work")
     async def work() -> None: ...
 
-    with pytest.raises(UsageError, match="is no task of this app; include its router first"):
+    with pytest.raises(UsageError, match="is not a task of this app; include its router first"):
         app.every("1h")(work)
     app.include(router)
 
@@ -293,7 +291,7 @@ def test_no_number_of_missed_ticks_is_made_up_for_that_is_none(most: Any) -> Non
     [
         ({}, "give either cron="),
         ({"cron": "@daily", "every": "1h"}, "give either cron="),
-        ({"every": "1h", "tz": "Europe/Vienna"}, "tz = 'Europe/Vienna' means nothing to an interval"),
+        ({"every": "1h", "tz": "Europe/Vienna"}, "tz = 'Europe/Vienna' has no effect on an interval"),
         ({"cron": "0 0 30 2 *"}, "is never due"),
     ],
 )
@@ -310,7 +308,7 @@ async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[s
     with pytest.raises(UsageError, match="call = "):
         await app.schedules.put("nightly", work, every="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await app.schedules.put("hourly", work.call(), every="1h")
-    with pytest.raises(UsageError, match="tz = 'UTC' means nothing to an interval"):
+    with pytest.raises(UsageError, match="tz = 'UTC' has no effect on an interval"):
         await app.schedules.update("hourly", tz="UTC")
     with pytest.raises(UsageError, match="call = "):
         await app.schedules.update("hourly", work)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

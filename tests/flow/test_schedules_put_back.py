@@ -44,7 +44,7 @@ async def test_schedules_are_put_back_though_an_attempt_fails(error: Exception) 
     putting = asyncio.create_task(
         put_back(
             storage,
-            app.equipment().schedules.values(),
+            app.runtime().schedules.values(),
             lost=lost,
             rng=Random(1),
             logger=logging.getLogger("tenure"),

@@ -397,10 +397,13 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: Unique(scope="unfinishd"), r"Unique.scope = 'unfinishd' is no duration.*or write \"unfinished\" or"),
+        (
+            lambda: Unique(scope="unfinishd"),
+            r"Unique.scope = 'unfinishd' is not a duration.*or write \"unfinished\" or",
+        ),
         (lambda: Unique("queued"), r"unique = 'queued' is a scope, .*; write Unique\(scope=\"queued\"\)"),
         (lambda: TaskOptions(unique="unfinished"), "unique = 'unfinished' is a scope"),
-        (lambda: Unique(scope=0), "Unique.scope = 0 must be longer than nothing"),
+        (lambda: Unique(scope=0), "Unique.scope = 0 must be longer than zero"),
         (lambda: Unique(cast(Any, _send)), r"unique = .* is a coroutine function"),
         (lambda: Throttle(max=0, window="1m"), "Throttle.max = 0 must be 1 or more"),
         (lambda: Throttle(max=1, window=0), "Throttle.window"),

@@ -128,7 +128,7 @@ def test_a_version_before_the_oldest_that_is_understood_fails_at_once_and_says_s
 
         await stage.start(new.worker())
         job = await old.enqueue("1.50")
-        with pytest.raises(JobFailedError, match="version 1, and the task understands none before since=3") as raised:
+        with pytest.raises(JobFailedError, match="version 1, and the task accepts none older than since=3") as raised:
             await job.result()
 
         assert (raised.value.reason, (await job.info()).job.starts) == ("undecodable", 1)
@@ -303,8 +303,8 @@ def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, to
     [
         (0, same, "from_version = 0 must be 1 or more"),
         ("1", same, "from_version = '1' must be a whole number"),
-        (4, same, "from version 4 leads beyond its version 4; write version=5"),
-        (1, same, "never be used: what is older than since=2 is refused"),
+        (4, same, "from version 4 exceeds its version 4; write version=5"),
+        (1, same, "never be used: payloads older than since=2 are refused"),
         (2, same, "from version 2 is defined twice"),
         (3, 5, "must be a function, not 5"),
         (3, dict, "must be a function, not <class 'dict'>"),

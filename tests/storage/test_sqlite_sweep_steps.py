@@ -46,7 +46,7 @@ async def test_a_failing_chore_leaves_the_others_alone(tmp_path: Path, chore: st
     await enqueue(storage, new_job("later", delay=SECOND))
     poison(tmp_path / "queue.db", chore)
     troubles: list[str] = []
-    # The lease runs out, then its grace, which is two beats since nobody has swept for a while.
+    # The lease runs out, then its grace, which is two beats since no process has swept for a while.
     for seconds in (21, 11):
         clock.advance(seconds)
         troubles += (await storage.sweep(SweepRequest(BOB, term=None))).troubles

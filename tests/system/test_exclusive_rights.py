@@ -72,7 +72,7 @@ async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here:
         assert run.end is not None
         # Its end freed the right, and its thread did nothing after that.
         assert max(line.at for line in here.lines() if line.run == run.number) <= run.end
-        # A second until it is told to stop, two to obey, the drain, and four to leave.
+        # A second until it was asked to stop, two to obey, the drain, and four to leave.
         assert (run.end - run.start) / 1_000_000 < 1 + 2 + DRAIN + 4 + 1
 
 

@@ -137,7 +137,7 @@ async def test_a_worker_without_a_supervisor_claims_nothing_until_descriptors_ar
     (ran,) = await over(here, waiting)
 
     assert held.job.state is State.WAITING
-    assert "claims no more: it has" in found.stdout
+    assert "claims no more jobs: it has" in found.stdout
     assert ran.job.state is State.COMPLETED
     assert pids(here, waiting[0]) == pids(here, ref)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure import Tenure
-from tenure.client.app_location import known_as, whereabouts
+from tenure.client.app_location import known_as, locate_app
 
 MAKES = "from tenure import Tenure\n\napp = Tenure('memory://')\n"
 ADDS = """import asyncio
@@ -52,7 +52,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: str) -> None:
     tasks: Any = importlib.import_module(f"{package}.tasks")
-    where = tasks.app.equipment().whereabouts()
+    where = tasks.app.runtime().app_location()
 
     assert where is not None
     assert set(where.modules) == {f"{package}.app", f"{package}.tasks"}
@@ -63,8 +63,8 @@ def test_an_app_is_found_with_all_the_modules_that_have_a_hold_of_it(package: st
 def test_an_app_in_a_local_variable_is_found_nowhere() -> None:
     app = Tenure("memory://")
 
-    assert app.equipment().whereabouts() is None
-    assert whereabouts(app, []) is None
+    assert app.runtime().app_location() is None
+    assert locate_app(app, []) is None
 
 
 def test_an_app_one_of_whose_tasks_comes_from_nowhere_is_found_nowhere(package: str) -> None:
@@ -73,7 +73,7 @@ def test_an_app_one_of_whose_tasks_comes_from_nowhere_is_found_nowhere(package: 
     exec("def lost() -> None: ...", scope)
     made.app.task(name="lost")(scope["lost"])
 
-    assert made.app.equipment().whereabouts() is None
+    assert made.app.runtime().app_location() is None
 
 
 def test_a_task_of_the_script_is_known_by_the_same_name_where_that_is_loaded_again() -> None:

@@ -449,7 +449,7 @@ async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it
 ) -> None:
     monkeypatch.setattr("tenure.worker.isolation.isolated_run.BEGINNING", 0.5)
     roster = ProcessPool(worker="w", slate=None, fit=lambda: None)
-    roster.app = mod.app.equipment().whereabouts()
+    roster.app = mod.app.runtime().app_location()
     slot = await roster.taken(PoolWaiter(isolated=False))
     assert slot is not None
     slot.process.send(signal.SIGSTOP)

@@ -53,8 +53,8 @@ def must_exist(storage: Storage) -> None:
     """
     if (path := file_of(storage.url)) is not None and not path.exists():
         raise UsageError(
-            f"there is no database at {path.absolute()}; name another with --url, "
-            "or let a worker, an enqueue or tenure migrate make this one"
+            f"no database exists at {path.absolute()}; give another one with --url, or create it with tenure migrate, "
+            "a worker or an enqueue"
         )
 
 
@@ -62,7 +62,7 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
     """Return the requested storage, not yet opened: named by --url, else by the app, else by the environment.
 
     Raises:
-        UsageError: there is no such app or storage, or other processes cannot see it.
+        UsageError: the app or the storage does not exist, or other processes cannot see it.
     """
     warn(quiet=session.quiet)
     if session.url is None and session.app is not None:
@@ -81,7 +81,9 @@ def shared(storage: Storage) -> Storage:
         UsageError: they cannot.
     """
     if not storage.shared:
-        raise UsageError(f"{storage.url} cannot be seen from here: memory lives in one process; use sqlite:///...")
+        raise UsageError(
+            f"{storage.url} cannot be read from here: a memory storage belongs to one process; use sqlite:///..."
+        )
     return storage
 
 

@@ -20,12 +20,12 @@ def consent(question: str, *, yes: bool) -> None:
     """Ask the question; return if the answer is yes.
 
     Raises:
-        UsageError: there is no terminal to ask on.
+        UsageError: standard input is not a terminal, so the question cannot be asked.
         ClickException: the answer was no.
     """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{question} Nobody can be asked here; give --yes")
+        raise UsageError(f"{question} This is not a terminal to ask on; give --yes")
     if not click.confirm(question, err=True):
-        raise click.ClickException("nothing was done")
+        raise click.ClickException("aborted; nothing was changed")

@@ -54,13 +54,13 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
         fields = {name: options.pop(name) for name in _FIELDS}
         in_order(fields["since"], fields["until"], fields=("--since", "--until"))
         # For an option that is not given, click passes None or an empty tuple; an empty text is a given value.
-        where = DeadFilter(**{name: value for name, value in fields.items() if value is not None and value != ()})
-        return command(*args, where=where, **options)
+        query = DeadFilter(**{name: value for name, value in fields.items() if value is not None and value != ()})
+        return command(*args, where=query, **options)
 
-    made: Callable[..., Any] = with_filter
+    decorated: Callable[..., Any] = with_filter
     for option in reversed(_FILTER):
-        made = option(made)
-    return made
+        decorated = option(decorated)
+    return decorated
 
 
 def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
@@ -97,23 +97,43 @@ def _rate(value: Any) -> float:
 
 _FILTER: list[Callable[[Any], Any]] = [
     click.option(
-        "--queue", "queues", multiple=True, metavar="QUEUE", type=naming("--queue"), help="In one of these queues."
+        "--queue", "queues", multiple=True, metavar="QUEUE", type=naming("--queue"), help="Only jobs of these queues."
     ),
     click.option(
-        "--task", "tasks", multiple=True, metavar="TASK", type=naming("--task"), help="Of one of these tasks."
+        "--task", "tasks", multiple=True, metavar="TASK", type=naming("--task"), help="Only jobs of these tasks."
     ),
-    click.option("--reason", "reasons", multiple=True, type=click.Choice(REASONS), help="Failed for one of these."),
-    click.option("--error", type=naming("--error"), metavar="NAME", help="Failed with an exception of this class."),
+    click.option(
+        "--reason",
+        "reasons",
+        multiple=True,
+        type=click.Choice(REASONS),
+        help="Only jobs that failed for one of these reasons.",
+    ),
+    click.option(
+        "--error", type=naming("--error"), metavar="NAME", help="Only jobs that failed with an exception of this class."
+    ),
     click.option(
         "--fault",
         "fingerprint",
         type=_fault,
         metavar="FINGERPRINT",
-        help="Of this fault, as tenure dead groups says.",
+        help="Only jobs of this fault; tenure dead groups lists the faults.",
     ),
-    click.option("--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="With all of these tags."),
-    click.option("--since", type=_when("--since"), metavar="WHEN", help="Failed from then on: 2h ago, or an instant."),
-    click.option("--until", type=_when("--until"), metavar="WHEN", help="Failed before then: 2h ago, or an instant."),
+    click.option(
+        "--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="Only jobs with all of these tags."
+    ),
+    click.option(
+        "--since",
+        type=_when("--since"),
+        metavar="WHEN",
+        help="Only jobs that failed at or after this time: 2h (ago) or an instant.",
+    ),
+    click.option(
+        "--until",
+        type=_when("--until"),
+        metavar="WHEN",
+        help="Only jobs that failed before this time: 2h (ago) or an instant.",
+    ),
 ]
 _FIELDS = ("queues", "tasks", "reasons", "error", "fingerprint", "tags", "since", "until")
 
@@ -128,25 +148,28 @@ class DeadPageView(Struct, frozen=True):
 @dead.command("list")
 @storage
 @chosen
-@click.option("--arguments", is_flag=True, help="Show what the jobs were called with, too.")
+@click.option("--arguments", is_flag=True, help="Also show the arguments of the jobs.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
+@click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
 def list_dead(session: CommandSession, where: DeadFilter, arguments: bool, limit: int, after: str | None) -> None:
-    """List failed jobs, the newest first, each with the fault it died of; in JSON also with all its runs.
+    """List failed jobs, newest first, each with its fault; JSON also contains all runs.
 
-    An option given several times widens the list, but for --tag.
+    An option that is given several times matches any of its values; several --tag must all match.
     """
     page = asyncio.run(_page(session, where, limit, after, arguments=arguments))
     if as_json(session, page.letters if session.form == "jsonl" else page):
         return
     if session.quiet:
-        for one in page.letters:
-            click.echo(printable(one.id))
+        for letter in page.letters:
+            click.echo(printable(letter.id))
     else:
         columns = (*_COLUMNS, "arguments") if arguments else _COLUMNS
         table(
-            session, columns, [_row(one, arguments=arguments) for one in page.letters], whole=("id", "queue", "fault")
+            session,
+            columns,
+            [_row(letter, arguments=arguments) for letter in page.letters],
+            whole=("id", "queue", "fault"),
         )
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
@@ -162,16 +185,25 @@ async def _page(
             # The other options were validated before.
             raise no_cursor("--after", after) from error
     decode = access.decode if arguments else None
-    return DeadPageView([dead_view(one, decode) for one in page.letters], page.next)
+    return DeadPageView([dead_view(letter, decode) for letter in page.letters], page.next)
 
 
 _COLUMNS = ("id", "queue", "task", "reason", "error", "runs", "failed", "fault")
 
 
-def _row(one: DeadView, *, arguments: bool) -> list[str]:
-    told = "-" if one.error is None else _short(f"{one.error.type}: {one.error.message}")
-    row = [one.id, one.queue, one.task, one.reason or "-", told, str(one.starts), moment_text(one.failed), one.fault]
-    return [*row, value_text(one.arguments)] if arguments else row
+def _row(letter: DeadView, *, arguments: bool) -> list[str]:
+    error = "-" if letter.error is None else _short(f"{letter.error.type}: {letter.error.message}")
+    row = [
+        letter.id,
+        letter.queue,
+        letter.task,
+        letter.reason or "-",
+        error,
+        str(letter.starts),
+        moment_text(letter.failed),
+        letter.fault,
+    ]
+    return [*row, value_text(letter.arguments)] if arguments else row
 
 
 @dead.command()
@@ -179,28 +211,34 @@ def _row(one: DeadView, *, arguments: bool) -> list[str]:
 @chosen
 @click.pass_obj
 def groups(session: CommandSession, where: DeadFilter) -> None:
-    """Show the faults behind the failed jobs, the biggest first.
+    """Group failed jobs by fault, largest group first.
 
-    Jobs are of one fault if their task, reason and error are the same, their message is but for numbers, ids, paths
-    and quoted values, and they failed in the same function.
+    Failures have the same fault if their task, reason and error class are the same, their messages differ only in
+    numbers, ids, paths and quoted values, and the same function raised them.
     """
-    seen = asyncio.run(_groups(session, where))
-    if as_json(session, seen.groups if session.form == "jsonl" else seen):
+    found = asyncio.run(_groups(session, where))
+    if as_json(session, found.groups if session.form == "jsonl" else found):
         return
     if session.quiet:
-        for one in seen.groups:
-            click.echo(one.fault)
+        for group in found.groups:
+            click.echo(group.fault)
         return
     rows = [
         [
-            *(one.fault, str(one.count), one.task, one.reason, _short(f"{one.error or '-'}: {one.message}")),
-            *(moment_text(one.first), moment_text(one.last)),
+            *(
+                group.fault,
+                str(group.count),
+                group.task,
+                group.reason,
+                _short(f"{group.error or '-'}: {group.message}"),
+            ),
+            *(moment_text(group.first), moment_text(group.last)),
         ]
-        for one in seen.groups
+        for group in found.groups
     ]
     table(session, ("fault", "jobs", "task", "reason", "error", "first", "last"), rows, whole=("fault", "jobs"))
-    if seen.others:
-        click.echo(f"and {seen.others:,} more of faults too small to be listed", err=True)
+    if found.others:
+        click.echo(f"and {found.others:,} more jobs of smaller faults", err=True)
 
 
 async def _groups(session: CommandSession, where: DeadFilter) -> DeadGroupsView:
@@ -211,25 +249,25 @@ async def _groups(session: CommandSession, where: DeadFilter) -> DeadGroupsView:
 @dead.command()
 @storage
 @chosen
-@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="At most so many.")
-@click.option("--rate", type=_rate, metavar="PER_SECOND", help="So many a second; all at once unless given.")
-@click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
+@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="Maximum number of jobs.")
+@click.option("--rate", type=_rate, metavar="PER_SECOND", help="Jobs per second; without it, all at once.")
+@click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
 @consenting
 @click.pass_obj
 def redrive(
     session: CommandSession, where: DeadFilter, limit: int, rate: float | None, dry_run: bool, yes: bool
 ) -> int:
-    """Put failed jobs back in line with new budgets, those that failed first going first.
+    """Put failed jobs back into their queues with new budgets, the earliest failure first.
 
-    Safe to repeat: what is back in line is not redriven again. With --rate each job gets its own due time at once, so
-    the command does not stay for them.
+    Safe to repeat: a job that is back in its queue is not redriven again. With --rate each job gets its own due time at
+    once, so the command returns immediately.
     """
     by = who()
     return _done(
         session,
         where,
         limit,
-        words=("Redrive", "put back in line"),
+        words=("Redrive", "put back into their queues"),
         do=lambda letters: letters.redrive(where, limit=limit, rate=rate, by=by),
         dry_run=dry_run,
         yes=yes,
@@ -239,16 +277,16 @@ def redrive(
 @dead.command()
 @storage
 @chosen
-@click.option("--all", "everything", is_flag=True, help="Needed where nothing else narrows the choice.")
-@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="At most so many.")
-@click.option("--dry-run", is_flag=True, help="Only say how many it would be.")
+@click.option("--all", "everything", is_flag=True, help="Required if no other filter is given.")
+@click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="Maximum number of jobs.")
+@click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
 @consenting
 @click.pass_obj
 def purge(session: CommandSession, where: DeadFilter, everything: bool, limit: int, dry_run: bool, yes: bool) -> int:
-    """Delete failed jobs for good, with their runs and logs; those that failed first go first."""
+    """Delete failed jobs with their runs and logs, the earliest failure first."""
     if where.everything and not everything:
         raise UsageError(
-            "purge without a filter deletes every failed job; narrow it, with --task for example, or say --all"
+            "purge without a filter deletes every failed job; narrow it, with --task for example, or give --all"
         )
     by = who()
     return _done(
@@ -294,11 +332,11 @@ def _done(
     more = f"; {report.left:,} more match" if report.left else ""
     were = "was" if len(report.done) == 1 else "were"
     click.echo(f"{_letters(len(report.done))} {were} {done}{over}{more}")
-    held = {(one.queue, one.id): one.holder for one in report.held}
+    held = {(held_job.queue, held_job.id): held_job.holder for held_job in report.held}
     for ref in report.refused:
         holder = held.get((ref.queue, ref.id))
-        said = "was back in line already" if holder is None else f"stays: job {holder} holds its unique key"
-        click.echo(printable(f"job {ref.id} of queue {ref.queue} {said}"), err=True)
+        result = "was back in its queue already" if holder is None else f"stays: job {holder} holds its unique key"
+        click.echo(printable(f"job {ref.id} of queue {ref.queue} {result}"), err=True)
     for ref in report.gone:
         click.echo(printable(f"job {ref.id} of queue {ref.queue} is gone"), err=True)
     return OK

@@ -43,24 +43,26 @@ T = TypeVar("T")
 @click.command()
 @storage_options
 @click.argument("target", required=False, metavar="[MODULE:APP]")
-@click.option("--deep", is_flag=True, help="Look longer: at the event log for repairs, on SQLite at all that is kept.")
-@click.option("--strict", is_flag=True, help="Exit with 3 for warnings, too.")
+@click.option(
+    "--deep", is_flag=True, help="Also search the event log for repairs and, on SQLite, check the whole file."
+)
+@click.option("--strict", is_flag=True, help="Exit with 3 for warnings as well.")
 @click.pass_obj
 def doctor(session: CommandSession, target: str | None, deep: bool, strict: bool) -> int:
-    """Look for what endangers the promise, and name the remedy of each finding.
+    """Diagnose the storage and the setup, and name the remedy of each finding.
 
-    Looks at the storage (is it reachable, of which version, how is it set up, does its clock agree with this host's),
-    at what lies in it (jobs that nobody serves, recovers or lets in, and who sweeps), and, given an app, at its tasks
-    (which have no timeout, which are unknown). Changes no job, and needs no worker to be running.
+    Checks the storage (is it reachable, its schema version and configuration, does its clock agree with this host's),
+    its contents (jobs without a worker, stuck jobs, missing reapers), and, if an app is given, its tasks (without a
+    timeout, or unknown). Changes no job, and needs no running worker.
 
-    Exits with 0 if there is no error, 3 if there is one, 1 if the storage is out of reach or refuses. With --quiet it
-    leaves out what is well.
+    Exits with 0 without errors, 3 with errors, 1 if the storage is unreachable or refuses. --quiet prints problems
+    only.
     """
     # Problems are printed on stdout, so the log does not repeat them.
     set_up("critical", "text", quiet=True)
     if target is not None:
         if session.url is not None:
-            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+            raise UsageError(f"{target} has a storage of its own; give either --url or the app")
         session.app = target
     view, code, hangs = asyncio.run(_Visit(session).made(deep=deep))
     if not as_json(session, view):
@@ -124,8 +126,8 @@ class _Visit:
             trouble = Finding(
                 "error",
                 "reachability",
-                f"the storage has not answered within {limit:g} s",
-                "look whether it is overloaded or stopped, and whether a firewall swallows what is sent to it",
+                f"the storage did not answer within {limit:g} s",
+                "check whether it is overloaded or stopped, and whether a firewall drops the packets",
             )
         except (TenureError, OSError) as error:
             trouble = _trouble(error)
@@ -151,20 +153,20 @@ class _Visit:
         now = (await self._storage.survey()).now
         found: list[JobRepaired] = []
         looked = 0
-        place: str | None = None
+        cursor: str | None = None
         while True:
-            page = await self._storage.events(place, limit=_PAGE)
-            told = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
-            found += (event for event in told if isinstance(event, JobRepaired))
-            looked += len(told)
+            page = await self._storage.events(cursor, limit=_PAGE)
+            past = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
+            found += (event for event in past if isinstance(event, JobRepaired))
+            looked += len(past)
             # A page may be empty before the end. If events come faster than they are read, stop at the start time.
-            if page.next == place or (page.events and not told):
+            if page.next == cursor or (page.events and not past):
                 return [repairs(found, looked)]
-            place = page.next
+            cursor = page.next
 
     async def _gathered(self) -> DiagnosisInput:
         storage = self._storage
-        asked = self._clock.now()
+        asked_at = self._clock.now()
         survey = await storage.survey()
         answered = self._clock.now()
         pending, all_pending = await _listed(storage, *PENDING)
@@ -172,7 +174,7 @@ class _Visit:
         active, all_active = await _listed(storage, State.ACTIVE)
         return DiagnosisInput(
             survey=survey,
-            asked=asked,
+            asked=asked_at,
             answered=answered,
             active=active,
             pending=pending,
@@ -215,9 +217,9 @@ def _trouble(error: TenureError | OSError) -> Finding:
             return Finding("error", "storage", message, remedy or "name another storage with --url or TENURE_URL")
         case StorageUnavailableError() | OSError():
             known = "start the storage, and check its address (--url, TENURE_URL) and the network between"
-            return Finding("error", "reachability", f"the storage is out of reach: {message}", remedy or known)
+            return Finding("error", "reachability", f"the storage is unreachable: {message}", remedy or known)
         case _:
-            return Finding("error", "storage", message, remedy or "mend what it says, and ask again")
+            return Finding("error", "storage", message, remedy or "fix the reported problem and run doctor again")
 
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}

@@ -40,15 +40,19 @@ class EventsView(Struct, frozen=True):
 
 @click.command()
 @storage
-@click.option("-f", "--follow", "live", is_flag=True, help="Go on with what happens, until interrupted.")
+@click.option("-f", "--follow", "live", is_flag=True, help="Keep printing new events until interrupted.")
 @click.option(
-    "--since-cursor", "cursor", metavar="CURSOR", help="Begin behind the event of this cursor; 0 is the oldest."
+    "--since-cursor", "cursor", metavar="CURSOR", help="Start after the event with this cursor; 0 means the oldest."
 )
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), metavar="KIND", help="Only of these kinds.")
-@click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE", help="Only of these queues.")
-@click.option("--job", type=naming("--job"), metavar="ID", help="Only of this job.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many.  [default: 100; with -f none]")
-@click.option("--results", is_flag=True, help="Show what jobs returned, too, where the log has it.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), metavar="KIND", help="Only events of these kinds."
+)
+@click.option(
+    "--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE", help="Only events of these queues."
+)
+@click.option("--job", type=naming("--job"), metavar="ID", help="Only events of this job.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of events.  [default: 100; with -f none]")
+@click.option("--results", is_flag=True, help="Also show the results of jobs, if the log has them.")
 @click.pass_obj
 def events(
     session: CommandSession,
@@ -60,23 +64,25 @@ def events(
     limit: int | None,
     results: bool,
 ) -> int:
-    """Show what has happened, and what happens.
+    """Show past events, and follow new ones.
 
-    These are the latest events, oldest first; with --since-cursor those that follow it, with -f those to come.
+    By default the latest events are printed, oldest first; with --since-cursor those after the cursor, with -f new ones
+    as they come.
 
-    The log remembers a week, or 100,000 events. Options given several times widen the choice.
+    The log keeps the events of a week, at most 100,000. An option that is given several times matches any of its
+    values.
     """
     wanted = _wanted(frozenset(kinds), frozenset(queues))
     if live:
         logging.basicConfig(format="%(message)s", level=logging.WARNING)
         asyncio.run(_live(session, cursor, wanted, queues, job, limit, results=results))
         return OK
-    seen = asyncio.run(_past(session, cursor, wanted, queues, job, limit or 100, results=results))
-    if not as_json(session, seen.events if session.form == "jsonl" else seen):
-        for event in seen.events:
+    found = asyncio.run(_past(session, cursor, wanted, queues, job, limit or 100, results=results))
+    if not as_json(session, found.events if session.form == "jsonl" else found):
+        for event in found.events:
             click.echo(_line(event))
-        if cursor is not None and seen.events and not session.quiet:
-            click.echo(f"more: --since-cursor {seen.next}", err=True)
+        if cursor is not None and found.events and not session.quiet:
+            click.echo(f"more: --since-cursor {found.next}", err=True)
     return OK
 
 
@@ -200,13 +206,13 @@ _SAID = frozenset({"event", "cursor", "at", "queue", "id", "task", "run"})
 
 def _line(event: AnyEvent) -> str:
     """Return an event as one line: time, cursor, name, job, and the other fields by name."""
-    told = [moment_text(event.at), event.cursor or "-", name_of(event)]
+    words = [moment_text(event.at), event.cursor or "-", name_of(event)]
     if isinstance(event, JobEvent):
-        told += [f"{event.queue}/{event.id}", f"task={event.task}", f"run={event.run}"]
+        words += [f"{event.queue}/{event.id}", f"task={event.task}", f"run={event.run}"]
     elif (queue := getattr(event, "queue", None)) is not None:
-        told.append(f"queue={queue}")
-    told += [f"{name}={_value(name, value)}" for name, value in structs.asdict(event).items() if _tells(name, value)]
-    return printable("  ".join(told))
+        words.append(f"queue={queue}")
+    words += [f"{name}={_value(name, value)}" for name, value in structs.asdict(event).items() if _tells(name, value)]
+    return printable("  ".join(words))
 
 
 def _tells(name: str, value: Any) -> bool:

@@ -26,7 +26,7 @@ class NotFound(click.ClickException):
     exit_code = NOT_FOUND
 
 
-def told(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """Print an error, in one line if it is one of Tenure's errors; return the exit code."""
     leaves = list(_leaves(error))
     known = [leaf for leaf in leaves if isinstance(leaf, TenureError)]

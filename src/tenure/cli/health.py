@@ -28,7 +28,9 @@ PACE = 0.5
 @click.command()
 @storage
 @click.argument("target", required=False, metavar="[MODULE:APP]")
-@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Judge these; all unless given.")
+@click.option(
+    "-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Check only these queues; by default all."
+)
 @backlogged
 @click.pass_obj
 def health(
@@ -38,20 +40,19 @@ def health(
     backlog: tuple[str, ...],
     backlog_for: timedelta,
 ) -> int:
-    """Say whether jobs are being run; needs no worker to be running.
+    """Check that jobs are served; needs no running worker.
 
     Exits with 0 if all is well, 3 if jobs wait and no live worker serves them or a backlog has lasted too long, 4 if
-    nothing is wrong but that nobody knows a queue of -q, 1 if the storage is out of reach. It cannot know how long a
-    backlog has lasted: with --backlog it looks until that has gone below its threshold, or has lasted for
-    --backlog-for.
+    the only problem is an unknown queue in -q, 1 if the storage is unreachable. The age of a backlog is unknown at
+    first: with --backlog the command watches until the backlog is below its threshold, or has lasted for --backlog-for.
     """
     # Problems are printed on stdout, so the log does not repeat them.
     set_up("critical", "text", quiet=True)
     if target is not None:
         if session.url is not None:
-            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+            raise UsageError(f"{target} has a storage of its own; give either --url or the app")
         session.app = target
-    only = [named(name.strip(), field="-q") for one in queues for name in one.split(",")]
+    only = [named(name.strip(), field="-q") for names in queues for name in names.split(",")]
     found, hangs = asyncio.run(_found(session, only, backlog_of(backlog, backlog_for)))
     if not as_json(session, found):
         _shown(session, found)
@@ -69,8 +70,8 @@ def _code(found: Health) -> int:
         case "unreachable":
             return FAILURE
         case _:
-            ill = [queue for queue in found.queues.values() if queue.status != "ok"]
-            return UNHEALTHY if any(queue.known for queue in ill) else NOT_FOUND
+            unhealthy = [queue for queue in found.queues.values() if queue.status != "ok"]
+            return UNHEALTHY if any(queue.known for queue in unhealthy) else NOT_FOUND
 
 
 async def _found(

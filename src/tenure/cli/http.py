@@ -90,19 +90,21 @@ def served_at(default: str | None) -> Callable[[F], F]:
             degraded_is: str,
             **others: Any,
         ) -> Any:
-            told = None
+            settings = None
             if http is None:
                 _refuse_idle_options()
             else:
-                told = _told(http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is)
-            return command(*args, http=told, **others)
+                settings = _http_options(
+                    http, _token(http_token, http_token_file), backlog_of(backlog, backlog_for), degraded_is
+                )
+            return command(*args, http=settings, **others)
 
         where = click.option(
             "--http",
             metavar="[HOST:]PORT",
             default=default,
             show_default=default is not None,
-            help="Serve health there: /live, /ready, /health/queues, /metrics.",
+            help="Serve health on this address: /live, /ready, /health/queues, /metrics.",
         )
         return cast(F, _with([where, *_TOKEN, *_BACKLOG, *_DEGRADED], folded))
 
@@ -133,10 +135,10 @@ def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, i
         UsageError: one of them is invalid.
     """
     backlog: dict[str, int] = {}
-    for one in given:
-        queue, named, jobs = one.strip().rpartition("=")
-        if not jobs.isdecimal() or (named and not queue):
-            raise UsageError(f"--backlog {one} is no threshold; write --backlog 1000, or --backlog mail=50")
+    for text in given:
+        queue, separator, jobs = text.strip().rpartition("=")
+        if not jobs.isdecimal() or (separator and not queue):
+            raise UsageError(f"--backlog {text} is not a threshold; write --backlog 1000, or --backlog mail=50")
         backlog[queue or OTHERS] = int(jobs)
     thresholds(backlog, patience, fields=("--backlog", "--backlog-for"))
     return backlog, patience
@@ -148,10 +150,10 @@ def _refuse_idle_options() -> None:
     idle = ("http_token", "http_token_file", "backlog", "backlog_for", "degraded_is")
     for param in ctx.command.params:
         if param.name in idle and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{param.opts[0]} says how to serve health, and nothing is served; give --http, too")
+            raise UsageError(f"{param.opts[0]} configures the health server, which is off; give --http as well")
 
 
-def _told(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
+def _http_options(http: str, token: str | None, backlog: tuple[dict[str, int], timedelta], degraded_is: str) -> Http:
     address = ListenAddress.read(http, field="--http")
     # Refuse a token that a header cannot carry now, before any process is started with it.
     TokenAuth(token)
@@ -191,13 +193,13 @@ _TOKEN: list[Callable[[Any], Any]] = [
         "--http-token",
         metavar="TOKEN",
         envvar=TOKEN_VARIABLE,
-        help=f"What /health/queues and /metrics ask for; better in ${TOKEN_VARIABLE}, where nobody sees it in a list.",
+        help=f"The token for /health/queues and /metrics; safer in ${TOKEN_VARIABLE}, which process lists do not show.",
     ),
     click.option(
         "--http-token-file",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
-        help="A file that holds the token.",
+        help="A file with the token.",
     ),
 ]
 
@@ -206,7 +208,7 @@ _BACKLOG: list[Callable[[Any], Any]] = [
         "--backlog",
         multiple=True,
         metavar="[QUEUE=]JOBS",
-        help="How many jobs may wait in each queue, or in this one; more for too long are unhealthy.",
+        help="How many jobs may wait, in each queue or in this one; more for longer than --backlog-for are unhealthy.",
     ),
     click.option(
         "--backlog-for",
@@ -214,7 +216,7 @@ _BACKLOG: list[Callable[[Any], Any]] = [
         metavar="DURATION",
         default=PATIENCE,
         show_default=True,
-        help="How long more may wait.",
+        help="How long more jobs than --backlog may wait.",
     ),
 ]
 
@@ -224,6 +226,6 @@ _DEGRADED: list[Callable[[Any], Any]] = [
         type=click.Choice(["200", "503"]),
         default="200",
         show_default=True,
-        help="The HTTP status where jobs wait and no live worker serves them.",
+        help="The HTTP status if jobs wait and no live worker serves them.",
     ),
 ]

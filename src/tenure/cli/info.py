@@ -28,33 +28,33 @@ SHOWN = 10
 
 @click.command()
 @storage
-@click.option("-w", "--watch", is_flag=True, help="Go on showing it until interrupted.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
     "--every",
     type=length("--every"),
     metavar="DURATION",
     default="1s",
     show_default=True,
-    help="How often, with --watch.",
+    help="Time between two refreshes with --watch.",
 )
-@click.option("--check", is_flag=True, help="Exit with 3 if something needs a person.")
+@click.option("--check", is_flag=True, help="Exit with 3 if something needs attention.")
 @click.pass_obj
 def info(session: CommandSession, watch: bool, every: timedelta, check: bool) -> int:
-    """Show queues, workers and who leads.
+    """Show queues, workers and the leader.
 
-    Needs no worker to be running. Runs are named that go on for more than ten times as long as is usual for their task,
-    and for a minute at least. With --check it exits with 3 if jobs wait and nobody serves their queue, if a
-    worker is stale, or if work is under way and nobody sweeps.
+    Needs no running worker. Runs are listed if they take over ten times as long as is usual for their task, and a
+    minute or more. With --check it exits with 3 if jobs wait and no worker serves their queue, if a worker is stale, or
+    if jobs are active and no process sweeps.
     """
     return asyncio.run(_watched(session, every.total_seconds()) if watch else _once(session, check=check))
 
 
 async def _once(session: CommandSession, *, check: bool) -> int:
     async with accessed(session) as access:
-        seen = await _look(access, Slow())
-    if not as_json(session, seen):
-        _shown(session, seen)
-    return UNHEALTHY if check and seen.complaints else OK
+        info = await _look(access, Slow())
+    if not as_json(session, info):
+        _shown(session, info)
+    return UNHEALTHY if check and info.complaints else OK
 
 
 async def _watched(session: CommandSession, every: float) -> int:
@@ -84,62 +84,62 @@ async def _look(access: StorageAccess, slow: Slow) -> InfoView:
 @contextmanager
 def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
     if session.form != "table" or not on_terminal():
-        yield lambda seen: _line(session, seen)
+        yield lambda info: _line(session, info)
         return
     from rich.live import Live
 
     with Live(console=console(session), auto_refresh=False) as live:
-        yield lambda seen: live.update(_drawn(seen), refresh=True)
+        yield lambda info: live.update(_drawn(info), refresh=True)
 
 
-def _shown(session: CommandSession, seen: InfoView) -> None:
+def _shown(session: CommandSession, info: InfoView) -> None:
     if on_terminal():
-        console(session).print(_drawn(seen))
+        console(session).print(_drawn(info))
         return
-    table(session, QUEUE_COLUMNS, list(map(queue_row, seen.queues)), title="queues", whole=QUEUE_COLUMNS)
+    table(session, QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COLUMNS)
     click.echo()
-    table(session, _WORKER_COLUMNS, _worker_rows(seen), title="workers")
+    table(session, _WORKER_COLUMNS, _worker_rows(info), title="workers")
     click.echo()
-    for said in (*_paused(seen), _leading(seen), *_slow(seen), *seen.complaints):
-        click.echo(printable(said))
+    for line in (*_paused(info), _leading(info), *_slow(info), *info.complaints):
+        click.echo(printable(line))
 
 
-def _line(session: CommandSession, seen: InfoView) -> None:
+def _line(session: CommandSession, info: InfoView) -> None:
     """Print a survey as one line, so that a log of them can be read."""
     # Print one object per line: indented objects could not be separated.
-    if session.form != "table" and as_json(replace(session, form="jsonl"), seen):
+    if session.form != "table" and as_json(replace(session, form="jsonl"), info):
         return
     queues = "; ".join(
         f"{queue.queue}{' (paused)' if queue.paused else ''}: "
         + (", ".join(f"{count} {state}" for state, count in queue.counts.items() if count) or "empty")
-        for queue in seen.queues
+        for queue in info.queues
     )
-    died = sum(worker.died for worker in seen.workers)
-    stale = sum(worker.stale for worker in seen.workers) - died
-    workers = f"{len(seen.workers) - stale - died} workers alive, {stale} stale" + f", {died} died" * (died > 0)
-    slow = [f"{len(seen.slow)} runs far beyond their usual time"] if seen.slow else []
-    parts = (queues or "no queues", *_paused(seen), workers, _leading(seen), *slow)
-    click.echo(printable(f"{moment_text(seen.now)}  {' | '.join(parts)}"))
+    died = sum(worker.died for worker in info.workers)
+    stale = sum(worker.stale for worker in info.workers) - died
+    workers = f"{len(info.workers) - stale - died} workers alive, {stale} stale" + f", {died} died" * (died > 0)
+    slow = [f"{len(info.slow)} runs far longer than usual"] if info.slow else []
+    parts = (queues or "no queues", *_paused(info), workers, _leading(info), *slow)
+    click.echo(printable(f"{moment_text(info.now)}  {' | '.join(parts)}"))
 
 
-def _drawn(seen: InfoView) -> "RenderableType":
+def _drawn(info: InfoView) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
     return Group(
-        drawn(QUEUE_COLUMNS, list(map(queue_row, seen.queues)), title="queues", whole=QUEUE_COLUMNS),
-        drawn(_WORKER_COLUMNS, _worker_rows(seen), title="workers"),
-        *(Text(printable(said), style="yellow") for said in _paused(seen)),
-        Text(printable(_leading(seen))),
-        *(Text(printable(said), style="yellow") for said in _slow(seen)),
-        *(Text(printable(complaint), style="red") for complaint in seen.complaints),
+        drawn(QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COLUMNS),
+        drawn(_WORKER_COLUMNS, _worker_rows(info), title="workers"),
+        *(Text(printable(line), style="yellow") for line in _paused(info)),
+        Text(printable(_leading(info))),
+        *(Text(printable(line), style="yellow") for line in _slow(info)),
+        *(Text(printable(complaint), style="red") for complaint in info.complaints),
     )
 
 
 _WORKER_COLUMNS = ("worker", "host", "pid", "queues", "running", "seen", "state")
 
 
-def _worker_rows(seen: InfoView) -> list[list[str]]:
+def _worker_rows(info: InfoView) -> list[list[str]]:
     return [
         [
             worker.name,
@@ -150,7 +150,7 @@ def _worker_rows(seen: InfoView) -> list[list[str]]:
             f"{span_text(worker.seen_ago)} ago",
             _state(worker),
         ]
-        for worker in seen.workers
+        for worker in info.workers
     ]
 
 
@@ -160,26 +160,26 @@ def _state(worker: WorkerView) -> str:
     return "stale" if worker.stale else "stopping" if worker.stopping else "quiet" if worker.quiet else "alive"
 
 
-def _paused(seen: InfoView) -> list[str]:
-    return [f"paused tasks: {', '.join(seen.paused_tasks)}"] if seen.paused_tasks else []
+def _paused(info: InfoView) -> list[str]:
+    return [f"paused tasks: {', '.join(info.paused_tasks)}"] if info.paused_tasks else []
 
 
-def _slow(seen: InfoView) -> list[str]:
-    said = [
-        f"job {one.id} ({one.task}) has run for {span_text(one.ran)}, and 19 in 20 of its task's take no longer than "
-        f"{span_text(one.usual)}"
-        for one in seen.slow[:SHOWN]
+def _slow(info: InfoView) -> list[str]:
+    lines = [
+        f"job {run.id} ({run.task}) has run for {span_text(run.ran)}; 95 % of its task's runs take at most "
+        f"{span_text(run.usual)}"
+        for run in info.slow[:SHOWN]
     ]
-    more = len(seen.slow) - len(said)
-    if said:
-        said.append(f"{f'and {more} more; ' if more else ''}tenure workers stack shows where they are")
-    return said
+    more = len(info.slow) - len(lines)
+    if lines:
+        lines.append(f"{f'and {more} more; ' if more else ''}see their stacks with tenure workers stack")
+    return lines
 
 
-def _leading(seen: InfoView) -> str:
-    names = {worker.owner: worker.name for worker in seen.workers}
+def _leading(info: InfoView) -> str:
+    names = {worker.owner: worker.name for worker in info.workers}
     # On a Redis Cluster each partition has a leader, usually the same one.
-    cells = Counter(names.get(leader.owner, leader.owner) for leader in seen.leaders)
+    cells = Counter(names.get(leader.owner, leader.owner) for leader in info.leaders)
     leaders = ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in cells.items())
-    swept = "never swept" if seen.swept_ago is None else f"last swept {span_text(seen.swept_ago)} ago"
+    swept = "never swept" if info.swept_ago is None else f"last swept {span_text(info.swept_ago)} ago"
     return f"leader: {leaders or 'none'}, {swept}"

@@ -45,7 +45,7 @@ class PageView(Struct, frozen=True):
 @click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE")
 @click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--after", metavar="CURSOR", help="Go on behind the page that named this cursor.")
+@click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
 def list_jobs(
     session: CommandSession,
@@ -55,9 +55,9 @@ def list_jobs(
     limit: int,
     after: str | None,
 ) -> None:
-    """List jobs, newest first. An option given several times widens the list."""
-    asked = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, limit=limit, after=after)
-    page = asyncio.run(_page(session, asked))
+    """List jobs, newest first. An option that is given several times matches any of its values."""
+    query = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, limit=limit, after=after)
+    page = asyncio.run(_page(session, query))
     if as_json(session, page.jobs if session.form == "jsonl" else page):
         return
     if session.quiet:
@@ -69,12 +69,12 @@ def list_jobs(
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: CommandSession, asked: Query) -> PageView:
+async def _page(session: CommandSession, query: Query) -> PageView:
     async with accessed(session) as access:
         try:
-            page = await access.storage.find(asked)
+            page = await access.storage.find(query)
         except ValueError as error:
-            raise no_cursor("--after", asked.after) from error
+            raise no_cursor("--after", query.after) from error
         return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
 
 
@@ -89,10 +89,10 @@ def _row(job: JobView) -> list[str]:
 @jobs.command()
 @storage
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
-@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
 @click.pass_obj
 def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) -> int:
-    """Put failed, cancelled or expired jobs back in line, with new budgets."""
+    """Put failed, cancelled or expired jobs back into their queues, with new budgets."""
     by = who()
     return asyncio.run(_revise(session, ids, queue, lambda ref: RedriveJob(ref, by), _REDRIVEN))
 
@@ -100,11 +100,11 @@ def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) ->
 @jobs.command()
 @storage
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
-@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
-@click.option("--reason", metavar="TEXT", help="Kept with the job.")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
+@click.option("--reason", metavar="TEXT", help="A reason, which the job's record keeps.")
 @click.pass_obj
 def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
-    """Cancel jobs: at once where they do not run, else their run is asked to stop."""
+    """Cancel jobs: a waiting job at once; of an active job, the run is asked to stop."""
     by = who()
     why = remark(reason, field="--reason")
     return asyncio.run(_revise(session, ids, queue, lambda ref: CancelJob(ref, why, by), _CANCELLED))
@@ -113,20 +113,20 @@ def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, rea
 @jobs.command()
 @storage
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
-@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue they are in.")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
 @consenting
 @click.pass_obj
 def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
-    """Forget jobs that do not run, with their runs and logs, for good."""
-    what = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
-    consent(f"Delete {what} for good?", yes=yes)
+    """Delete jobs that are not running, with their runs and logs."""
+    subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
+    consent(f"Delete {subject} for good?", yes=yes)
     by = who()
     return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
 
 
-_REDRIVEN = {"done": "is back in line", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
+_REDRIVEN = {"done": "is back in its queue", "refused": "is {}; only failed, cancelled or expired jobs are redriven"}
 _DELETED = {"done": "is deleted", "refused": "is {}; cancel it first"}
-_CANCELLED = {"done": "is cancelled", "asked": "is running and was asked to stop", "refused": "is {} already"}
+_CANCELLED = {"done": "is cancelled", "asked": "is running; its run was asked to stop", "refused": "is {} already"}
 
 
 async def _revise(
@@ -139,22 +139,22 @@ async def _revise(
     async with accessed(session) as access:
         refs = [job.ref for job in await find_jobs(access.storage, ids, queue)]
         answers = await access.storage.revise([revision(ref) for ref in refs])
-    seen = [
+    results = [
         RevisedView(
-            queue=one.ref.queue,
-            id=one.ref.id,
-            verdict=one.verdict,
-            was=one.state and one.state.value,
-            holder=None if one.holder is None else one.holder.id,
+            queue=answer.ref.queue,
+            id=answer.ref.id,
+            verdict=answer.verdict,
+            was=answer.state and answer.state.value,
+            holder=None if answer.holder is None else answer.holder.id,
         )
-        for one in answers
+        for answer in answers
     ]
-    if not as_json(session, seen):
-        for one in seen:
-            done = one.verdict in ("done", "asked")
+    if not as_json(session, results):
+        for answer in results:
+            done = answer.verdict in ("done", "asked")
             if not (done and session.quiet):
-                said = words.get(one.verdict, "is gone").format(one.was)
-                if one.holder is not None:
-                    said = f"is not redriven: job {one.holder} holds its unique key"
-                click.echo(printable(f"job {one.id} of queue {one.queue} {said}"), err=not done)
-    return OK if all(one.verdict in ("done", "asked") for one in seen) else FAILURE
+                result = words.get(answer.verdict, "is gone").format(answer.was)
+                if answer.holder is not None:
+                    result = f"is not redriven: job {answer.holder} holds its unique key"
+                click.echo(printable(f"job {answer.id} of queue {answer.queue} {result}"), err=not done)
+    return OK if all(answer.verdict in ("done", "asked") for answer in results) else FAILURE

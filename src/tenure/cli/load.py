@@ -40,7 +40,7 @@ def _imported(name: str, target: str) -> ModuleType:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        raise UsageError(f"{target!r}: the working directory is gone; run this in one that is there") from None
+        raise UsageError(f"{target!r}: the working directory was deleted; change to one that exists") from None
     if here not in sys.path:
         # `python -m` adds the working directory to the path, an installed script does not.
         sys.path.insert(0, here)
@@ -49,8 +49,8 @@ def _imported(name: str, target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise UsageError(
-                f"{target!r}: there is no module {error.name!r}; "
-                f"run this in the directory that holds it (now {here}), or put that on PYTHONPATH"
+                f"{target!r}: module {error.name!r} does not exist; run this in its directory (now {here}), or put "
+                "that directory on PYTHONPATH"
             ) from error
         raise _failed(name, error) from error
     except (Exception, SystemExit) as error:
@@ -59,11 +59,13 @@ def _imported(name: str, target: str) -> ModuleType:
 
 def _failed(name: str, error: BaseException) -> UsageError:
     last = " ".join(traceback.format_exception_only(error)[-1].split())
-    return UsageError(f"module {name!r} fails to load: {last}{_where(error)}; mend it, or import it to see more")
+    return UsageError(
+        f"module {name!r} fails to load: {last}{_where(error)}; fix it, or import it to see the traceback"
+    )
 
 
 def _where(error: BaseException) -> str:
-    """Return the place in the user's own code that the error comes from; empty if there is none."""
+    """Return the place in the user's own code that the error comes from, or an empty text."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _foreign(frame.filename)]
@@ -81,7 +83,7 @@ def _apps(module: ModuleType) -> dict[str, Tenure]:
 def _first(module: ModuleType) -> Tenure:
     apps = _apps(module)
     if not apps:
-        raise UsageError(f"module {module.__name__!r} holds no Tenure; {_remedy(module)}")
+        raise UsageError(f"module {module.__name__!r} contains no Tenure app; {_remedy(module)}")
     return next(iter(apps.values()))
 
 

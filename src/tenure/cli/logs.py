@@ -24,20 +24,20 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        told |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = self.formatException(record.exc_info)
         try:
-            line = msgspec.json.encode(told, enc_hook=repr)
+            line = msgspec.json.encode(fields, enc_hook=repr)
         except Exception:
             # A file name may not be valid text, and `extra` may contain any objects.
-            line = msgspec.json.encode({name: _writable(value) for name, value in told.items()})
+            line = msgspec.json.encode({name: _writable(value) for name, value in fields.items()})
         return line.decode()
 
 
@@ -58,7 +58,7 @@ def logged(command: F) -> F:
         type=click.Choice(LEVELS, case_sensitive=False),
         default="info",
         show_default=True,
-        help="Log from this level up.",
+        help="Lowest level that is logged.",
     )
     form = click.option(
         "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="To stderr."

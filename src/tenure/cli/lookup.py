@@ -18,15 +18,15 @@ async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecor
     """Return the only job with this id; without a queue, all queues are searched.
 
     Raises:
-        JobNotFoundError: there is no such job.
+        JobNotFoundError: the job does not exist.
         UsageError: several queues have a job with this id, and no queue was named.
     """
     queues = () if queue is None else (queue,)
     found = (await storage.find(Query(id=job_id, queues=queues, limit=SHOWN))).jobs
     if not found:
-        where = "any queue" if queue is None else f"queue {queue!r}"
+        place = "any queue" if queue is None else f"queue {queue!r}"
         raise JobNotFoundError(
-            job_id, f"no job {job_id!r} in {where}: never enqueued there, deleted, or past its retention"
+            job_id, f"no job {job_id!r} in {place}: never enqueued there, deleted, or past its retention"
         )
     first, *others = found
     if others:
@@ -45,30 +45,30 @@ async def find_jobs(storage: Storage, ids: Sequence[str], queue: str | None) -> 
     return [await find_job(storage, job_id, queue) for job_id in dict.fromkeys(ids)]
 
 
-def find_worker(survey: Survey, told: str) -> WorkerSurvey:
+def find_worker(survey: Survey, name: str) -> WorkerSurvey:
     """Return the only worker with this owner id (or its beginning), name, host:pid, or process id.
 
     Raises:
-        NotFound: there is no such worker.
+        NotFound: the worker does not exist.
         UsageError: several workers match.
     """
     ways: list[Callable[[WorkerSurvey], bool]] = [
-        lambda worker: worker.owner.id == told,
-        lambda worker: worker.owner.name == told,
-        lambda worker: f"{worker.owner.host}:{worker.owner.pid}" == told,
-        lambda worker: str(worker.owner.pid) == told,
-        lambda worker: worker.owner.id.startswith(told),
+        lambda worker: worker.owner.id == name,
+        lambda worker: worker.owner.name == name,
+        lambda worker: f"{worker.owner.host}:{worker.owner.pid}" == name,
+        lambda worker: str(worker.owner.pid) == name,
+        lambda worker: worker.owner.id.startswith(name),
     ]
     for is_meant in ways:
         found = [worker for worker in survey.workers if is_meant(worker)]
         # A restarted process may have the name and the process id of the one before it.
         living = [worker for worker in found if not worker.died]
         if len(found) > 1 and len(living) != 1:
-            names = ", ".join(sorted(f"{one.owner.id} ({one.owner.name})" for one in found[:SHOWN]))
-            raise UsageError(f"{told!r} is the name of several workers ({names}); name one by its owner id")
+            names = ", ".join(sorted(f"{match.owner.id} ({match.owner.name})" for match in found[:SHOWN]))
+            raise UsageError(f"{name!r} is the name of several workers ({names}); name one by its owner id")
         if found:
             return (living or found)[0]
-    raise NotFound(f"there is no worker {told!r}; see tenure workers list")
+    raise NotFound(f"no worker {name!r} exists; see tenure workers list")
 
 
 def who() -> str:

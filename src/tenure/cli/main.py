@@ -10,23 +10,23 @@ from typing import Any, NoReturn, cast
 import click
 
 from tenure._version import __version__
-from tenure.cli.exits import FAILURE, OK, told
+from tenure.cli.exits import FAILURE, OK, report_error
 from tenure.cli.session import storage
 
 COMMANDS = {
     "worker": ("tenure.cli.worker:worker", "Claim jobs and run them."),
-    "reaper": ("tenure.cli.reaper:reaper", "Recover what dead and silent workers left behind, and run no jobs."),
-    "serve": ("tenure.cli.serve:serve", "Serve health over HTTP, beside the workers."),
-    "info": ("tenure.cli.info:info", "Show queues, workers and who leads."),
-    "health": ("tenure.cli.health:health", "Say whether jobs are being run, also by the exit code."),
-    "doctor": ("tenure.cli.doctor:doctor", "Look for what endangers the promise, each finding with its remedy."),
+    "reaper": ("tenure.cli.reaper:reaper", "Recover jobs of dead and silent workers."),
+    "serve": ("tenure.cli.serve:serve", "Serve health and metrics over HTTP."),
+    "info": ("tenure.cli.info:info", "Show queues, workers and the leader."),
+    "health": ("tenure.cli.health:health", "Check that jobs are served."),
+    "doctor": ("tenure.cli.doctor:doctor", "Diagnose the storage and the setup."),
     "jobs": ("tenure.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("tenure.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
-    "queues": ("tenure.cli.queues:queues", "List, pause and resume queues, and show how they do."),
-    "workers": ("tenure.cli.workers:workers", "List workers, quiet and stop them, and show where their runs are."),
+    "queues": ("tenure.cli.queues:queues", "List, pause and resume queues, set rates, show statistics."),
+    "workers": ("tenure.cli.workers:workers", "List, quiet and stop workers, and show the stacks of their runs."),
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
-    "events": ("tenure.cli.events:events", "Show what has happened, and what happens."),
-    "migrate": ("tenure.cli.migrate:migrate", "Bring a storage to this version's schema."),
+    "events": ("tenure.cli.events:events", "Show past events, and follow new ones."),
+    "migrate": ("tenure.cli.migrate:migrate", "Create a storage, or upgrade its schema."),
     "version": ("tenure.cli.version:version", "Show the version."),
 }
 """The location and the short help of each command. The help is here, so that showing it imports no command."""
@@ -72,9 +72,13 @@ class Lazy(click.Group):
             # that the interpreter does not report the failure again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             # A closed pipe, as after `| head`, needs no message.
-            code = FAILURE if error.errno == errno.EPIPE else told(click.ClickException(f"stdout: {error.strerror}"))
+            code = (
+                FAILURE
+                if error.errno == errno.EPIPE
+                else report_error(click.ClickException(f"stdout: {error.strerror}"))
+            )
         except (Exception, KeyboardInterrupt) as error:
-            code = told(error)
+            code = report_error(error)
         sys.exit(code if isinstance(code, int) else OK)
 
 
@@ -119,7 +123,7 @@ def root(ctx: click.Context) -> None:
     """Run and watch a job queue that does not lose, strand or silently repeat work.
 
     Every option can also be set in the environment: TENURE_URL, TENURE_APP, TENURE_WORKER_CONCURRENCY.
-    Exit codes: 0 done, 1 failed, 2 called wrongly, 3 unhealthy, 4 no such job, queue, schedule.
+    Exit codes: 0 done, 1 failed, 2 usage error, 3 unhealthy, 4 not found.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -24,15 +24,15 @@ class MigratedView(Struct, frozen=True, kw_only=True):
 @storage
 @click.pass_obj
 def migrate(session: CommandSession) -> None:
-    """Bring a storage to this version's schema; make it if it is not there. Does nothing the second time."""
+    """Create a storage, or upgrade its schema to this version. Safe to repeat."""
     done = asyncio.run(_migrated(session))
     if as_json(session, done) or session.quiet:
         return
     if done.before == done.after:
-        said = f"is at schema {done.after}, nothing to do"
+        result = f"is at schema {done.after}, nothing to do"
     else:
-        said = f"was brought from {f'schema {done.before}' if done.before else 'nothing'} to schema {done.after}"
-    click.echo(printable(f"{done.url} {said}"))
+        result = f"was brought from {f'schema {done.before}' if done.before else 'nothing'} to schema {done.after}"
+    click.echo(printable(f"{done.url} {result}"))
 
 
 async def _migrated(session: CommandSession) -> MigratedView:

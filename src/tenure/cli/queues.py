@@ -34,7 +34,7 @@ from tenure.ops.views import (
     task_rates_view,
 )
 from tenure.options import Rate
-from tenure.options.rate import rate_key, rating
+from tenure.options.rate import rate_key, valid_rate
 from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ PAGE = 200
 @storage
 @click.pass_context
 def queues(ctx: click.Context) -> None:
-    """List, pause and resume queues, set their rates, and show how they do."""
+    """List, pause and resume queues, set rates, show statistics."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -56,30 +56,30 @@ def queues(ctx: click.Context) -> None:
 @storage
 @click.pass_obj
 def list_queues(session: CommandSession) -> None:
-    """List the queues: how many jobs stand where, what is set for all their jobs, and what for those of a task.
+    """List the queues: jobs by state, and the settings of queues and tasks.
 
-    `oldest` is how long the first in line has waited, `parked` how many of the waiting have no slot to go to,
-    `discarded` how many ever expired without a record.
+    `oldest`: how long the oldest waiting job has waited. `parked`: waiting jobs that a key, rate or pause holds back.
+    `discarded`: jobs that expired without a record.
     """
-    seen, tasks = asyncio.run(_listed(session))
-    if as_json(session, seen):
+    views, tasks = asyncio.run(_listed(session))
+    if as_json(session, views):
         return
     if session.quiet:
-        for queue in seen:
+        for queue in views:
             click.echo(printable(queue.queue))
         return
-    table(session, QUEUE_COLUMNS, list(map(queue_row, seen)), whole=QUEUE_COLUMNS)
+    table(session, QUEUE_COLUMNS, list(map(queue_row, views)), whole=QUEUE_COLUMNS)
     click.echo()
     table(
         session,
         _SETTING_COLUMNS,
-        [_setting_row(queue) for queue in seen],
+        [_setting_row(queue) for queue in views],
         title="set for all jobs of a queue",
         whole=("queue",),
     )
     if tasks:
         click.echo()
-        table(session, ("task", "rate", "state"), tasks, title="set for a task, in whatever queue", whole=("task",))
+        table(session, ("task", "rate", "state"), tasks, title="set for a task, in every queue", whole=("task",))
 
 
 async def _listed(session: CommandSession) -> tuple[list[QueueSettingsView], list[list[str]]]:
@@ -90,9 +90,11 @@ async def _listed(session: CommandSession) -> tuple[list[QueueSettingsView], lis
 
 def _task_rows(survey: Survey) -> list[list[str]]:
     rates = task_rates_view(survey)
-    said = {name: "no limit" if rate is None else _rate(rate) for name, rate in rates.items()}
+    states = {name: "no limit" if rate is None else _rate(rate) for name, rate in rates.items()}
     paused = survey.paused_tasks
-    return [[name, said.get(name, "-"), "paused" if name in paused else "open"] for name in sorted({*said, *paused})]
+    return [
+        [name, states.get(name, "-"), "paused" if name in paused else "open"] for name in sorted({*states, *paused})
+    ]
 
 
 _STATES = ("waiting", "delayed", "active", "completed", "failed", "cancelled", "expired")
@@ -131,15 +133,15 @@ def _keep(keep: KeepView) -> str:
 
 
 def _stall(stall: StallView) -> str:
-    told = {
+    values = {
         "interval": None if stall.lease is None else _length(stall.lease),
         "max_count": stall.max_stalls,
         "start_grace": None if stall.start_grace is None else _length(stall.start_grace),
         "heartbeat": stall.renewed,
     }
     if stall.lease is not None and round(stall.lease * SECOND) >= FOREVER:
-        told |= {"interval": None, "enabled": False}
-    return " ".join(f"{name}={value}" for name, value in told.items() if value is not None) or "-"
+        values |= {"interval": None, "enabled": False}
+    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None) or "-"
 
 
 def _rate(rate: RateView) -> str:
@@ -173,7 +175,7 @@ def targeted(command: F) -> F:
         multiple=True,
         type=naming("--task"),
         metavar="TASK",
-        help="A task, in whatever queue its jobs are.",
+        help="A task, in every queue.",
     )
     return queues_meant(tasks_meant(command))
 
@@ -183,7 +185,7 @@ def targeted(command: F) -> F:
 @targeted
 @click.pass_obj
 def pause(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
-    """Give out no more jobs of these queues or tasks; those that run go on."""
+    """Start no more jobs of these queues or tasks; running jobs continue."""
     return _set(session, names, tasks, paused=True)
 
 
@@ -192,7 +194,7 @@ def pause(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...
 @targeted
 @click.pass_obj
 def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
-    """Give out jobs of these queues or tasks again."""
+    """Start jobs of these queues or tasks again."""
     return _set(session, names, tasks, paused=False)
 
 
@@ -202,44 +204,44 @@ def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ..
 @targeted
 @click.pass_obj
 def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
-    """Let jobs of these queues or tasks start no more often than that: 100/s, 5/30s, or none for no limit.
+    """Limit how often jobs of these queues or tasks start: 100/s, 5/30s, or none for no limit.
 
-    Of a task this is in the place of its own rate, and of what an earlier call has set.
+    For a task this replaces its own rate and any earlier setting.
     """
-    told = None if limit == "none" else rating(limit, field="RATE", remedy="write 10/s, 100/m or 5/30s, or none")
-    seen = asyncio.run(_rated(session, _targets(names, tasks, "limit"), told))
-    if not as_json(session, seen) and not session.quiet:
-        for one in seen:
-            said = "has no limit" if one.rate is None else f"starts {_rate(one.rate)}"
-            click.echo(printable(f"{one.kind} {one.name} {said}"))
+    rate = None if limit == "none" else valid_rate(limit, field="RATE", remedy="write 10/s, 100/m or 5/30s, or none")
+    changed = asyncio.run(_rated(session, _targets(names, tasks, "limit"), rate))
+    if not as_json(session, changed) and not session.quiet:
+        for view in changed:
+            result = "has no limit" if view.rate is None else f"starts {_rate(view.rate)}"
+            click.echo(printable(f"{view.kind} {view.name} {result}"))
     return OK
 
 
 async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None) -> list[RatedView]:
     by = who()
     async with accessed(session) as access:
-        seen: list[RatedView] = []
+        views: list[RatedView] = []
         for target in targets:
-            told = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
-            settings = await access.storage.tune(target, Settings(rate=told), by=by)
-            seen.append(RatedView(kind=target.kind, name=target.name, rate=rate_view(settings.rate)))
-        return seen
+            key = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
+            settings = await access.storage.tune(target, Settings(rate=key), by=by)
+            views.append(RatedView(kind=target.kind, name=target.name, rate=rate_view(settings.rate)))
+        return views
 
 
 def _targets(names: tuple[str, ...], tasks: tuple[str, ...], verb: str) -> list[Target]:
     targets = [Target("queue", name) for name in dict.fromkeys(names)]
     targets += [Target("task", name) for name in dict.fromkeys(tasks)]
     if not targets:
-        raise UsageError(f"name what to {verb}: one or more queues, or --task TASK")
+        raise UsageError(f"give one or more queues to {verb}, or --task TASK")
     return targets
 
 
 def _set(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
     targets = _targets(names, tasks, "pause" if paused else "resume")
-    seen = asyncio.run(_tuned(session, targets, paused=paused))
-    if not as_json(session, seen) and not session.quiet:
-        for one in seen:
-            click.echo(printable(f"{one.kind} {one.name} is {'paused' if one.paused else 'open'}"))
+    changed = asyncio.run(_tuned(session, targets, paused=paused))
+    if not as_json(session, changed) and not session.quiet:
+        for view in changed:
+            click.echo(printable(f"{view.kind} {view.name} is {'paused' if view.paused else 'open'}"))
     return OK
 
 
@@ -265,28 +267,31 @@ async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool
     metavar="DURATION",
     default="1h",
     show_default=True,
-    help="How far to look back.",
+    help="The period before now.",
 )
 @click.option(
-    "--most", type=click.IntRange(1), default=2000, show_default=True, help="Look at so many ended jobs of a queue."
+    "--most",
+    type=click.IntRange(1),
+    default=2000,
+    show_default=True,
+    help="Maximum number of ended jobs that are read of a queue.",
 )
 @click.pass_obj
 def stats(session: CommandSession, names: tuple[str, ...], window: timedelta, most: int) -> None:
-    """Show how queues did of late: what ended how, how long jobs waited and ran, why they failed.
+    """Show statistics of queues: outcomes, waiting times, durations, and reasons of failures.
 
-    A queue that neither the storage nor a worker knows is an error, with the exit code 4.
+    An unknown queue is an error, with exit code 4.
 
-    Waiting and running are those of each job's last run: half of them took no longer than the first figure, nineteen
-    in twenty no longer than the second, and the third is the longest.
+    Waiting times and durations are those of each job's last run: the median, the 95th percentile, and the longest.
     """
-    seen = asyncio.run(_stats(session, names, window, most))
-    if as_json(session, seen):
+    found = asyncio.run(_stats(session, names, window, most))
+    if as_json(session, found):
         return
-    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in seen], whole=_STAT_NUMBERS)
-    for queue in seen:
+    table(session, _STAT_COLUMNS, [_stat_row(queue) for queue in found], whole=_STAT_NUMBERS)
+    for queue in found:
         if queue.capped:
-            said = f"queue {queue.queue}: only the newest {most:,} of its jobs were looked at; see --most, --window"
-            click.echo(printable(said), err=True)
+            note = f"queue {queue.queue}: only the newest {most:,} of its jobs were read; see --most, --window"
+            click.echo(printable(note), err=True)
 
 
 _STAT_NUMBERS = ("queue", "state", "wait", "done", "fail", "cancel", "expire", "/min")
@@ -316,13 +321,13 @@ async def _stats(session: CommandSession, names: tuple[str, ...], window: timede
         queues = {queue.queue: queue for queue in survey.queues}
         served = {queue for worker in survey.workers for queue in worker.queues}
         if unknown := sorted(set(names) - {*queues, *served}):
-            raise NotFound(f"there is no queue {', '.join(map(repr, unknown))}; see tenure queues list")
-        seen: list[QueueStatsView] = []
+            raise NotFound(f"unknown queue: {', '.join(map(repr, unknown))}; see tenure queues list")
+        views: list[QueueStatsView] = []
         for name in sorted(set(names) or queues):
             queue = queues.get(name, QueueSurvey(queue=name))
             ended, capped = await _ended(access, queue.queue, survey.now - micros(window), most)
-            seen.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
-        return seen
+            views.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
+        return views
 
 
 async def _ended(access: StorageAccess, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:

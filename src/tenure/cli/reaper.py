@@ -23,7 +23,7 @@ from tenure.health.process_health import ProcessHealth
 from tenure.health.server import HealthServer
 from tenure.maintenance.reaper import Reaper
 from tenure.options import LeaderElection, Timing
-from tenure.runtime import Runtime, bare
+from tenure.runtime import Runtime, runtime_from_url
 
 logger = logging.getLogger("tenure.reaper")
 
@@ -31,19 +31,21 @@ logger = logging.getLogger("tenure.reaper")
 @click.command()
 @storage_options
 @click.argument("target", required=False, metavar="[MODULE:APP]")
-@click.option("--no-election", is_flag=True, help="Sweep whoever else does; nothing is recovered twice all the same.")
-@click.option("--sweep", type=length("--sweep"), metavar="DURATION", help="How often it sweeps.  [default: 2s]")
+@click.option(
+    "--no-election", is_flag=True, help="Sweep without leader election. Safe: jobs are never recovered twice."
+)
+@click.option("--sweep", type=length("--sweep"), metavar="DURATION", help="Time between two sweeps.  [default: 2s]")
 @click.option(
     "--grace",
     type=length("--grace"),
     metavar="DURATION",
-    help="How long a lease that ran out stays a mere suspect.  [default: 3s]",
+    help="Grace before an expired lease is reclaimed.  [default: 3s]",
 )
 @click.option(
     "--leader-ttl",
     type=length("--leader-ttl"),
     metavar="DURATION",
-    help="How long it leads without renewing.  [default: two sweeps]",
+    help="Length of a leader's term.  [default: two sweeps]",
 )
 @logged
 @served
@@ -59,14 +61,14 @@ def reaper(
     log_level: str,
     log_format: str,
 ) -> int:
-    """Recover what dead and silent workers left behind, until SIGTERM or SIGINT.
+    """Recover jobs of dead and silent workers, until SIGTERM or SIGINT.
 
-    Every worker does so, too; this is one alone, which runs no jobs. Needs an app or the address of a storage. How
-    long a lease is stands on each job; an app brings its own timing.
+    Every worker also does this; this process runs no jobs. It needs an app or the URL of a storage. Each job stores the
+    length of its own lease; the app defines the other durations.
     """
     set_up(log_level, log_format, quiet=session.quiet)
-    given = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
-    equipment = _equipment(session, target, {name: value for name, value in given.items() if value is not None})
+    durations = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
+    equipment = _equipment(session, target, {name: value for name, value in durations.items() if value is not None})
     shared(equipment.storage)
     # The Runner is never closed: closing waits for threads and tasks of event handlers, and one may never end.
     asyncio.Runner().run(_reap(equipment, None if no_election else LeaderElection(), http))
@@ -75,14 +77,14 @@ def reaper(
 
 def _equipment(session: CommandSession, target: str | None, timing: dict[str, timedelta]) -> Runtime:
     if target is not None and session.url is not None:
-        raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+        raise UsageError(f"{target} has a storage of its own; give either --url or the app")
     app = target or (session.app if session.url is None else None)
     if app is None:
-        return bare(session.url or session.fallback or DEFAULT_URL, timing=Timing(**timing))
+        return runtime_from_url(session.url or session.fallback or DEFAULT_URL, timing=Timing(**timing))
     if timing:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in timing)
-        raise UsageError(f"{app} has a timing of its own; leave {flags} out, or give --url instead of the app")
-    return load(app).equipment()
+        raise UsageError(f"{app} has its own timing; leave {flags} out, or give --url instead of the app")
+    return load(app).runtime()
 
 
 async def _reap(equipment: Runtime, election: LeaderElection | None, http: Http | None) -> None:
@@ -119,7 +121,7 @@ def _server(equipment: Runtime, http: Http, stopping: Callable[[], bool]) -> Hea
         timing=lambda: equipment.timing,
         clock=equipment.clock,
         queues=lambda: {task.queue for task in equipment.tasks.values()},
-        vitals=lambda: ProcessHealth(stopping=stopping(), figures=equipment.figures.totals()),
+        vitals=lambda: ProcessHealth(stopping=stopping(), figures=equipment.metrics.totals()),
     )
 
 
@@ -137,8 +139,8 @@ def _recovered(event: JobStalled) -> None:
 
 
 def _acquired(event: LeadershipAcquired) -> None:
-    logger.info("leads from now on (scope %s, epoch %d)", event.scope, event.epoch)
+    logger.info("is now the leader (scope %s, epoch %d)", event.scope, event.epoch)
 
 
 def _lost(event: LeadershipLost) -> None:
-    logger.info("leads no longer: %s (scope %s, epoch %d)", event.reason, event.scope, event.epoch)
+    logger.info("has lost the leadership: %s (scope %s, epoch %d)", event.reason, event.scope, event.epoch)

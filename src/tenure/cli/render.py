@@ -42,8 +42,8 @@ def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool
         case "json":
             click.echo(msgspec.json.format(encode(result), indent=2))
         case "jsonl":
-            for one in result if isinstance(result, list) else [result]:
-                click.echo(encode(one))
+            for item in result if isinstance(result, list) else [result]:
+                click.echo(encode(item))
     return True
 
 
@@ -57,15 +57,15 @@ def table(
     if title is not None:
         click.echo(f"{title}:")
     clean = [[printable(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(len(row[place]) for row in clean) for place in range(len(columns))]
+    widths = [max(len(row[column]) for row in clean) for column in range(len(columns))]
     for row in clean:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def pairs(session: CommandSession, told: Sequence[tuple[str, str]]) -> None:
+def pairs(session: CommandSession, items: Sequence[tuple[str, str]]) -> None:
     """Print names and values, one pair per line."""
-    width = max((len(name) for name, _ in told), default=0)
-    for name, value in told:
+    width = max((len(name) for name, _ in items), default=0)
+    for name, value in items:
         click.echo(f"{click.style(name.ljust(width), bold=True)}  {printable(value)}", color=_colors(session))
 
 
@@ -81,12 +81,12 @@ def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    table = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in whole)
+        table.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
-        made.add_row(*(Text(printable(cell), style=_STYLES.get(cell.split(" ")[0], "")) for cell in row))
-    return made
+        table.add_row(*(Text(printable(cell), style=_STYLES.get(cell.split(" ")[0], "")) for cell in row))
+    return table
 
 
 def console(session: CommandSession) -> "Console":
@@ -103,7 +103,9 @@ def on_terminal() -> bool:
 
 def printable(text: str) -> str:
     """Return a text with control characters escaped, so that it cannot control the terminal or break a line."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def moment_text(at: datetime | None) -> str:

@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 @storage
 @click.pass_context
 def schedules(ctx: click.Context) -> None:
-    """List, pause, resume, trigger and remove schedules, and show when they are due."""
+    """List, pause, resume, trigger and remove schedules, and show their next ticks."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -36,16 +36,16 @@ def schedules(ctx: click.Context) -> None:
 def list_schedules(session: CommandSession) -> None:
     """List the schedules: what each enqueues, and when.
 
-    Needs neither the app nor a worker: schedules live in the storage.
+    Needs neither the app nor a worker: the storage keeps the schedules.
     """
-    seen = asyncio.run(_listed(session))
-    if as_json(session, seen):
+    found = asyncio.run(_listed(session))
+    if as_json(session, found):
         return
     if session.quiet:
-        for one in seen:
-            click.echo(printable(one.name))
+        for schedule in found:
+            click.echo(printable(schedule.name))
         return
-    table(session, _COLUMNS, list(map(_row, seen)), whole=("name", "next", "last", "state"))
+    table(session, _COLUMNS, list(map(_row, found)), whole=("name", "next", "last", "state"))
 
 
 async def _listed(session: CommandSession) -> list[ScheduleView]:
@@ -58,18 +58,22 @@ async def _listed(session: CommandSession) -> list[ScheduleView]:
 _COLUMNS = ("name", "when", "task", "queue", "next", "last", "missed", "overlap", "state")
 
 
-def _row(one: ScheduleView) -> list[str]:
+def _row(schedule: ScheduleView) -> list[str]:
     return [
-        *(one.name, _when(one), one.task, one.queue),
-        *("-" if one.paused else moment_text(one.next_tick), moment_text(one.last_tick)),
-        one.missed if one.max is None else f"{one.missed}:{one.max}",
-        one.overlap,
-        "paused" if one.paused else "open",
+        *(schedule.name, _when(schedule), schedule.task, schedule.queue),
+        *("-" if schedule.paused else moment_text(schedule.next_tick), moment_text(schedule.last_tick)),
+        schedule.missed if schedule.max is None else f"{schedule.missed}:{schedule.max}",
+        schedule.overlap,
+        "paused" if schedule.paused else "open",
     ]
 
 
-def _when(one: ScheduleView) -> str:
-    return f"{one.cron} {one.tz}" if one.every is None else f"every {duration_text(round(one.every * SECOND))}"
+def _when(schedule: ScheduleView) -> str:
+    return (
+        f"{schedule.cron} {schedule.tz}"
+        if schedule.every is None
+        else f"every {duration_text(round(schedule.every * SECOND))}"
+    )
 
 
 @schedules.command("pause")
@@ -77,7 +81,7 @@ def _when(one: ScheduleView) -> str:
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
 def pause_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
-    """Let the ticks of these schedules make no jobs; the jobs they have made go on."""
+    """Pause these schedules: their ticks enqueue no jobs. Existing jobs continue."""
     return _set(session, names, paused=True)
 
 
@@ -86,16 +90,16 @@ def pause_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
 def resume_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
-    """Let these schedules go on with the tick that comes next; those that went by are not missed."""
+    """Resume these schedules with their next tick; skipped ticks do not count as missed."""
     return _set(session, names, paused=False)
 
 
 def _set(session: CommandSession, names: tuple[str, ...], *, paused: bool) -> int:
-    seen = asyncio.run(_paused(session, names, paused=paused))
-    if not as_json(session, seen) and not session.quiet:
-        for one in seen:
-            said = "paused" if one.paused else f"open, its next tick is {moment_text(one.next_tick)}"
-            click.echo(printable(f"schedule {one.name} is {said}"))
+    changed = asyncio.run(_paused(session, names, paused=paused))
+    if not as_json(session, changed) and not session.quiet:
+        for schedule in changed:
+            state = "paused" if schedule.paused else f"open, its next tick is {moment_text(schedule.next_tick)}"
+            click.echo(printable(f"schedule {schedule.name} is {state}"))
     return OK
 
 
@@ -110,28 +114,28 @@ async def _paused(session: CommandSession, names: tuple[str, ...], *, paused: bo
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
 @click.pass_obj
 def trigger_schedules(session: CommandSession, names: tuple[str, ...]) -> int:
-    """Enqueue what these schedules enqueue now, paused or not; their ticks come as they would have."""
+    """Enqueue the jobs of these schedules now, even if paused; the next ticks do not change."""
     ids = JobIds(SystemClock(), entropy())
 
     async def make(storage: Storage, name: str) -> tuple[str, TriggeredView]:
         receipt, _ = await trigger(storage, name, ids.make())
         return name, triggered_view(receipt)
 
-    seen = asyncio.run(_each(session, names, make))
-    if not as_json(session, [one for _, one in seen]):
-        for name, one in seen:
-            taken = one.made not in _NOT_MADE
-            if taken and session.quiet:
-                click.echo(printable(one.id))
+    triggered = asyncio.run(_each(session, names, make))
+    if not as_json(session, [job for _, job in triggered]):
+        for name, job in triggered:
+            enqueued = job.made not in _NOT_MADE
+            if enqueued and session.quiet:
+                click.echo(printable(job.id))
             else:
-                said = _NOT_MADE.get(one.made, "job {0.id} in queue {0.queue}").format(one)
-                click.echo(printable(f"schedule {name}: {said}"), err=not taken)
-    return FAILURE if any(one.made in _NOT_MADE for _, one in seen) else OK
+                result = _NOT_MADE.get(job.made, "job {0.id} in queue {0.queue}").format(job)
+                click.echo(printable(f"schedule {name}: {result}"), err=not enqueued)
+    return FAILURE if any(job.made in _NOT_MADE for _, job in triggered) else OK
 
 
 _NOT_MADE = {
-    "duplicate": "no job, for job {0.id} in queue {0.queue} is there already",
-    "throttled": "throttled, there is room in {0.retry_in:g} s",
+    "duplicate": "no job: job {0.id} in queue {0.queue} exists already",
+    "throttled": "throttled; possible again in {0.retry_in:g} s",
 }
 
 
@@ -141,15 +145,15 @@ _NOT_MADE = {
 @click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @click.pass_obj
 def next_ticks(session: CommandSession, name: str, count: int) -> None:
-    """Show when the next ticks of a schedule are, in UTC and by its own clocks; also of one that is paused."""
-    seen = asyncio.run(_next(session, name, count))
-    if as_json(session, seen):
+    """Show the next ticks of a schedule, in UTC and in its own time zone, even if it is paused."""
+    found = asyncio.run(_next(session, name, count))
+    if as_json(session, found):
         return
     if session.quiet:
-        for one in seen:
-            click.echo(moment_text(one.tick))
+        for tick in found:
+            click.echo(moment_text(tick.tick))
         return
-    table(session, ("tick", "local"), [[moment_text(one.tick), one.local] for one in seen])
+    table(session, ("tick", "local"), [[moment_text(tick.tick), tick.local] for tick in found])
 
 
 async def _next(session: CommandSession, name: str, count: int) -> list[TickView]:
@@ -164,20 +168,20 @@ async def _next(session: CommandSession, name: str, count: int) -> list[TickView
 @consenting
 @click.pass_obj
 def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool) -> int:
-    """Forget these schedules; the jobs they have made stay.
+    """Remove these schedules; their jobs stay.
 
-    One that code declares comes back when a worker starts: take it out of the code first.
+    A schedule that is declared in code returns when a worker starts: remove it from the code first.
     """
-    what = f"schedule {printable(names[0])}" if len(names) == 1 else f"{len(names):,} schedules"
-    consent(f"Remove {what} for good?", yes=yes)
+    subject = f"schedule {printable(names[0])}" if len(names) == 1 else f"{len(names):,} schedules"
+    consent(f"Remove {subject} for good?", yes=yes)
 
     async def forget(storage: Storage, name: str) -> str:
         await remove(storage, name)
         return name
 
-    gone = asyncio.run(_each(session, names, forget))
-    if not as_json(session, gone) and not session.quiet:
-        for name in gone:
+    removed = asyncio.run(_each(session, names, forget))
+    if not as_json(session, removed) and not session.quiet:
+        for name in removed:
             click.echo(printable(f"schedule {name} is removed"))
     return OK
 

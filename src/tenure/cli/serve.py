@@ -28,15 +28,15 @@ logger = logging.getLogger("tenure.serve")
 @served_at(DEFAULT_ADDRESS)
 @click.pass_obj
 def serve(session: CommandSession, target: str | None, http: Http, log_level: str, log_format: str) -> int:
-    """Serve health over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues, /metrics.
+    """Serve health and metrics over HTTP, until SIGTERM or SIGINT: /live, /ready, /health/queues, /metrics.
 
-    Runs no jobs and needs no workers. Needs an app or the address of a storage; an app also tells which queues there
-    are, and its timing.
+    Runs no jobs and needs no workers. It needs an app or the URL of a storage; an app also defines the queues and the
+    durations.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     if target is not None:
         if session.url is not None:
-            raise UsageError(f"{target} has a storage of its own; leave --url out, or the app")
+            raise UsageError(f"{target} has a storage of its own; give either --url or the app")
         session.app = target
     asyncio.run(_serve(session, http))
     return OK

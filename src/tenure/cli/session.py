@@ -72,10 +72,10 @@ def naming(flag: str) -> Callable[[Any], str]:
     return read
 
 
-def no_cursor(flag: str, given: str | None, remedy: str = "take the one that the page before named") -> UsageError:
+def no_cursor(flag: str, given: str | None, remedy: str = "use the one at the end of the previous page") -> UsageError:
     """Return the error for a cursor that the storage has never returned."""
     shown = repr(given) if len(given or "") <= 40 else f"{(given or '')[:40]!r}..."
-    return UsageError(f"{flag} {shown} is no cursor; {remedy}")
+    return UsageError(f"{flag} {shown} is not a cursor; {remedy}")
 
 
 def output(command: F) -> F:
@@ -125,10 +125,8 @@ _OUTPUT: list[Callable[[Any], Any]] = [
         type=click.Choice(["table", "json", "jsonl"]),
         expose_value=False,
         callback=_keep,
-        help="How results are printed; a table unless told otherwise.",
+        help="Output format; by default a table.",
     ),
-    click.option(
-        "--quiet", is_flag=True, expose_value=False, callback=_keep, help="Say no more than what was asked for."
-    ),
+    click.option("--quiet", is_flag=True, expose_value=False, callback=_keep, help="Print only the requested data."),
     click.option("--no-color", is_flag=True, expose_value=False, callback=_keep, help="Use no colours."),
 ]

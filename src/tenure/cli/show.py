@@ -18,13 +18,13 @@ from tenure.ops.views import DetailView, ErrorView, RunView, detail_view, value_
 @click.command()
 @storage
 @click.argument("job_id", type=naming("ID"), metavar="ID")
-@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue it is in.")
+@click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The job's queue.")
 @click.pass_obj
 def show(session: CommandSession, job_id: str, queue: str | None) -> None:
-    """Show a job: its record, every run of it, its log, and why it ran more than once."""
-    seen = asyncio.run(_detail(session, job_id, queue))
-    if not as_json(session, seen):
-        _shown(session, seen)
+    """Show a job: its record, its runs, its log, and why it ran more than once."""
+    detail = asyncio.run(_detail(session, job_id, queue))
+    if not as_json(session, detail):
+        _shown(session, detail)
 
 
 async def _detail(session: CommandSession, job_id: str, queue: str | None) -> DetailView:
@@ -38,7 +38,7 @@ async def _detail(session: CommandSession, job_id: str, queue: str | None) -> De
 
 
 def _shown(session: CommandSession, job: DetailView) -> None:
-    pairs(session, [(name, value) for name, value in _told(job) if value])
+    pairs(session, [(name, value) for name, value in _facts(job) if value])
     if job.error is not None:
         block(session, "error", _error(job.error))
     if job.runs:
@@ -50,19 +50,19 @@ def _shown(session: CommandSession, job: DetailView) -> None:
             if run.ended is None and run.trace is not None:
                 block(session, f"where run {run.number} is, as of a beat of its worker", run.trace)
     if job.log:
-        said = [
+        facts = [
             f"{moment_text(line.at)} run {line.run} {line.level}: {_line(line.message, line.fields)}"
             for line in job.log
         ]
         if job.log_dropped:
-            said.insert(0, f"({job.log_dropped:,} other lines were dropped)")
-        block(session, "log", "\n".join(said))
+            facts.insert(0, f"({job.log_dropped:,} other lines were dropped)")
+        block(session, "log", "\n".join(facts))
     if job.why is not None:
         click.echo(f"\n{printable(job.why)}")
 
 
 def _post_mortem(run: RunView) -> str:
-    """Return the post-mortem of a run that was cut off, or an empty text if there is none."""
+    """Return the post-mortem of a run that was cut off, or an empty text."""
     cause, _, more = (run.detail or "").partition("\n")
     match run.ended:
         case "stalled" if more:
@@ -74,12 +74,12 @@ def _post_mortem(run: RunView) -> str:
 
 
 def _error(error: ErrorView) -> str:
-    said = f"{error.type}: {error.message}"
+    text = f"{error.type}: {error.message}"
     # The run of a stalled job already shows the whole post-mortem.
-    return said if error.type == STALL_ERROR else error.traceback or said
+    return text if error.type == STALL_ERROR else error.traceback or text
 
 
-def _told(job: DetailView) -> list[tuple[str, str]]:
+def _facts(job: DetailView) -> list[tuple[str, str]]:
     stop = f"{moment_text(job.cancel_asked)} {job.cancel_reason or ''}" if job.cancel_asked else ""
     progress = "" if job.progress is None else f"{job.progress:g} {job.progress_note or ''}"
     tick = "triggered" if job.scheduled_for is None else moment_text(job.scheduled_for)

@@ -16,7 +16,7 @@ import click
 
 from tenure.app import Tenure
 from tenure.cli.access import shared
-from tenure.cli.exits import OK, leave, told
+from tenure.cli.exits import OK, leave, report_error
 from tenure.cli.http import Http, served
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
@@ -101,45 +101,53 @@ class WorkerOptions:
 @click.command()
 @output
 @click.argument("target", required=False, metavar="MODULE:APP")
-@click.option("-q", "--queue", "queues", multiple=True, metavar="QUEUE,...", help="Serve these; all unless given.")
 @click.option(
-    "-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Runs at once, in each process."
+    "-q",
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE,...",
+    help="Serve these queues; by default all of the app's.",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Number of concurrent runs in each process.",
 )
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
-@click.option(
-    "--no-supervisor", is_flag=True, help="Work in this very process, as debuggers want it; nobody watches over it."
-)
-@click.option("--burst", is_flag=True, help="End when nothing is left to do now.")
-@click.option("--no-reaper", is_flag=True, help="Do not recover what others left behind.")
-@click.option("--name", metavar="NAME", help="What it is called in the run history.  [default: host:pid]")
+@click.option("--no-supervisor", is_flag=True, help="Run jobs in this process, without a supervisor (for debuggers).")
+@click.option("--burst", is_flag=True, help="Exit when no job can run now.")
+@click.option("--no-reaper", is_flag=True, help="Do not recover jobs of dead workers.")
+@click.option("--name", metavar="NAME", help="The worker's name in the run history.  [default: host:pid]")
 @click.option(
     "--drain",
     type=length("--drain", zero=True),
     metavar="DURATION",
     default=DRAIN,
     show_default="25s",
-    help="How long a stop lets runs go on.",
+    help="How long runs may continue after a stop.",
 )
-@click.option(
-    "--max-jobs", type=click.IntRange(1), metavar="N", help="Replace a process after so many jobs, between two of them."
-)
+@click.option("--max-jobs", type=click.IntRange(1), metavar="N", help="Replace a process after this many jobs.")
 @click.option(
     "--max-memory",
     type=bytes_of("--max-memory"),
     metavar="SIZE",
-    help="Replace a process that occupies more, 500MB say, between two of its jobs.",
+    help="Replace a process that uses more memory, such as 500MB, between two jobs.",
 )
 @click.option(
     "--prefetch",
     type=click.IntRange(0),
     metavar="N",
-    help="Claim at most N jobs beyond those that run, where these are short; 0 for none.",
+    help="Prefetch at most N jobs while jobs are short; 0 for none.",
 )
 @click.option(
     "--loop",
     type=click.Choice(loops.LOOPS),
     default="auto",
-    help="Run handlers on this event loop.  [default: uvloop where it is installed]",
+    help="The event loop of the handlers.  [default: uvloop if it is installed]",
 )
 @click.option("--reload", is_flag=True, help="Replace the processes when their code changes; for development.")
 @click.option(
@@ -148,7 +156,7 @@ class WorkerOptions:
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Look for changes there; in the working directory unless given.",
+    help="Watch this directory; by default the working directory.",
 )
 @logged
 @served
@@ -176,13 +184,13 @@ def worker(
 ) -> int:
     """Claim jobs and run them, until SIGTERM or SIGINT.
 
-    This process runs no jobs: it supervises those that do, renews their leases while they cannot, takes back what they
-    hold when they die, and replaces them. --no-supervisor does without.
+    This process runs no jobs. It supervises the worker processes, renews their leases while they cannot, recovers their
+    jobs when they die, and replaces them. With --no-supervisor this process itself is the worker.
 
-    The first signal lets the runs end, for as long as --drain; the second hands them back and leaves at once. SIGHUP
-    and SIGQUIT are a first signal, too; SIGUSR1, SIGUSR2 and SIGALRM do nothing. Whatever
-    the storage does, it is gone within 5 s of the drain. Only the supervisor counts signals, so they may go to all
-    processes. With --http the supervisor serves the health of all.
+    The first signal lets runs continue for up to --drain; the second hands them back and exits at once. SIGHUP and
+    SIGQUIT count as first signals; SIGUSR1, SIGUSR2 and SIGALRM are ignored. Even if the storage is unreachable, the
+    process exits within 5 s after the drain. Only the supervisor counts signals, so you may send them to all processes.
+    With --http the supervisor serves the health of all processes.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     # Before any user code, which may install handlers for these signals.
@@ -197,9 +205,9 @@ def worker(
     loops.runner(loop)
     os.environ[loops.VARIABLE] = loop
     if child is None and _supervises(processes, without=no_supervisor):
-        said = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
+        log_options = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
         sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
-        _supervised(target, crew, processes, http, said, sources=sources)
+        _supervised(target, crew, processes, http, log_options, sources=sources)
     if child is None and (reload or reload_dirs):
         raise UsageError("--reload needs a supervisor; leave --no-supervisor out")
     app = load(target)
@@ -233,7 +241,7 @@ def run_worker(
             child.goodbye(dismissed=made.dismissed, recycled=made.recycled)
         code = OK
     except BaseException as error:
-        code = told(error)
+        code = report_error(error)
     leave(code)
 
 
@@ -251,7 +259,7 @@ def _mind_early_and_late_signals(made: Worker, child: SupervisorLink | None) -> 
 
 
 def _server(app: Tenure, made: Worker, http: Http) -> HealthServer:
-    equipment = app.equipment()
+    equipment = app.runtime()
     return http.server(
         app.opened,
         timing=lambda: equipment.timing,
@@ -271,7 +279,7 @@ async def _work(
             await server.start()
         if not crew.reaper:
             await _sweep_once(app)
-        await (made.run() if child is None else child.work(made, app.equipment().figures))
+        await (made.run() if child is None else child.work(made, app.runtime().metrics))
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
@@ -282,7 +290,7 @@ async def _work(
 async def _sweep_once(app: Tenure) -> None:
     """Recover jobs of dead workers once, so that a restart after a crash resumes its own jobs at once."""
     # Store the schedules first, so that the sweep fires the ticks that the code declares now.
-    await put_all(await app.opened(), app.equipment().schedules.values())
+    await put_all(await app.opened(), app.runtime().schedules.values())
     reaper = Reaper(app, election=None)
     while await reaper.turn() == 0:
         # A wait of 0 means that there is more to sweep.
@@ -296,11 +304,11 @@ def _supervises(processes: int, *, without: bool) -> bool:
         UsageError: several processes are requested without a supervisor.
     """
     if processes > 1 and (without or not SUPERVISES):
-        why = "leave --no-supervisor out" if without else "this system has no processes of the kind that it needs"
-        raise UsageError(f"--processes {processes} needs a supervisor; {why}, or start so many workers by yourself")
+        why = "leave --no-supervisor out" if without else "this system lacks the process features that it needs"
+        raise UsageError(f"--processes {processes} needs a supervisor; {why}, or start that many workers yourself")
     if without or not SUPERVISES:
         if not without:
-            logger.warning("this system has no processes of the kind that a supervisor needs; nobody watches over us")
+            logger.warning("this system lacks the process features of a supervisor; the worker runs without one")
         return False
     return True
 
@@ -349,16 +357,16 @@ def _overseer(http: Http, overview: Overview) -> HealthServer:
 
 
 def _target(session: CommandSession, target: str | None) -> str:
-    named = target or session.app
-    if named is None:
-        raise UsageError("worker needs an app; name one as module:attribute, such as tasks:app, or set TENURE_APP")
+    name = target or session.app
+    if name is None:
+        raise UsageError("worker needs an app; give one as module:attribute, such as tasks:app, or set TENURE_APP")
     if session.url is not None:
-        raise UsageError(f"{named} has a storage of its own; leave --url out, or set TENURE_URL for Tenure()")
-    return named
+        raise UsageError(f"{name} has a storage of its own; leave --url out, or set TENURE_URL for Tenure()")
+    return name
 
 
 def _queues(given: tuple[str, ...]) -> tuple[str, ...] | None:
-    names = [name.strip() for one in given for name in one.split(",")]
+    names = [name.strip() for text in given for name in text.split(",")]
     if not all(names):
         raise UsageError(f"-q {','.join(given)!r} names an empty queue; write -q mail,default")
     return tuple(dict.fromkeys(names)) or None

@@ -81,10 +81,9 @@ class StackView(Struct, frozen=True, kw_only=True):
 @storage
 @click.pass_context
 def workers(ctx: click.Context) -> None:
-    """List workers, quiet and stop them, and show where their runs are.
+    """List, quiet and stop workers, and show the stacks of their runs.
 
-    A worker is named by its owner id, by the beginning of that, by its name (host:pid unless it has another), or by
-    its process id.
+    Name a worker by its owner id or the beginning of it, by its name (host:pid by default), or by its process id.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -94,18 +93,18 @@ def workers(ctx: click.Context) -> None:
 @storage
 @click.pass_obj
 def list_workers(session: CommandSession) -> None:
-    """List the workers: what each runs, when it was last seen, how long its event loop lags, and its memory.
+    """List the workers: active jobs, last beat, event loop lag and memory.
 
-    A worker that died, or went away without a word, is shown for ten minutes after its last beat.
+    A worker that died or disappeared is shown for ten minutes after its last beat.
     """
-    seen = asyncio.run(_listed(session))
-    if as_json(session, seen):
+    found = asyncio.run(_listed(session))
+    if as_json(session, found):
         return
     if session.quiet:
-        for one in seen:
-            click.echo(one.owner)
+        for worker in found:
+            click.echo(worker.owner)
         return
-    table(session, _COLUMNS, [_row(one) for one in seen], whole=("owner",))
+    table(session, _COLUMNS, [_row(worker) for worker in found], whole=("owner",))
 
 
 async def _listed(session: CommandSession) -> list[CrewView]:
@@ -136,33 +135,34 @@ def _crew(worker: WorkerSurvey, timing: Timing) -> CrewView:
 _COLUMNS = ("owner", "name", "host", "pid", "queues", "running", "seen", "state", "lag", "memory")
 
 
-def _row(one: CrewView) -> list[str]:
+def _row(worker: CrewView) -> list[str]:
     return [
-        one.owner,
-        one.name,
-        one.host,
-        str(one.pid),
-        ",".join(one.queues),
-        f"{one.active}/{one.concurrency}",
-        f"{span_text(one.seen_ago)} ago",
-        one.state,
-        span_text(one.lag),
-        size_text(one.memory),
+        worker.owner,
+        worker.name,
+        worker.host,
+        str(worker.pid),
+        ",".join(worker.queues),
+        f"{worker.active}/{worker.concurrency}",
+        f"{span_text(worker.seen_ago)} ago",
+        worker.state,
+        span_text(worker.lag),
+        size_text(worker.memory),
     ]
 
 
 @workers.command()
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
-@click.option("--undo", is_flag=True, help="Let them claim again.")
+@click.option("--undo", is_flag=True, help="Let them claim jobs again.")
 @click.pass_obj
 def quiet(session: CommandSession, names: tuple[str, ...], undo: bool) -> int:
-    """Let workers claim no more jobs; what they run goes on, and so do they.
+    """Let workers claim no more jobs. Their runs continue, and the workers do not exit.
 
-    They hear of it at once, or with their next beat. It holds until --undo, or until the worker ends.
+    Workers are notified at once, or learn of it with their next beat. The setting holds until --undo, or until the
+    worker exits.
     """
-    said = "is told to claim jobs again" if undo else "is told to claim no more jobs"
-    return _ordered(session, names, Settings(quiet=not undo), said)
+    result = "was asked to claim jobs again" if undo else "was asked to claim no more jobs"
+    return _ordered(session, names, Settings(quiet=not undo), result)
 
 
 @workers.command()
@@ -170,60 +170,64 @@ def quiet(session: CommandSession, names: tuple[str, ...], undo: bool) -> int:
 @click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
 @click.pass_obj
 def stop(session: CommandSession, names: tuple[str, ...]) -> int:
-    """Let workers drain and leave, as SIGTERM does.
+    """Let workers drain and exit, as SIGTERM does.
 
-    No supervisor of ours starts another in its place, and one whose last worker was stopped ends, too; systemd or
-    Kubernetes may start it again, by rules of their own.
+    A supervisor does not restart a stopped worker, and exits after its last one; systemd or Kubernetes may restart it
+    by their own rules.
     """
-    return _ordered(session, names, Settings(stop=True), "is told to stop")
+    return _ordered(session, names, Settings(stop=True), "was asked to stop")
 
 
-def _ordered(session: CommandSession, names: Sequence[str], settings: Settings, said: str) -> int:
-    seen = asyncio.run(_told(session, names, settings))
-    if not as_json(session, seen) and not session.quiet:
-        for one in seen:
-            click.echo(printable(f"worker {one.name} ({one.owner}) {said}"))
+def _ordered(session: CommandSession, names: Sequence[str], settings: Settings, result: str) -> int:
+    ordered = asyncio.run(_give_orders(session, names, settings))
+    if not as_json(session, ordered) and not session.quiet:
+        for worker in ordered:
+            click.echo(printable(f"worker {worker.name} ({worker.owner}) {result}"))
     return OK
 
 
-async def _told(session: CommandSession, names: Sequence[str], settings: Settings) -> list[OrderedView]:
+async def _give_orders(session: CommandSession, names: Sequence[str], settings: Settings) -> list[OrderedView]:
     by = who()
     async with accessed(session) as access:
         survey = await access.storage.survey()
         # Find all workers before the first one gets its order.
         meant = {worker.owner.id: worker.owner for worker in (find_worker(survey, name) for name in names)}
-        seen: list[OrderedView] = []
+        views: list[OrderedView] = []
         for owner in meant.values():
             now = await access.storage.tune(Target("worker", owner.id), settings, by=by)
-            seen.append(OrderedView(owner=owner.id, name=owner.name, quiet=bool(now.quiet), stop=bool(now.stop)))
-        return seen
+            views.append(OrderedView(owner=owner.id, name=owner.name, quiet=bool(now.quiet), stop=bool(now.stop)))
+        return views
 
 
 @workers.command()
 @storage
 @click.argument("name", required=False, type=naming("WORKER"), metavar="[WORKER]")
 @click.option(
-    "--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="So many runs, the longest first."
+    "--limit",
+    type=click.IntRange(1, 1_000),
+    default=50,
+    show_default=True,
+    help="Maximum number of runs, the longest first.",
 )
 @click.pass_obj
 def stack(session: CommandSession, name: str | None, limit: int) -> None:
-    """Show where the runs of a worker are, of all workers if none is named: the stack of each handler.
+    """Show the stack of each running handler of a worker; without a name, of all workers.
 
-    A worker looks at its runs with each beat, from a beat after their start. What stands here was so when it was last
-    heard of; the values of arguments are not in it.
+    A worker records the stacks with each beat, first one beat after the start of a run. The output shows the last
+    record, without values of arguments.
     """
-    seen = asyncio.run(_stacks(session, name, limit))
-    if as_json(session, seen):
+    found = asyncio.run(_stacks(session, name, limit))
+    if as_json(session, found):
         return
-    if not seen:
-        click.echo("nothing runs there" if name is not None else "nothing runs")
-    for one in seen:
-        ran = "" if one.ran is None else f", for {span_text(one.ran)}"
-        title = printable(f"{one.task} {one.id} of queue {one.queue} on {one.worker}, run {one.run}{ran}")
-        if one.trace is None:
-            block(session, title, "not known yet: a run is looked at when it is a beat old")
+    if not found:
+        click.echo("no runs" if name is not None else "nothing runs")
+    for run in found:
+        duration_text = "" if run.ran is None else f", for {span_text(run.ran)}"
+        title = printable(f"{run.task} {run.id} of queue {run.queue} on {run.worker}, run {run.run}{duration_text}")
+        if run.trace is None:
+            block(session, title, "unknown yet: the first report comes after one beat")
         else:
-            block(session, f"{title}; {span_text(one.seen_ago)} ago it was here:", one.trace)
+            block(session, f"{title}; {span_text(run.seen_ago)} ago it was here:", run.trace)
 
 
 async def _stacks(session: CommandSession, name: str | None, limit: int) -> list[StackView]:
@@ -238,9 +242,11 @@ async def _stacks(session: CommandSession, name: str | None, limit: int) -> list
             some = jobs[start : min(start + DETAILS, limit)]
             details = await access.storage.get([job.ref for job in some])
             found += [
-                _stack(one, survey)
-                for one in details
-                if one is not None and one.job.state is State.ACTIVE and (owners is None or one.job.owner in owners)
+                _stack(detail, survey)
+                for detail in details
+                if detail is not None
+                and detail.job.state is State.ACTIVE
+                and (owners is None or detail.job.owner in owners)
             ]
         return found
 
@@ -248,11 +254,11 @@ async def _stacks(session: CommandSession, name: str | None, limit: int) -> list
 async def _active(access: StorageAccess, owners: set[str] | None) -> list[JobRecord]:
     """Return the active jobs of these owners, or of all owners if None."""
     found: list[JobRecord] = []
-    looked, after = 0, None
-    while looked < MOST:
+    count, after = 0, None
+    while count < MOST:
         page = await access.storage.find(Query(states=(State.ACTIVE,), limit=PAGE, after=after))
         found += [job for job in page.jobs if owners is None or job.owner in owners]
-        looked, after = looked + len(page.jobs), page.next
+        count, after = count + len(page.jobs), page.next
         if after is None:
             break
     return found
@@ -260,8 +266,8 @@ async def _active(access: StorageAccess, owners: set[str] | None) -> list[JobRec
 
 def _stack(detail: JobDetail, survey: Survey) -> StackView:
     job = detail.job
-    worker = next((one for one in survey.workers if one.owner.id == job.owner), None)
-    run = next((one for one in reversed(detail.runs) if one.fence == job.fence), None)
+    worker = next((candidate for candidate in survey.workers if candidate.owner.id == job.owner), None)
+    run = next((candidate for candidate in reversed(detail.runs) if candidate.fence == job.fence), None)
     return StackView(
         worker=run.worker if worker is None and run is not None else worker.owner.name if worker is not None else "",
         owner=job.owner or "",

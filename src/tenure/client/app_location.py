@@ -26,7 +26,7 @@ _LOADED_MAIN = "__mp_main__"
 _LOADING: ContextVar[bool] = ContextVar("tenure_loading", default=False)
 
 
-class Whereabouts(Struct, frozen=True):
+class AppLocation(Struct, frozen=True):
     """The location of an app. `script`: the file of `__main__`; `started`: its module, if it was started with `-m`.
 
     Paths and arguments are bytes because they may not be valid text.
@@ -41,12 +41,12 @@ class Whereabouts(Struct, frozen=True):
     started: str | None = None
 
 
-def whereabouts(app: object, parts: Iterable[object]) -> Whereabouts | None:
+def locate_app(app: object, parts: Iterable[object]) -> AppLocation | None:
     """Return the location of an app, with the modules of its parts, mostly functions.
 
     Return None if another process cannot load the app from a module: it is in a local variable, a notebook or a shell.
     """
-    wanted = {name for part in parts if isinstance(name := getattr(part, "__module__", None), str)}
+    module_names = {name for part in parts if isinstance(name := getattr(part, "__module__", None), str)}
     names: list[str] = []
     found: tuple[str, str] | None = None
     for name, module in list(sys.modules.items()):
@@ -56,27 +56,27 @@ def whereabouts(app: object, parts: Iterable[object]) -> Whereabouts | None:
         attribute = _attribute(module, app)
         if attribute is not None and found is None:
             found = name, attribute
-        if attribute is not None or name in wanted:
+        if attribute is not None or name in module_names:
             names.append(name)
     script, started = _main() if _MAIN in names else (None, None)
-    if found is None or not wanted <= set(names) or (_MAIN in names and script is None and started is None):
+    if found is None or not module_names <= set(names) or (_MAIN in names and script is None and started is None):
         return None
-    path, arguments = (tuple(map(os.fsencode, said)) for said in (sys.path, sys.argv))
+    path, arguments = (tuple(map(os.fsencode, text)) for text in (sys.path, sys.argv))
     file = None if script is None else os.fsencode(script)
-    return Whereabouts(tuple(names), *found, path, arguments, file, started)
+    return AppLocation(tuple(names), *found, path, arguments, file, started)
 
 
-def load(where: Whereabouts) -> object:
+def load(location: AppLocation) -> object:
     """Load the app and return it. Raise AttributeError if its name is missing, or the exception of a module."""
-    sys.path[:] = map(os.fsdecode, where.path)
-    sys.argv[:] = map(os.fsdecode, where.arguments)
+    sys.path[:] = map(os.fsdecode, location.path)
+    sys.argv[:] = map(os.fsdecode, location.arguments)
     with _loading():
-        for name in where.modules:
+        for name in location.modules:
             if name == _MAIN:
-                _load_main(where)
+                _load_main(location)
             else:
                 importlib.import_module(name)
-    return getattr(sys.modules[where.module], where.attribute)
+    return getattr(sys.modules[location.module], location.attribute)
 
 
 def known_as(task: str) -> str:
@@ -93,14 +93,14 @@ def not_while_loading() -> None:
     if _LOADING.get():
         raise UsageError(
             "this process loads the app to run one of its handlers, and the module starts a worker as it is loaded; "
-            'let it do so behind if __name__ == "__main__":'
+            'start it below if __name__ == "__main__":'
         )
 
 
 def _attribute(module: ModuleType, app: object) -> str | None:
     # Read __dict__ only: attribute access would load a lazy module.
-    held = getattr(module, "__dict__", None)
-    return next((name for name, value in list(held.items()) if value is app), None) if held else None
+    namespace = getattr(module, "__dict__", None)
+    return next((name for name, value in list(namespace.items()) if value is app), None) if namespace else None
 
 
 def _main() -> tuple[str | None, str | None]:
@@ -112,13 +112,13 @@ def _main() -> tuple[str | None, str | None]:
     return (os.path.abspath(script), None) if script is not None and os.path.exists(script) else (None, None)
 
 
-def _load_main(where: Whereabouts) -> None:
+def _load_main(location: AppLocation) -> None:
     module = ModuleType(_LOADED_MAIN)
-    if where.started is not None:
-        held = runpy.run_module(where.started, run_name=_LOADED_MAIN, alter_sys=True)
+    if location.started is not None:
+        namespace = runpy.run_module(location.started, run_name=_LOADED_MAIN, alter_sys=True)
     else:
-        held = runpy.run_path(os.fsdecode(where.script or b""), run_name=_LOADED_MAIN)
-    module.__dict__.update(held)
+        namespace = runpy.run_path(os.fsdecode(location.script or b""), run_name=_LOADED_MAIN)
+    module.__dict__.update(namespace)
     sys.modules[_MAIN] = sys.modules[_LOADED_MAIN] = module
 
 

@@ -34,7 +34,7 @@ LONG = 0.05
 FIRST = 1
 """The number of the first call in a `_QueueBatch`."""
 
-_OF_ALL = (StorageUnavailableError, StorageFullError, NotDurableError)
+_COMMON_ERRORS = (StorageUnavailableError, StorageFullError, NotDurableError)
 """Errors that no single job causes. After any other error, each job is sent once more, alone."""
 
 
@@ -42,7 +42,7 @@ class EnqueueBatcher:
     """Batches the enqueues of one app, for each event loop of this process."""
 
     def __init__(self) -> None:
-        self._lanes: dict[asyncio.AbstractEventLoop, dict[str, _QueueBatch]] = {}
+        self._batches: dict[asyncio.AbstractEventLoop, dict[str, _QueueBatch]] = {}
 
     async def enqueue(self, storage: Storage, job: NewJob) -> EnqueueResult:
         """Store one job, together with jobs that other callers enqueue meanwhile. Return its `EnqueueResult`.
@@ -53,24 +53,24 @@ class EnqueueBatcher:
             StorageError: the job may or may not have been stored. Other callers of the batch may get the same error.
         """
         loop = asyncio.get_running_loop()
-        lanes = self._lanes.get(loop)
+        lanes = self._batches.get(loop)
         if lanes is None:
-            lanes = self._new(loop)
+            lanes = self._batches_of(loop)
         lane = lanes.get(job.queue)
         if lane is not None:
-            return await lane.join(job)
+            return await lane.add(job)
         lane = lanes[job.queue] = _QueueBatch(loop, storage, lanes, job.queue, loop.time())
         try:
             [receipt] = await storage.enqueue([job])
             return receipt
         finally:
-            lane.back(FIRST)
+            lane.returned(FIRST)
 
-    def _new(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _QueueBatch]":
+    def _batches_of(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _QueueBatch]":
         # Other threads may add and remove their event loops at the same time.
-        for over in [one for one in list(self._lanes) if one.is_closed()]:
-            self._lanes.pop(over, None)
-        lanes = self._lanes[loop] = {}
+        for closed in [known for known in list(self._batches) if known.is_closed()]:
+            self._batches.pop(closed, None)
+        lanes = self._batches[loop] = {}
         return lanes
 
 
@@ -88,57 +88,57 @@ class _QueueBatch(Struct, eq=False):
 
     loop: asyncio.AbstractEventLoop
     storage: Storage
-    lanes: "dict[str, _QueueBatch]"
+    batches: "dict[str, _QueueBatch]"
     queue: str
-    left_at: float
+    sent_at: float
     latest: int = FIRST
-    latest_is_out: bool = True
-    out: int = 1
+    latest_in_flight: bool = True
+    in_flight: int = 1
     tasks: dict[int, asyncio.Task[None]] = {}
     waiting: deque[_Caller] = field(default_factory=deque[_Caller])
 
-    def join(self, job: NewJob) -> "asyncio.Future[EnqueueResult]":
+    def add(self, job: NewJob) -> "asyncio.Future[EnqueueResult]":
         """Add a job to the next batch and return the future for its result."""
         answer: asyncio.Future[EnqueueResult] = self.loop.create_future()
         self.waiting.append((job, answer))
-        if not self.latest_is_out or self.loop.time() - self.left_at > LONG:
-            self._leave()
+        if not self.latest_in_flight or self.loop.time() - self.sent_at > LONG:
+            self._send()
         return answer
 
-    def back(self, number: int) -> None:
+    def returned(self, number: int) -> None:
         """Note that a call has returned. If it was the latest and callers wait, send the next batch."""
-        self.out -= 1
+        self.in_flight -= 1
         self.tasks.pop(number, None)
         if number == self.latest:
-            self.latest_is_out = False
+            self.latest_in_flight = False
             if self.waiting:
-                self._leave()
-        if not self.out:
-            del self.lanes[self.queue]
+                self._send()
+        if not self.in_flight:
+            del self.batches[self.queue]
 
-    def _leave(self) -> None:
-        self.left_at = self.loop.time()
+    def _send(self) -> None:
+        self.sent_at = self.loop.time()
         self.latest += 1
-        self.latest_is_out = True
-        self.out += 1
+        self.latest_in_flight = True
+        self.in_flight += 1
         # Use an empty context: the batch belongs to no single caller.
         self.tasks[self.latest] = self.loop.create_task(
-            self._trip(self.latest), name="tenure-enqueue", context=contextvars.Context()
+            self._run(self.latest), name="tenure-enqueue", context=contextvars.Context()
         )
 
-    async def _trip(self, number: int) -> None:
-        callers = self._aboard()
+    async def _run(self, number: int) -> None:
+        callers = self._next_callers()
         try:
             if callers:
-                await self._carry(callers)
+                await self._enqueue(callers)
         finally:
             for _, answer in callers:
                 # Cancels only futures without an answer: the event loop is ending.
                 answer.cancel()
             # Run after the answered callers, which may enqueue again at once.
-            self.loop.call_soon(self.back, number)
+            self.loop.call_soon(self.returned, number)
 
-    def _aboard(self) -> list[_Caller]:
+    def _next_callers(self) -> list[_Caller]:
         """Return the callers of the next batch, without those that were cancelled."""
         callers: list[_Caller] = []
         size = 0
@@ -150,13 +150,13 @@ class _QueueBatch(Struct, eq=False):
                 size += len(job.payload)
         return callers
 
-    async def _carry(self, callers: list[_Caller]) -> None:
+    async def _enqueue(self, callers: list[_Caller]) -> None:
         try:
             receipts = await self.storage.enqueue([job for job, _ in callers])
         except Exception as error:
-            if len(callers) > 1 and not isinstance(error, _OF_ALL):
+            if len(callers) > 1 and not isinstance(error, _COMMON_ERRORS):
                 for caller in callers:
-                    await self._carry([caller])
+                    await self._enqueue([caller])
                 return
             for _, answer in callers:
                 if not answer.done():

@@ -11,8 +11,8 @@ from tenure.core.duration import micros
 from tenure.core.job import CollectKey, DebounceKey, Key, MergeKey, NewJob, RateKey, ThrottleKey, UniqueKey
 from tenure.errors import ThrottledError
 from tenure.options import Collect, KeyTemplate, Rate, TaskOptions, Throttle
-from tenure.options.keys import CONCURRENCY, Arguments, Keying, made_of
-from tenure.options.tasks import weighed
+from tenure.options.keys import CONCURRENCY, Arguments, KeyReader, evaluate
+from tenure.options.tasks import valid_fair_weight
 from tenure.storage.protocol import EnqueueResult
 
 
@@ -34,10 +34,10 @@ class CallKeys:
     ) -> None:
         known = tuple(parameters)
 
-        def keying(given: KeyTemplate | Literal[False] | None, field: str) -> Keying | None:
+        def keying(given: KeyTemplate | Literal[False] | None, field: str) -> KeyReader | None:
             if not given:
                 return None
-            return Keying(given, known, field=field, task=task, collects=collect is not None)
+            return KeyReader(given, known, field=field, task=task, collects=collect is not None)
 
         self._task = task
         self._limit = options.concurrency_limit or 1
@@ -66,22 +66,26 @@ class CallKeys:
         Raises:
             UsageError: a template or a function fails on these arguments, or makes an invalid key or weight.
         """
-        said = dict[str, object]()
+        changes = dict[str, object]()
         if self._concurrency is not None and (name := self._concurrency.key(call)) is not None:
-            said["keys"] = (*job.keys, Key(name, self._limit))
+            changes["keys"] = (*job.keys, Key(name, self._limit))
         if self._fair is not None and (tenant := self._fair.key(call)) is not None:
             weight = self._weight
-            said["fair_key"] = tenant
-            said["weight"] = weight if isinstance(weight, int) else weighed(made_of(weight, call, field="fair_weight"))
+            changes["fair_key"] = tenant
+            changes["weight"] = (
+                weight if isinstance(weight, int) else valid_fair_weight(evaluate(weight, call, field="fair_weight"))
+            )
         if self._rates:
-            said["rates"] = tuple(rate for one in self._rates if (rate := self._rate(*one, call)) is not None)
+            changes["rates"] = tuple(
+                rate for rate_keying in self._rates if (rate := self._rate(*rate_keying, call)) is not None
+            )
         if self._unique or self._debounce or self._collect:
-            said["merge"] = self._merge_key(call, digest)
+            changes["merge"] = self._merge_key(call, digest)
         if self._throttle is not None:
-            said["throttle"] = self._throttle_key(self._throttle, call)
-        return structs.replace(job, **said) if said else job
+            changes["throttle"] = self._throttle_key(self._throttle, call)
+        return structs.replace(job, **changes) if changes else job
 
-    def _rate(self, rate: Rate, name: str, keying: Keying | None, call: Arguments) -> RateKey | None:
+    def _rate(self, rate: Rate, name: str, keying: KeyReader | None, call: Arguments) -> RateKey | None:
         if keying is None:
             return rate.named(name)
         key = keying.key(call)
@@ -132,11 +136,11 @@ def _escaped(task: str) -> str:
 
 def _named(rates: Iterable[Rate], task: str) -> Iterable[tuple[Rate, str]]:
     """Yield rates, the fastest first, each with its name in the queue; for a rate with a key, the name's prefix."""
-    seen = set[KeyTemplate | None]()
+    used_keys = set[KeyTemplate | None]()
     for rate in rates:
         # If several rates have the same key, each needs a name of its own.
-        kind = f"/{rate.interval}" if rate.key in seen else ""
-        seen.add(rate.key)
+        kind = f"/{rate.interval}" if rate.key in used_keys else ""
+        used_keys.add(rate.key)
         yield rate, f"task{kind}:{task}" if rate.key is None else f"key{kind}:"
 
 

@@ -24,7 +24,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-_LOOKED_AT = 50
+PAGE = 50
 """How many batches of a key one query reads; there is seldom more than one that is not full."""
 
 
@@ -61,7 +61,7 @@ class CollectTask(Task[[Item], R]):
             UsageError: the key or the queue name is invalid, or an item cannot be decoded.
             StorageError: the storage cannot be reached.
         """
-        return await self._gathered(
+        return await self._current_batch(
             None if key is None else own_key(key, field="key"),
             self.queue if queue is None else named(queue, field="queue"),
         )
@@ -76,11 +76,11 @@ class CollectTask(Task[[Item], R]):
         """Register a hook as `Task.on_cancel` does; the hook gets the list of items, as the handler does."""
         return cast("Callable[[list[Item]], T]", super().on_cancel(cast("Callable[[Item], T]", hook)))
 
-    async def _gathered(self, key: str | None, queue: str) -> Batch[Item] | None:
+    async def _current_batch(self, key: str | None, queue: str) -> Batch[Item] | None:
         app = self.standing.app
         merge = collect_key(self.name, cast(Collect, self.collect), key, self.migrations.version)
         storage = await app.opened()
-        ref = await _joined(storage, queue, merge)
+        ref = await _open_batch(storage, queue, merge)
         detail = None if ref is None else (await storage.get([ref]))[0]
         if detail is None or not accepts_merge(detail.job, merge):
             # It may have started since the query.
@@ -90,8 +90,8 @@ class CollectTask(Task[[Item], R]):
             (items,), _ = self.decode(app.codec, job)
         except Exception as error:
             raise UsageError(
-                f"job {job.id} of task {self.name!r} has gathered what cannot be read: {error}; it will fail as "
-                "undecodable, and can be redriven once the handler takes it"
+                f"job {job.id} of task {self.name!r} has collected items that cannot be decoded: {error}; it will "
+                "fail as undecodable, and can be redriven once the handler accepts them"
             ) from error
         return Batch(job.queue, job.id, items, moment(job.created), moment(job.run_at))
 
@@ -105,7 +105,7 @@ class AsyncCollectTask(CollectTask[Item, R]):
         Raises:
             UsageError: an injected value is missing.
         """
-        self.signature.injectionless((items,), injected)
+        self.signature.check_injected((items,), injected)
         value: R = await self.function(items, **injected)
         return value
 
@@ -119,7 +119,7 @@ class PlainCollectTask(CollectTask[Item, R]):
         Raises:
             UsageError: an injected value is missing.
         """
-        self.signature.injectionless((items,), injected)
+        self.signature.check_injected((items,), injected)
         value: R = self.function(items, **injected)
         return value
 
@@ -138,7 +138,7 @@ class DeclaredCollectTask(CollectTask[Item, R], DeclaredTask[[Item], R]):
         return super().on_cancel(hook)
 
 
-def collecting(function: Callable[..., Any]) -> type[Task[..., Any]]:
+def collecting_class(function: Callable[..., Any]) -> type[Task[..., Any]]:
     """Return the class of a collecting task for this function."""
     return cast("type[Task[..., Any]]", AsyncCollectTask if is_async(function) else PlainCollectTask)
 
@@ -174,16 +174,16 @@ class CollectDecorator(Protocol):
     def __call__(self, function: Callable[[list[Item]], R], /) -> PlainCollectTask[Item, R]: ...
 
 
-async def _joined(storage: Storage, queue: str, key: CollectKey) -> Ref | None:
+async def _open_batch(storage: Storage, queue: str, key: CollectKey) -> Ref | None:
     """Return the job that the next call joins: the oldest one that still accepts calls."""
     states = (State.DELAYED, State.WAITING)
-    eldest: JobRecord | None = None
+    oldest: JobRecord | None = None
     after: str | None = None
     while True:
-        asked = Query(queues=(queue,), states=states, merge=merge_name(key), limit=_LOOKED_AT, after=after)
-        page = await storage.find(asked)
+        query = Query(queues=(queue,), states=states, merge=merge_name(key), limit=PAGE, after=after)
+        page = await storage.find(query)
         # Pages list the newest jobs first.
-        eldest = next((job for job in reversed(page.jobs) if accepts_merge(job, key)), eldest)
+        oldest = next((job for job in reversed(page.jobs) if accepts_merge(job, key)), oldest)
         after = page.next
         if after is None:
-            return None if eldest is None else eldest.ref
+            return None if oldest is None else oldest.ref

@@ -34,8 +34,8 @@ class PayloadShape(Struct, frozen=True):
 
 def snapshot(tasks: Mapping[str, Task[..., Any]]) -> dict[str, Any]:
     """Return the payload shapes of these tasks as data for a JSON file."""
-    made: dict[str, Any] = msgspec.to_builtins({name: _shape(task) for name, task in sorted(tasks.items())})
-    return made
+    data: dict[str, Any] = msgspec.to_builtins({name: _shape(task) for name, task in sorted(tasks.items())})
+    return data
 
 
 def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -48,27 +48,33 @@ def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         UsageError: an argument is not a snapshot.
     """
     before, after = _read(old, field="old"), _read(new, field="new")
-    return [f"task {name!r}{told}" for name, shape in before.items() for told in _changes(shape, after.get(name))]
+    return [
+        f"task {name!r}{change}"
+        for name, shape in before.items()
+        for change in _breaking_changes(shape, after.get(name))
+    ]
 
 
 def _read(given: object, *, field: str) -> dict[str, PayloadShape]:
     try:
         return msgspec.convert(given, dict[str, PayloadShape])
     except msgspec.ValidationError as error:
-        raise UsageError(f"{field} is no snapshot of tasks: {error}; give what app.signatures() returned") from None
+        raise UsageError(
+            f"{field} is not a snapshot of tasks: {error}; give the return value of app.signatures()"
+        ) from None
 
 
 def _shape(task: Task[..., Any]) -> PayloadShape:
-    taken = {
-        name: ParameterShape(_described(types.type_info(hint), ()), required, gathers)
-        for name, hint, required, gathers in task.signature.taken()
+    parameters = {
+        name: ParameterShape(_describe(types.type_info(hint), ()), required, gathers)
+        for name, hint, required, gathers in task.signature.accepted()
     }
-    return PayloadShape(task.migrations.version, taken)
+    return PayloadShape(task.migrations.version, parameters)
 
 
-def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
+def _breaking_changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
     if new is None:
-        yield " is gone: its jobs would wait for a worker that knows it"
+        yield " was removed: its jobs would wait for a worker that knows it"
         return
     if new.version != old.version:
         if new.version < old.version:
@@ -78,40 +84,40 @@ def _changes(old: PayloadShape, new: PayloadShape | None) -> Iterator[str]:
         after = new.parameters.get(name)
         if after is None:
             # A **rest of the new signature does not accept it: in a payload, **rest is an argument of its own.
-            yield f": parameter {name!r} is gone"
+            yield f": parameter {name!r} was removed"
         elif after.gathers != before.gathers:
-            yield f": parameter {name!r} gathers its arguments in another way"
+            yield f": parameter {name!r} collects its arguments in another way"
         else:
             if after.required and not before.required:
                 yield f": parameter {name!r} has no default any more"
             if not _fits(before.type, after.type):
-                yield f": parameter {name!r} was {_spoken(before.type)}, and is {_spoken(after.type)}"
+                yield f": parameter {name!r} was {_type_text(before.type)}, and is {_type_text(after.type)}"
     for name, after in new.parameters.items():
         if name not in old.parameters and after.required:
             yield f": parameter {name!r} is new and has no default"
 
 
-def _described(kind: types.Type, within: tuple[type, ...]) -> Described:
+def _describe(kind: types.Type, within: tuple[type, ...]) -> Described:
     """Return a type as plain data. `within`: the enclosing records, to which a nested record may refer."""
     match kind:
         case types.UnionType():
-            return {"any of": [_described(one, within) for one in kind.types]}
+            return {"any of": [_describe(item, within) for item in kind.types]}
         case types.EnumType():
             return {"one of": sorted((member.value for member in kind.cls), key=repr)}
         case types.LiteralType():
             return {"one of": sorted(kind.values, key=repr)}
         case types.DictType():
-            return {"keys": _described(kind.key_type, within), "values": _described(kind.value_type, within)}
+            return {"keys": _describe(kind.key_type, within), "values": _describe(kind.value_type, within)}
         case types.TupleType():
-            return {"places": [_described(one, within) for one in kind.item_types]}
+            return {"places": [_describe(item, within) for item in kind.item_types]}
         case types.NamedTupleType():
-            return {"places": [_described(one.type, within) for one in kind.fields]}
+            return {"places": [_describe(item.type, within) for item in kind.fields]}
         case types.StructType() | types.DataclassType() | types.TypedDictType():
             return _record(kind, within)
         case types.Metadata():
-            return _described(kind.type, within)
+            return _describe(kind.type, within)
         case types.CollectionType():
-            return {"items": _described(kind.item_type, within)}
+            return {"items": _describe(kind.item_type, within)}
         case _:
             return _plain(kind)
 
@@ -120,13 +126,16 @@ def _record(kind: types.StructType | types.DataclassType | types.TypedDictType, 
     if kind.cls in within:
         return {"again": kind.cls.__name__}
     inner = (*within, kind.cls)
-    fields = {one.encode_name: {"type": _described(one.type, inner), "required": one.required} for one in kind.fields}
-    made: dict[str, Any] = {"record": kind.cls.__name__, "fields": fields}
+    fields = {
+        member.encode_name: {"type": _describe(member.type, inner), "required": member.required}
+        for member in kind.fields
+    }
+    described: dict[str, Any] = {"record": kind.cls.__name__, "fields": fields}
     if isinstance(kind, types.StructType):
         # How it is encoded, and whether unknown fields are forbidden.
-        told = {"tag": kind.tag, "array": kind.array_like, "closed": kind.forbid_unknown_fields}
-        made.update({name: value for name, value in told.items() if value})
-    return made
+        encoding = {"tag": kind.tag, "array": kind.array_like, "closed": kind.forbid_unknown_fields}
+        described.update({name: value for name, value in encoding.items() if value})
+    return described
 
 
 def _plain(kind: types.Type) -> Described:
@@ -140,14 +149,14 @@ def _fits(old: Any, new: Any) -> bool:
     if new in ("any", old):
         return True
     match old, new:
-        case {"any of": ones}, _:
-            return all(_fits(one, new) for one in ones)
-        case _, {"any of": ones}:
-            return any(_fits(old, one) for one in ones)
+        case {"any of": kinds}, _:
+            return all(_fits(item, new) for item in kinds)
+        case _, {"any of": kinds}:
+            return any(_fits(old, item) for item in kinds)
         case {"one of": before}, {"one of": after}:
-            return all(one in after for one in before)
+            return all(item in after for item in before)
         case {"one of": before}, "str" | "int":
-            return all(type(one).__name__ == new for one in before)
+            return all(type(item).__name__ == new for item in before)
         case {"items": before}, {"items": after}:
             return _fits(before, after)
         case {"keys": keys, "values": values}, {"keys": new_keys, "values": new_values}:
@@ -174,12 +183,12 @@ def _record_fits(old: Any, new: Any) -> bool:
     if "closed" in new and not before.keys() <= after.keys():
         return False
     return all(
-        _fits(before[name]["type"], one["type"]) and (before[name]["required"] or not one["required"])
+        _fits(before[name]["type"], new_field["type"]) and (before[name]["required"] or not new_field["required"])
         if name in before
-        else not one["required"]
-        for name, one in after.items()
+        else not new_field["required"]
+        for name, new_field in after.items()
     )
 
 
-def _spoken(described: Described) -> str:
+def _type_text(described: Described) -> str:
     return described if isinstance(described, str) else msgspec.json.encode(described).decode()

@@ -105,8 +105,8 @@ class DeadFilter:
             tasks=self.tasks,
             reasons=self.reasons,
             tags=self.tags,
-            ended_after=_at(self.since, now),
-            ended_before=_at(self.until, now),
+            ended_after=_instant(self.since, now),
+            ended_before=_instant(self.until, now),
             limit=PAGE,
         )
 
@@ -197,12 +197,14 @@ class DeadLetters:
                 cursor.
             StorageError: the storage cannot be reached.
         """
-        where, limit = _where(where), whole(limit, field="limit", least=1)
+        where, limit = _valid_filter(where), whole(limit, field="limit", least=1)
         storage = await self._storage()
         try:
-            jobs, cursor = await _some(storage, where, limit, after)
+            jobs, cursor = await _matching(storage, where, limit, after)
         except ValueError as error:
-            raise UsageError(f"after = {shown(after)} is no cursor; take the one that the page before named") from error
+            raise UsageError(
+                f"after = {shown(after)} is not a cursor; use the one at the end of the previous page"
+            ) from error
         details = await storage.get([job.ref for job in jobs])
         letters = (
             DeadLetter(detail.job, fault(detail.job), detail.runs)
@@ -219,7 +221,7 @@ class DeadLetters:
             UsageError: `where` is not a `DeadFilter`.
             StorageError: the storage cannot be reached.
         """
-        where, storage, found = _where(where), await self._storage(), 0
+        where, storage, found = _valid_filter(where), await self._storage(), 0
         if where == DeadFilter(queues=where.queues):
             # The storage keeps these counts.
             return sum(queue.counts.get(State.FAILED, 0) for queue in (await storage.survey(where.queues)).queues)
@@ -234,7 +236,7 @@ class DeadLetters:
             UsageError: `where` is not a `DeadFilter`.
             StorageError: the storage cannot be reached.
         """
-        where = _where(where)
+        where = _valid_filter(where)
         known: dict[str, _Tally] = {}
         total = others = 0
         async for job in _all(await self._storage(), where):
@@ -265,11 +267,11 @@ class DeadLetters:
             UsageError: an argument is invalid.
             StorageError: the storage cannot be reached. Jobs that were redriven before stay so; call again to go on.
         """
-        gap, who = gap_of(rate, field="rate"), remark(by, field="by")
+        gap, operator = gap_of(rate, field="rate"), remark(by, field="by")
         return await self._handle(
-            _where(where),
+            _valid_filter(where),
             whole(limit, field="limit", least=1),
-            lambda one, place: RedriveJob(one.ref, who, round(gap * place), one.finished),
+            lambda one, place: RedriveJob(one.ref, operator, round(gap * place), one.finished),
             gap=gap,
         )
 
@@ -289,11 +291,11 @@ class DeadLetters:
             UsageError: an argument is invalid, or the filter selects everything and `everything` is not True.
             StorageError: the storage cannot be reached. Jobs that were deleted before stay so; call again to go on.
         """
-        where, who = _where(where), remark(by, field="by")
+        where, operator = _valid_filter(where), remark(by, field="by")
         if where.everything and everything is not True:
             raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
         return await self._handle(
-            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, who, one.finished)
+            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, operator, one.finished)
         )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
@@ -339,12 +341,12 @@ class DeadLetters:
         refused: list[Ref] = []
         gone: list[Ref] = []
         held: list[tuple[Ref, Ref]] = []
-        told = {"done": done, "refused": refused, "gone": gone}
+        by_verdict = {"done": done, "refused": refused, "gone": gone}
         for start in range(0, len(chosen), BATCH):
             batch = chosen[start : start + BATCH]
             # A job that was redriven since the scan is refused: it has changed since it was selected.
-            for revised in await storage.revise([revision(one, len(done) + place) for place, one in enumerate(batch)]):
-                told[revised.verdict].append(revised.ref)
+            for revised in await storage.revise([revision(job, len(done) + index) for index, job in enumerate(batch)]):
+                by_verdict[revised.verdict].append(revised.ref)
                 if revised.holder is not None:
                     held.append((revised.ref, revised.holder))
         return DeadReport(
@@ -370,8 +372,8 @@ def fault_named(given: object, *, field: str) -> str:
     """
     if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
         raise UsageError(
-            f"{field} = {shown(given)} must be {LENGTH} hexadecimal digits; take one from the groups, "
-            "by app.dead.groups() or tenure dead groups"
+            f"{field} = {shown(given)} must be {LENGTH} hexadecimal digits; app.dead.groups() and tenure dead groups "
+            "list them"
         )
     return given
 
@@ -392,8 +394,8 @@ def in_order(
         case _:
             empty = False
     if empty:
-        told = f"{fields[0]} = {_told(since)} must lie before {fields[1]} = {_told(until)}"
-        raise UsageError(f"{told}; swap or widen them")
+        message = f"{fields[0]} = {_time_text(since)} must lie before {fields[1]} = {_time_text(until)}"
+        raise UsageError(f"{message}; swap or widen them")
 
 
 def gap_of(rate: object, *, field: str) -> float:
@@ -475,19 +477,19 @@ async def _all(storage: Storage, where: DeadFilter) -> AsyncIterator[JobRecord]:
             return
 
 
-async def _some(
+async def _matching(
     storage: Storage, where: DeadFilter, limit: int, after: str | None
 ) -> tuple[list[JobRecord], str | None]:
     """Return the next `limit` matching jobs, and the cursor after the last of them."""
     query = await _query(storage, where)
     found: list[JobRecord] = []
     while True:
-        wanted = limit - len(found)
-        page = await storage.find(_from(query, after, max(PAGE, wanted) if where.sifts else wanted))
-        places = [place for place, job in enumerate(page.jobs) if where.takes(job)]
-        if len(places) > wanted:
+        room = limit - len(found)
+        page = await storage.find(_from(query, after, max(PAGE, room) if where.sifts else room))
+        places = [index for index, job in enumerate(page.jobs) if where.takes(job)]
+        if len(places) > room:
             # Only the end of a page has a cursor: read the page that ends with the last wanted job.
-            page = await storage.find(_from(query, after, places[wanted - 1] + 1))
+            page = await storage.find(_from(query, after, places[room - 1] + 1))
         found += [job for job in page.jobs if where.takes(job)]
         after = page.next
         if after is None or len(found) >= limit:
@@ -510,7 +512,7 @@ def _from(query: Query, after: str | None, limit: int) -> Query:
     return structs.replace(query, after=after, limit=limit)
 
 
-def _where(where: DeadFilter | None) -> DeadFilter:
+def _valid_filter(where: DeadFilter | None) -> DeadFilter:
     if where is None:
         return DeadFilter()
     return of_kind(where, DeadFilter, field="filter", remedy='write DeadFilter(tasks=["send"])')
@@ -530,19 +532,19 @@ def _when(given: object, *, field: str) -> datetime | timedelta | None:
             return duration(given, field=field)
         case _:
             raise UsageError(
-                f'{field} = {shown(given)} is no time; give an aware datetime, or how long ago, such as "2h"'
+                f'{field} = {shown(given)} is not a time; give an aware datetime, or how long ago, such as "2h"'
             )
 
 
-def _told(when: datetime | timedelta | None) -> str:
+def _time_text(when: datetime | timedelta | None) -> str:
     return when.isoformat() if isinstance(when, datetime) else f"{when} ago"
 
 
-def _at(told: datetime | timedelta | None, now: int) -> int | None:
-    match told:
+def _instant(when: datetime | timedelta | None, now: int) -> int | None:
+    match when:
         case None:
             return None
         case datetime():
-            return instant(told, field="")
+            return instant(when, field="")
         case timedelta():
-            return now - micros(told)
+            return now - micros(when)

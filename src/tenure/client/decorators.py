@@ -10,7 +10,7 @@ from tenure.client.collecting import (
     DeclareCollectDecorator,
     DeclaredCollectTask,
     ImplementCollectDecorator,
-    collecting,
+    collecting_class,
 )
 from tenure.client.migration import PayloadVersions, versions
 from tenure.client.schedules import ScheduleDecorator, only_options
@@ -30,7 +30,7 @@ from tenure.errors import UsageError
 from tenure.handlers.functions import is_async, name_of, runnable
 from tenure.handlers.middleware import Middleware
 from tenure.options import Collect, TaskOptions, TaskSettings
-from tenure.options.merges import collected
+from tenure.options.merges import valid_collect
 from tenure.options.schedules import MissedTicks
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ class TaskDefinition:
     """A task as it was defined: its given name, if any, its own options, and the declared task that it implements."""
 
     task: Task[..., Any]
-    given: str | None
+    given_name: str | None
     settings: TaskOptions
     implements: DeclaredTask[..., Any] | None = None
 
@@ -53,7 +53,7 @@ class ScheduleDefinition:
     """A schedule as it was declared: which call it makes and when, and its given name, if any."""
 
     task: Task[..., Any]
-    given: str | None
+    given_name: str | None
     args: Sequence[object]
     kwargs: Mapping[str, object]
     when: Mapping[str, Any]
@@ -63,23 +63,23 @@ class ScheduleDefinition:
 class TaskDeclaration:
     """The arguments of `task` or `declare`, checked, before the decorator gets its function."""
 
-    given: str | None
+    given_name: str | None
     settings: TaskOptions
     known: PayloadVersions
     prefix: str = ""
     collect: Collect | None = None
 
-    def member(self, function: object, *, declared: bool = False) -> TaskDefinition:
+    def define(self, function: object, *, declared: bool = False) -> TaskDefinition:
         """Return a function as a task that is not bound to an app yet.
 
         Raises:
             UsageError: `function` cannot be a task: it is not callable, is a class or a task, or yields.
         """
-        runs = _untaken(function)
+        runs = _plain_function(function)
         task = _kind(runs, self.collect, declared=declared)(
-            runs, name_under(self.given, runs, self.prefix), self.settings, self.known, self.collect
+            runs, full_name(self.given_name, runs, self.prefix), self.settings, self.known, self.collect
         )
-        return TaskDefinition(task, self.given, self.settings)
+        return TaskDefinition(task, self.given_name, self.settings)
 
 
 def definition(
@@ -97,7 +97,7 @@ def definition(
         settings,
         versions(version, since),
         prefix,
-        None if collect is None else collected(collect),
+        None if collect is None else valid_collect(collect),
     )
 
 
@@ -107,34 +107,36 @@ def implementation(function: object, declared: DeclaredTask[..., Any], own: Task
     Raises:
         UsageError: `function` cannot be a task, or its signature does not match the declared one.
     """
-    runs = _untaken(function)
+    runs = _plain_function(function)
     known = PayloadVersions(declared.migrations.version, declared.migrations.since)
     kind = _kind(runs, declared.collect)
     task = kind(runs, declared.name, own.over(declared.settings), known, declared.collect)
-    if (wrong := task.signature.breach(declared.signature)) is not None:
-        raise UsageError(f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; let it be as declared")
+    if (wrong := task.signature.mismatch(declared.signature)) is not None:
+        raise UsageError(
+            f"{name_of(runs)} implements task {declared.name!r}, but {wrong}; change it to match the declaration"
+        )
     return TaskDefinition(task, None, own, declared)
 
 
-def contract(declared: object) -> None:
+def check_declared(declared: object) -> None:
     """Check that the value is a declared task, which can be implemented.
 
     Raises:
         UsageError: it is not a declared task.
     """
-    of_kind(declared, DeclaredTask, field="declared", remedy="give what @app.declare or @router.declare made")
+    of_kind(declared, DeclaredTask, field="declared", remedy="give the result of @app.declare or @router.declare")
 
 
 class Decorators(ABC):
     """The decorators that apps and routers share."""
 
     @property
-    def _named_under(self) -> str:
+    def _name_prefix(self) -> str:
         """The prefix of the names of its tasks."""
         return ""
 
     @abstractmethod
-    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
+    def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         """Add a task, or a schedule of an existing task, or both: all of it or nothing."""
 
     @overload
@@ -185,10 +187,10 @@ class Decorators(ABC):
             UsageError: an option is unknown or invalid, the name is taken, or the function is not callable, is a class
                 or a task, or yields.
         """
-        told = definition(name, options, version, since, prefix=self._named_under, collect=collect)
+        declaration = definition(name, options, version, since, prefix=self._name_prefix, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
-            return self._made(told.member(function))
+            return self._added(declaration.define(function))
 
         return make if function is None else make(function)
 
@@ -230,10 +232,10 @@ class Decorators(ABC):
         Raises:
             UsageError: see `task`.
         """
-        told = definition(name, options, version, since, prefix=self._named_under, collect=collect)
+        declaration = definition(name, options, version, since, prefix=self._name_prefix, collect=collect)
 
         def make(function: object) -> Task[..., Any]:
-            return self._made(told.member(function, declared=True))
+            return self._added(declaration.define(function, declared=True))
 
         return make if function is None else make(function)
 
@@ -255,11 +257,11 @@ class Decorators(ABC):
                 app or has an implementation already, if the function cannot be a task, or if its signature does not
                 match the declared one.
         """
-        contract(declared)
+        check_declared(declared)
         own = TaskOptions(middleware=middleware)
 
         def make(function: object) -> Any:
-            return self._made(implementation(function, declared, own))
+            return self._added(implementation(function, declared, own))
 
         return make
 
@@ -321,9 +323,9 @@ class Decorators(ABC):
             options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
         )
 
-    def _made(self, one: TaskDefinition) -> Task[..., Any]:
-        self._taken(one)
-        return one.task
+    def _added(self, new: TaskDefinition) -> Task[..., Any]:
+        self._add(new)
+        return new.task
 
     def _scheduling(
         self,
@@ -334,23 +336,23 @@ class Decorators(ABC):
         **when: Any,
     ) -> ScheduleDecorator:
         only_options(options, ("name", "args", "kwargs", *when))
-        given, settings = several(args, field="args"), TaskOptions(**options)
-        said = None if name is None else named(name, field="name")
+        arguments, settings = several(args, field="args"), TaskOptions(**options)
+        schedule_name = None if name is None else named(name, field="name")
 
         def declare(function: Any) -> Any:
-            one = None
+            new = None
             if not isinstance(function, Task):
-                one = TaskDeclaration(None, settings, PayloadVersions(), self._named_under).member(function)
+                new = TaskDeclaration(None, settings, PayloadVersions(), self._name_prefix).define(function)
             elif options:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
-            task = cast("Task[..., Any]", function) if one is None else one.task
-            self._taken(one, ScheduleDefinition(task, said, given, kwargs or {}, when))
+            task = cast("Task[..., Any]", function) if new is None else new.task
+            self._add(new, ScheduleDefinition(task, schedule_name, arguments, kwargs or {}, when))
             return task
 
         return declare
 
 
-def _untaken(function: object) -> Callable[..., Any]:
+def _plain_function(function: object) -> Callable[..., Any]:
     if isinstance(function, Task):
         raise UsageError(f"{function!r} is a task already; give its .function, with another name=")
     return runnable(function)
@@ -362,11 +364,11 @@ def _kind(
     if declared:
         return DeclaredTask[..., Any] if collect is None else cast("type[Task[..., Any]]", DeclaredCollectTask)
     if collect is not None:
-        return collecting(function)
+        return collecting_class(function)
     return AsyncTask[..., Any] if is_async(function) else PlainTask[..., Any]
 
 
-def name_under(given: str | None, function: Callable[..., Any], prefix: str) -> str:
+def full_name(given: str | None, function: Callable[..., Any], prefix: str) -> str:
     """Return the task's full name: the prefix and its given name, else a name made from its function."""
     if given is not None:
         return prefix + given

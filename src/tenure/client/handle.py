@@ -45,7 +45,7 @@ from tenure.waiting import first
 
 R_co = TypeVar("R_co", covariant=True)
 
-_TOLD = 100
+EVENTS_PAGE = 100
 """How many events of one job are read per request."""
 
 POLL = 1.0
@@ -78,10 +78,10 @@ class JobAccess:
         """Subscribe to notifications of the job's changes, from now on."""
         return Hints(storage, [job_topic(ref)], rng=self._rng, logger=self._logger)
 
-    def rest(self, failures: int, error: StorageError) -> float:
+    def retry_delay(self, failures: int, error: StorageError) -> float:
         """Return how many seconds to wait after the given number of consecutive failures. Log the first one."""
         if failures == 1:
-            self._logger.warning("cannot ask for a job's result, trying again: %s", error)
+            self._logger.warning("cannot read a job's result, trying again: %s", error)
         return PATIENCE.rest(failures, self._rng)
 
 
@@ -146,7 +146,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             StorageError: the storage cannot be reached.
         """
         storage = await self._opened()
-        return self._found((await storage.get([self._ref]))[0])
+        return self._existing((await storage.get([self._ref]))[0])
 
     async def result(self, *, timeout: Duration | None = None) -> R_co:
         """Wait until the job has ended and return its result.
@@ -168,13 +168,13 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         limit = None if timeout is None else duration(timeout, field="timeout", zero=True).total_seconds()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                return await self._awaited(OUTAGE if limit is None else math.inf)
+                return await self._wait(OUTAGE if limit is None else math.inf)
         # The timeout may be too short for one read, or may end between two reads: read once more.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL):
-                if (job := await self._over(await self._opened())) is not None:
+                if (job := await self._ended_record(await self._opened())) is not None:
                     return self._outcome(job)
-        raise ResultTimeoutError(self.id, f"job {self.id} was not over within {limit:g} s; it goes on")
+        raise ResultTimeoutError(self.id, f"job {self.id} did not end within {limit:g} s; it continues")
 
     async def events(self) -> AsyncGenerator[AnyEvent]:
         """Yield the job's past events, then each new event, in order, until the job has ended.
@@ -190,15 +190,15 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """
         storage = await self._opened()
         hints = self._access.hints(storage, self._ref)
-        cursor, told = None, False
+        cursor, seen_any = None, False
         try:
             while True:
                 # Read the job before its events, so that the event that ended it is among them.
                 detail = (await storage.get([self._ref]))[0]
-                page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
+                page = await storage.events(cursor, limit=EVENTS_PAGE, ref=self._ref)
                 cursor = page.next
                 for event in page.events:
-                    told = True
+                    seen_any = True
                     yield self._readable(event)
                 # The state is final only if no new events came: a redrive may follow an end.
                 if page.events:
@@ -208,8 +208,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                 await first(hints.next(), within=POLL)
         finally:
             hints.close()
-        if detail is None and not told:
-            raise self._unknown()
+        if detail is None and not seen_any:
+            raise self._not_found()
 
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
         """Cancel the job: at once if it is not running, else ask its run to stop.
@@ -239,7 +239,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         if revised.holder is not None:
             raise UsageError(
                 f"job {self.id} is not redriven: job {revised.holder.id} holds its unique key; "
-                "wait until that one is over, or cancel it"
+                "wait until that job ends, or cancel it"
             )
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only failed, cancelled or expired jobs are redriven")
@@ -301,7 +301,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Call `retain` from code without a running event loop."""
         PORTAL.call(self.retain(ttl), verb="retain")
 
-    async def _awaited(self, outage: float) -> R_co:
+    async def _wait(self, outage: float) -> R_co:
         """Wait until the job has ended. Raise if the storage is unreachable for `outage` seconds in a row."""
         clock = asyncio.get_running_loop().time
         hints: Hints | None = None
@@ -311,12 +311,12 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                 try:
                     storage = await self._opened()
                     hints = hints or self._access.hints(storage, self._ref)
-                    job = await self._over(storage)
+                    job = await self._ended_record(storage)
                 except StorageUnavailableError as error:
                     failures += 1
                     if clock() >= since + outage:
                         raise
-                    await asyncio.sleep(self._access.rest(failures, error))
+                    await asyncio.sleep(self._access.retry_delay(failures, error))
                     continue
                 if job is not None:
                     return self._outcome(job)
@@ -327,11 +327,11 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             if hints is not None:
                 hints.close()
 
-    async def _over(self, storage: Storage) -> JobRecord | None:
+    async def _ended_record(self, storage: Storage) -> JobRecord | None:
         """Return the job's record if the job has ended, else None."""
         detail = (await storage.get([self._ref]))[0]
         if detail is None:
-            raise await self._vanished(storage)
+            raise await self._missing_error(storage)
         return detail.job if detail.job.state in TERMINAL else None
 
     def _readable(self, event: AnyEvent) -> AnyEvent:
@@ -345,34 +345,34 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     def _outcome(self, job: JobRecord) -> R_co:
         if job.state is not State.COMPLETED:
-            raise ended_badly(job)
+            raise error_of(job)
         try:
             value: R_co = self._access.convert(job.result or b"")
         except Exception as error:
             raise UsageError(
                 f"job {job.id} of task {job.task!r} is completed, but its result cannot be read back: {error}; "
-                "mend the task's return type, or read it as plain data: app.job(id, queue=...)"
+                "fix the task's return type, or read it as plain data: app.job(id, queue=...)"
             ) from error
         return value
 
-    async def _vanished(self, storage: Storage) -> JobExpiredError | JobNotFoundError:
+    async def _missing_error(self, storage: Storage) -> JobExpiredError | JobNotFoundError:
         """Return the error for a job without a record. A discarded expired job leaves only its event."""
         cursor, last = None, None
         while True:
-            page = await storage.events(cursor, limit=_TOLD, ref=self._ref)
+            page = await storage.events(cursor, limit=EVENTS_PAGE, ref=self._ref)
             last = page.events[-1] if page.events else last
-            if page.next == cursor or len(page.events) < _TOLD:
+            if page.next == cursor or len(page.events) < EVENTS_PAGE:
                 break
             cursor = page.next
         if isinstance(last, JobExpired):
             return JobExpiredError(self.id, f"job {self.id} expired before it started, and was discarded")
-        return self._unknown()
+        return self._not_found()
 
     async def _revise(self, revision: Revision) -> RevisionResult:
         storage = await self._opened()
         revised = (await storage.revise([revision]))[0]
         if revised.verdict == "gone":
-            raise self._unknown()
+            raise self._not_found()
         return revised
 
     async def _opened(self) -> Storage:
@@ -381,29 +381,29 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             raise self.refusal
         return await self._access.storage()
 
-    def _found(self, detail: JobDetail | None) -> JobDetail:
+    def _existing(self, detail: JobDetail | None) -> JobDetail:
         if detail is None:
-            raise self._unknown()
+            raise self._not_found()
         return detail
 
-    def _unknown(self) -> JobNotFoundError:
+    def _not_found(self) -> JobNotFoundError:
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )
 
 
-def ended_badly(job: JobRecord) -> Exception:
+def error_of(job: JobRecord) -> Exception:
     """Return the error that `Job.result` raises for a job that ended without a result."""
     if job.state is State.CANCELLED:
         return JobCancelledError(
             job.id, f"job {job.id} was cancelled: {job.reason or 'no reason given'}", reason=job.reason
         )
     if job.state is State.EXPIRED:
-        told = "expired before it started" if job.error is None else f"expired: {job.error.message}"
-        return JobExpiredError(job.id, f"job {job.id} {told}")
+        cause = "expired before it started" if job.error is None else f"expired: {job.error.message}"
+        return JobExpiredError(job.id, f"job {job.id} {cause}")
     error = job.error
-    told = "no error was recorded" if error is None else f"{error.type}: {error.message}"
-    text = f"job {job.id} of task {job.task!r} failed ({job.reason}): {told}"
+    cause = "no error was recorded" if error is None else f"{error.type}: {error.message}"
+    text = f"job {job.id} of task {job.task!r} failed ({job.reason}): {cause}"
     if job.reason in ("stalled", "crashed"):
         return JobStalledError(job.id, text, count=job.stalls, reason=job.reason)
     return JobFailedError(

@@ -17,13 +17,13 @@ from tenure.options import (
     TaskOptions,
     Timing,
     overlay,
-    ranked,
-    stalling,
+    valid_priority,
+    valid_stall,
 )
-from tenure.options.keys import CONCURRENCY, outright
-from tenure.options.lifetime import living
-from tenure.options.merges import uniquely
-from tenure.options.tasks import agreeing, limited, weighed
+from tenure.options.keys import CONCURRENCY, literal_key
+from tenure.options.lifetime import valid_ttl
+from tenure.options.merges import valid_unique
+from tenure.options.tasks import check_conflicts, valid_concurrency_limit, valid_fair_weight
 
 STEP = 60_000_000
 """One step of priority equals this many microseconds of waiting."""
@@ -76,21 +76,21 @@ def laid_over(options: CallOptions, settings: TaskOptions) -> TaskOptions:
     """
     if FITTED.isdisjoint(options):
         return settings
-    said = dict[str, object]()
+    changes = dict[str, object]()
     for field in (CONCURRENCY, "fair_key"):
         if field in options:
-            said[field] = outright(options[field], field=field)  # type: ignore[literal-required]  # one of its fields
+            changes[field] = literal_key(options[field], field=field)  # type: ignore[literal-required]  # one of its fields
     if "concurrency_limit" in options:
-        said["concurrency_limit"] = limited(options["concurrency_limit"])
+        changes["concurrency_limit"] = valid_concurrency_limit(options["concurrency_limit"])
     if "fair_weight" in options:
-        said["fair_weight"] = weighed(options["fair_weight"])
+        changes["fair_weight"] = valid_fair_weight(options["fair_weight"])
     if "unique" in options:
-        said["unique"] = uniquely(options["unique"], literal=True)
+        changes["unique"] = valid_unique(options["unique"], literal=True)
     if "lifo" in options:
-        said["lifo"] = options["lifo"]
+        changes["lifo"] = options["lifo"]
     if "throw_on_duplicate" in options:
-        said["throw_on_duplicate"] = options["throw_on_duplicate"]
-    return TaskOptions(**said).over(settings)  # type: ignore[arg-type]  # TaskOptions refuses invalid values
+        changes["throw_on_duplicate"] = options["throw_on_duplicate"]
+    return TaskOptions(**changes).over(settings)  # type: ignore[arg-type]  # TaskOptions refuses invalid values
 
 
 def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | None) -> None:
@@ -99,7 +99,7 @@ def at_peace(settings: TaskOptions, options: CallOptions, collect: Collect | Non
     Raises:
         UsageError: two options contradict each other.
     """
-    agreeing(settings, collects=collect is not None)
+    check_conflicts(settings, collects=collect is not None)
     in_time(settings, options, collect)
 
 
@@ -115,8 +115,10 @@ def in_time(settings: TaskOptions, options: CallOptions, collect: Collect | None
     word = "debounce" if collect is None else "collect"
     for other in ("delay", "run_at"):
         if other in options:
-            raise UsageError(f"{other} and {word} contradict each other: that says when a job starts; give one of them")
-    ttl = living(options["ttl"]).max if "ttl" in options else None
+            raise UsageError(
+                f"{other} and {word} contradict each other: both set the start of the job; give one of them"
+            )
+    ttl = valid_ttl(options["ttl"]).max if "ttl" in options else None
     if ttl is None and settings.ttl is not None:
         ttl = settings.ttl.max
     _in_time(micros(merging.delay), None if ttl is None else micros(ttl))
@@ -129,44 +131,44 @@ def tailored(common: NewJob, options: CallOptions, settings: TaskOptions, timing
         UsageError: an option is unknown or invalid, or two options contradict each other.
     """
     no_others(options, CallOptions.__annotations__)
-    said = dict[str, object]()
+    changes = dict[str, object]()
     if "delay" in options and "run_at" in options:
         raise UsageError("delay and run_at contradict each other; give one of them")
     if "id" in options:
-        said["id"] = named(options["id"], field="id")
+        changes["id"] = named(options["id"], field="id")
     if "queue" in options:
         if settings.singleton:
             raise UsageError(
-                f"queue = {shown(options['queue'])}: task {common.task!r} is a singleton, and a key means something "
-                "within one queue only; let all its jobs go to the task's own queue"
+                f"queue = {shown(options['queue'])}: task {common.task!r} is a singleton, and its key is valid within "
+                "one queue only; leave the queue out"
             )
-        said["queue"] = named(options["queue"], field="queue")
+        changes["queue"] = named(options["queue"], field="queue")
     if "delay" in options:
-        said["delay"] = micros(duration(options["delay"], field="delay", zero=True))
+        changes["delay"] = micros(duration(options["delay"], field="delay", zero=True))
     if "run_at" in options:
-        said["run_at"] = instant(options["run_at"], field="run_at")
+        changes["run_at"] = instant(options["run_at"], field="run_at")
     if "priority" in options:
-        said["priority"] = priority = ranked(options["priority"])
-        said["boost"] = boost(priority, strict=bool(settings.strict))
+        changes["priority"] = priority = valid_priority(options["priority"])
+        changes["boost"] = boost(priority, strict=bool(settings.strict))
     if "stall" in options:
-        own = stalling(options["stall"])
-        said["stall"] = (own if settings.stall is None else overlay(own, settings.stall)).terms(
+        own = valid_stall(options["stall"])
+        changes["stall"] = (own if settings.stall is None else overlay(own, settings.stall)).terms(
             timing.lease, pinned=own
         )
     if "tags" in options:
-        said["tags"] = _tags(options["tags"])
+        changes["tags"] = _tags(options["tags"])
     policy = common.policy
     if "ttl" in options:
-        own_ttl = living(options["ttl"])
-        said["ttl"] = common.ttl if own_ttl.max is None else micros(own_ttl.max)
+        own_ttl = valid_ttl(options["ttl"])
+        changes["ttl"] = common.ttl if own_ttl.max is None else micros(own_ttl.max)
         policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
     if "result_ttl" in options:
         policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
     if "lifo" in options:
-        said["lifo"] = settings.lifo
-    made = structs.replace(common, policy=policy, **said)
-    _in_time(made.delay, made.ttl)
-    return made
+        changes["lifo"] = settings.lifo
+    job = structs.replace(common, policy=policy, **changes)
+    _in_time(job.delay, job.ttl)
+    return job
 
 
 def _in_time(delay: int, ttl: int | None) -> None:
@@ -192,5 +194,5 @@ def _tags(given: object) -> tuple[str, ...]:
 
 def _tag(word: object) -> str:
     if not isinstance(word, str):
-        raise UsageError(f"tags has {shown(word)}, which is no text; write it as one")
+        raise UsageError(f"tags has {shown(word)}, which is not a text; write it as one")
     return named(storable(word), field="a tag")

@@ -29,13 +29,13 @@ def versions(version: object, since: object) -> PayloadVersions:
     Raises:
         UsageError: they are not whole numbers of at least 1, or `since` is after `version`.
     """
-    given = PayloadVersions(whole(version, field="version", least=1), whole(since, field="since", least=1))
-    if given.since > given.version:
+    known = PayloadVersions(whole(version, field="version", least=1), whole(since, field="since", least=1))
+    if known.since > known.version:
         raise UsageError(
-            f"since = {given.since} is after version = {given.version}: the task would refuse its own jobs; "
-            f"write version={given.since}, or lower since"
+            f"since = {known.since} is after version = {known.version}: the task would refuse its own jobs; "
+            f"write version={known.since}, or lower since"
         )
-    return given
+    return known
 
 
 class Migrations:
@@ -52,14 +52,16 @@ class Migrations:
             UsageError: the version is out of range or has a step already, or the step cannot be called with one dict.
         """
         from_version = whole(start, field="from_version", least=1)
-        told = f"the migration of task {task!r} from version {from_version}"
+        subject = f"the migration of task {task!r} from version {from_version}"
         if from_version >= self.version:
-            raise UsageError(f"{told} leads beyond its version {self.version}; write version={from_version + 1}")
+            raise UsageError(f"{subject} exceeds its version {self.version}; write version={from_version + 1}")
         if from_version < self.since:
-            raise UsageError(f"{told} would never be used: what is older than since={self.since} is refused; lower it")
+            raise UsageError(
+                f"{subject} would never be used: payloads older than since={self.since} are refused; lower since"
+            )
         if from_version in self._steps:
-            raise UsageError(f"{told} is defined twice; leave one of them")
-        _callable_with_one(step, told)
+            raise UsageError(f"{subject} is defined twice; leave one of them")
+        _check_step(step, subject)
         self._steps[from_version] = step
 
     def complete(self, *, task: str) -> None:
@@ -79,8 +81,8 @@ class Migrations:
         """Return arguments of an older version, upgraded to the task's own. Any exception means that it failed."""
         if version < self.since:
             raise UsageError(
-                f"the payload has version {version}, and the task understands none before since={self.since}; "
-                "enqueue the job anew, or lower since and write the migration"
+                f"the payload has version {version}, and the task accepts none older than since={self.since}; enqueue "
+                "the job again, or lower since and write the migration"
             )
         for start in range(version, self.version):
             if not isinstance(arguments, dict):
@@ -89,12 +91,14 @@ class Migrations:
         return arguments
 
 
-def _callable_with_one(step: object, told: str) -> None:
+def _check_step(step: object, subject: str) -> None:
     if not callable(step) or inspect.isclass(step):
-        raise UsageError(f"{told} must be a function, not {shown(step)}")
+        raise UsageError(f"{subject} must be a function, not {shown(step)}")
     if is_async(step) or yields(step):
-        raise UsageError(f"{told} must be a plain function that returns the new arguments; it waits for nothing")
+        raise UsageError(f"{subject} must be a plain function that returns the new arguments, not a coroutine function")
     try:
         inspect.signature(step).bind({})
     except TypeError as error:
-        raise UsageError(f"{told} is called with the arguments as one dict: {error}; let it take that") from None
+        raise UsageError(
+            f"{subject} is called with the arguments as one dict: {error}; give it one parameter"
+        ) from None

@@ -6,7 +6,7 @@ from typing import cast, get_args
 from tenure.core.check import named, of_kind, remark, shown
 from tenure.core.events import Event, OnRequest, event_name
 from tenure.errors import UsageError
-from tenure.options import Rate, Retention, Stall, stalling
+from tenure.options import Rate, Retention, Stall, valid_stall
 from tenure.options.rate import rate_key
 from tenure.storage.protocol import QUEUE_RATE, Settings, Storage, Target
 
@@ -27,7 +27,7 @@ class Queue:
             UsageError: `stall` is not a `Stall`.
             StorageError: the options may or may not have been stored; it is safe to call again.
         """
-        await self._tune(Settings(stall=stalling(stall).setting()))
+        await self._tune(Settings(stall=valid_stall(stall).setting()))
 
     async def pause(self, *, by: str | None = None) -> None:
         """Pause the queue: start no more of its jobs. Running jobs go on. `by` names the operator, for the record.
@@ -65,8 +65,8 @@ class Queue:
             UsageError: `retention` is not a `Retention`.
             StorageError: the change may or may not have been stored; it is safe to call again.
         """
-        given = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
-        await self._tune(Settings(retention=given.setting()))
+        valid = of_kind(retention, Retention, field="retention", remedy='write Retention(failed=Keep("90d"))')
+        await self._tune(Settings(retention=valid.setting()))
 
     async def record(self, *kinds: type[Event]) -> None:
         """Set which optional events the queue records; without arguments, none of them.

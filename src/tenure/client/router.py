@@ -4,15 +4,15 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition, name_under
+from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition, full_name
 from tenure.client.schedules import schedule_of
 from tenure.client.task import DeclaredTask, Task, TaskBinding, TaskOwner, job_of
 from tenure.core.check import named, of_kind
 from tenure.core.events import Event
 from tenure.core.schedule import Schedule
 from tenure.errors import UsageError
-from tenure.events.registration import registering
-from tenure.handlers.middleware import Middleware, layer
+from tenure.events.registration import register
+from tenure.handlers.middleware import Middleware, valid_middleware
 from tenure.options import TaskOptions, Timing
 from tenure.options.schedules import grace_of
 
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Middleware)
 class RouterParent(TaskOwner, Protocol):
     """The part of an app that a router uses."""
 
-    def admit(self, arrivals: "Sequence[Arrival]", plans: "Sequence[Planned]" = ()) -> None:
+    def admit(self, arrivals: "Sequence[ScopedTask]", plans: "Sequence[ScopedSchedule]" = ()) -> None:
         """Add these tasks and schedules to the app, all of them or none."""
         ...
 
@@ -38,12 +38,12 @@ class DefinitionScope:
     around: tuple[Sequence[Middleware], ...] = ()
 
 
-Arrival = tuple[TaskDefinition, DefinitionScope]
-Planned = tuple[ScheduleDefinition, DefinitionScope]
+ScopedTask = tuple[TaskDefinition, DefinitionScope]
+ScopedSchedule = tuple[ScheduleDefinition, DefinitionScope]
 
 
-def standings(
-    arrivals: Sequence[Arrival], *, tasks: Container[str], declared: Container[str]
+def bindings(
+    arrivals: Sequence[ScopedTask], *, tasks: Container[str], declared: Container[str]
 ) -> dict[Task[..., Any], TaskBinding]:
     """Return the binding that each new task will have, given the names of the app's tasks and declared tasks.
 
@@ -51,33 +51,37 @@ def standings(
         UsageError: a name is taken or invalid, options do not fit a task's arguments, or an implemented task is not
             declared in this app or has an implementation already.
     """
-    made: dict[Task[..., Any], TaskBinding] = {}
+    bindings: dict[Task[..., Any], TaskBinding] = {}
     names, running = set[str](), set[str]()
-    for one, place in arrivals:
-        if one.implements is not None:
+    for definition, scope in arrivals:
+        if definition.implements is not None:
             continue
-        name = name_under(one.given, one.task.function, place.prefix)
-        if name in declared and not isinstance(one.task, DeclaredTask):
-            raise UsageError(f"task {name!r} is declared already; define it by @app.implement(...) of what declares it")
+        name = full_name(definition.given_name, definition.task.function, scope.prefix)
+        if name in declared and not isinstance(definition.task, DeclaredTask):
+            raise UsageError(f"task {name!r} is declared already; define it by @app.implement(declared_task)")
         if name in tasks or name in declared or name in names:
             raise UsageError(f"task {name!r} is defined twice; give one of them another name=")
         names.add(name)
-        made[one.task] = one.task.placed(place.app, name, one.settings.over(place.defaults), place.around)
-    for one, place in arrivals:
-        if one.implements is None:
+        bindings[definition.task] = definition.task.placed(
+            scope.app, name, definition.settings.over(scope.defaults), scope.around
+        )
+    for definition, scope in arrivals:
+        if definition.implements is None:
             continue
-        said = made.get(one.implements) or one.implements.standing
-        if said.app is not place.app:
-            raise UsageError(f"task {said.name!r} is declared in another app; implement it there")
-        if said.name in tasks or said.name in running:
-            raise UsageError(f"task {said.name!r} is implemented twice; leave one of them")
-        running.add(said.name)
-        made[one.task] = one.task.placed(place.app, said.name, one.settings.over(said.settings), place.around)
-    return made
+        declared_binding = bindings.get(definition.implements) or definition.implements.standing
+        if declared_binding.app is not scope.app:
+            raise UsageError(f"task {declared_binding.name!r} is declared in another app; implement it there")
+        if declared_binding.name in tasks or declared_binding.name in running:
+            raise UsageError(f"task {declared_binding.name!r} is implemented twice; leave one of them")
+        running.add(declared_binding.name)
+        bindings[definition.task] = definition.task.placed(
+            scope.app, declared_binding.name, definition.settings.over(declared_binding.settings), scope.around
+        )
+    return bindings
 
 
-def timetable(
-    plans: Sequence[Planned], standings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
+def schedules_of(
+    plans: Sequence[ScopedSchedule], standings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
 ) -> dict[str, Schedule]:
     """Return the new schedules by name, given the bindings of the new tasks and the names of the app's schedules.
 
@@ -85,19 +89,21 @@ def timetable(
         UsageError: a name is taken or invalid, a task is not of this app, or the arguments do not fit a task.
         PayloadTooLargeError: the encoded arguments take more than 1 MiB.
     """
-    made: dict[str, Schedule] = {}
-    for plan, place in plans:
-        if plan.task not in standings and not plan.task.stands_in(place.app):
-            raise UsageError(f"{plan.task!r} is no task of this app; include its router first")
-        said = standings.get(plan.task) or plan.task.standing
-        job = job_of(said.app, plan.task.signature, said.template, said.fitting, tuple(plan.args), dict(plan.kwargs))
-        grace = grace_of(said.app.timing) if plan.when["grace"] is None else plan.when["grace"]
-        name = said.name if plan.given is None else place.prefix + plan.given
+    schedules: dict[str, Schedule] = {}
+    for plan, scope in plans:
+        if plan.task not in standings and not plan.task.stands_in(scope.app):
+            raise UsageError(f"{plan.task!r} is not a task of this app; include its router first")
+        binding = standings.get(plan.task) or plan.task.standing
+        job = job_of(
+            binding.app, plan.task.signature, binding.template, binding.fitting, tuple(plan.args), dict(plan.kwargs)
+        )
+        grace = grace_of(binding.app.timing) if plan.when["grace"] is None else plan.when["grace"]
+        name = binding.name if plan.given_name is None else scope.prefix + plan.given_name
         schedule = schedule_of(name, job, **{**plan.when, "grace": grace})
-        if schedule.name in known or schedule.name in made:
+        if schedule.name in known or schedule.name in schedules:
             raise UsageError(f"schedule {schedule.name!r} is defined twice; give one of them another name=")
-        made[schedule.name] = schedule
-    return made
+        schedules[schedule.name] = schedule
+    return schedules
 
 
 class Router(Decorators):
@@ -126,7 +132,7 @@ class Router(Decorators):
         self._waiting: list[Callable[[DefinitionScope], None]] = []
         """Actions that wait until an app includes this router."""
         self._included = False
-        self._inside: DefinitionScope | None = None
+        self._scope: DefinitionScope | None = None
         """The scope of the router's tasks; None until an app includes the router."""
 
     def __repr__(self) -> str:
@@ -141,7 +147,7 @@ class Router(Decorators):
         Raises:
             UsageError: `middleware` is not a coroutine function of two arguments.
         """
-        layer(middleware)
+        valid_middleware(middleware)
         self._middleware.append(middleware)
         return middleware
 
@@ -155,9 +161,9 @@ class Router(Decorators):
         """
 
         def take(handler: Callable[[E], object]) -> None:
-            self._once_inside(lambda inside: inside.app.hear(kind, handler, scope=scope))
+            self._once_included(lambda inside: inside.app.hear(kind, handler, scope=scope))
 
-        return registering(kind, scope=scope, of=Event, take=take)
+        return register(kind, scope=scope, of=Event, take=take)
 
     def include(self, router: "Router") -> None:
         """Include another router, with all that it has now and all that is added to it later.
@@ -167,107 +173,107 @@ class Router(Decorators):
                 includes this router already, also: a task's name is taken, a task's options do not fit it, or a
                 schedule is invalid.
         """
-        if self in routing(router).family():
+        if self in valid_router(router).with_included():
             raise UsageError(f"{router!r} includes {self!r}, or is the same; include the inner one in the outer one")
-        if self._inside is not None:
-            router.join(self._inside)
+        if self._scope is not None:
+            router.join(self._scope)
         else:
-            router.claim()
+            router.mark_included()
         self._routers.append(router)
 
-    def join(self, place: DefinitionScope) -> None:
+    def join(self, scope: DefinitionScope) -> None:
         """Add this router to an app; `include` calls it.
 
         Raises:
             UsageError: the router is included elsewhere already, a task's name is taken, a task's options do not fit
                 it, or a schedule is invalid. Then nothing is added.
         """
-        self._make_sure_that_it_is_free()
-        place.app.admit(list(self._arrivals(place)), list(self._planned(place)))
-        self.claim()
-        self._settle(place)
+        self._check_not_included()
+        scope.app.admit(list(self._definitions(scope)), list(self._schedule_definitions(scope)))
+        self.mark_included()
+        self._bind(scope)
 
-    def claim(self) -> None:
+    def mark_included(self) -> None:
         """Mark this router as included.
 
         Raises:
             UsageError: it is included already.
         """
-        self._make_sure_that_it_is_free()
+        self._check_not_included()
         self._included = True
 
-    def family(self) -> "Iterator[Router]":
+    def with_included(self) -> "Iterator[Router]":
         """Yield this router and all routers that it includes, at any depth."""
         yield self
         for router in self._routers:
-            yield from router.family()
+            yield from router.with_included()
 
     @property
-    def _named_under(self) -> str:
+    def _name_prefix(self) -> str:
         return self.prefix
 
-    def _taken(self, one: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
+    def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         if plan is not None:
-            self._see_that_it_can_be(plan, one)
-        if self._inside is not None:
-            inside = self._inside
-            inside.app.admit([] if one is None else [(one, inside)], [] if plan is None else [(plan, inside)])
-        if one is not None:
-            self._members.append(one)
+            self._check_schedule(plan, new)
+        if self._scope is not None:
+            inside = self._scope
+            inside.app.admit([] if new is None else [(new, inside)], [] if plan is None else [(plan, inside)])
+        if new is not None:
+            self._members.append(new)
         if plan is not None:
             self._plans.append(plan)
 
-    def _see_that_it_can_be(self, plan: ScheduleDefinition, new: TaskDefinition | None) -> None:
+    def _check_schedule(self, plan: ScheduleDefinition, new: TaskDefinition | None) -> None:
         """Check a schedule as far as that is possible without an app, so that errors point at its definition."""
         task = plan.task
-        if new is None and not any(one.task is task for one in self._members):
-            raise UsageError(f"{task!r} is no task of {self!r}; let its own router schedule it")
+        if new is None and not any(member.task is task for member in self._members):
+            raise UsageError(f"{task!r} is not a task of {self!r}; schedule it on its own router")
         grace = grace_of(Timing()) if plan.when["grace"] is None else plan.when["grace"]
-        schedule_of(plan.given or task.name, task.tailored({})[1], **{**plan.when, "grace": grace})
+        schedule_of(plan.given_name or task.name, task.tailored({})[1], **{**plan.when, "grace": grace})
         try:
             task.signature.arguments(tuple(plan.args), dict(plan.kwargs))
         except TypeError as error:
-            raise UsageError(f"task {task.name!r}: {error}; its signature is {task.signature.as_called}") from None
+            raise UsageError(f"task {task.name!r}: {error}; its signature is {task.signature.for_callers}") from None
 
-    def _make_sure_that_it_is_free(self) -> None:
+    def _check_not_included(self) -> None:
         if self._included:
             raise UsageError(
                 f"{self!r} is included already, and its tasks can have one app and one name only; "
                 "for another app, make it in a function that returns a new Router"
             )
 
-    def _arrivals(self, place: DefinitionScope) -> Iterator[Arrival]:
-        inside = self._within(place)
-        yield from ((one, inside) for one in self._members)
+    def _definitions(self, scope: DefinitionScope) -> Iterator[ScopedTask]:
+        inside = self._inner_scope(scope)
+        yield from ((member, inside) for member in self._members)
         for router in self._routers:
-            yield from router._arrivals(inside)
+            yield from router._definitions(inside)
 
-    def _planned(self, place: DefinitionScope) -> Iterator[Planned]:
-        inside = self._within(place)
-        yield from ((one, inside) for one in self._plans)
+    def _schedule_definitions(self, scope: DefinitionScope) -> Iterator[ScopedSchedule]:
+        inside = self._inner_scope(scope)
+        yield from ((plan, inside) for plan in self._plans)
         for router in self._routers:
-            yield from router._planned(inside)
+            yield from router._schedule_definitions(inside)
 
-    def _settle(self, place: DefinitionScope) -> None:
-        self._inside = self._within(place)
-        for do in self._waiting:
-            do(self._inside)
+    def _bind(self, scope: DefinitionScope) -> None:
+        self._scope = self._inner_scope(scope)
+        for action in self._waiting:
+            action(self._scope)
         self._waiting.clear()
         for router in self._routers:
-            router._settle(self._inside)
+            router._bind(self._scope)
 
-    def _within(self, place: DefinitionScope) -> DefinitionScope:
-        around = (*place.around, self._middleware)
-        return DefinitionScope(place.app, self.defaults.over(place.defaults), place.prefix + self.prefix, around)
+    def _inner_scope(self, scope: DefinitionScope) -> DefinitionScope:
+        around = (*scope.around, self._middleware)
+        return DefinitionScope(scope.app, self.defaults.over(scope.defaults), scope.prefix + self.prefix, around)
 
-    def _once_inside(self, do: Callable[[DefinitionScope], None]) -> None:
-        if self._inside is None:
-            self._waiting.append(do)
+    def _once_included(self, action: Callable[[DefinitionScope], None]) -> None:
+        if self._scope is None:
+            self._waiting.append(action)
         else:
-            do(self._inside)
+            action(self._scope)
 
 
-def routing(router: object) -> Router:
+def valid_router(router: object) -> Router:
     """Return the router.
 
     Raises:

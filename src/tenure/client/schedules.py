@@ -22,7 +22,7 @@ from tenure.core.schedule import Overlap, Schedule
 from tenure.core.ticks import begun, rhythm_of
 from tenure.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
 from tenure.options import TaskSettings
-from tenure.options.schedules import MissedTicks, catching_up, graceful, overlapping
+from tenure.options.schedules import MissedTicks, grace_micros, missed_policy, valid_overlap
 from tenure.storage.protocol import DUE_LIMIT, EnqueueResult, PauseSchedule, PutSchedule, RemoveSchedule, Storage
 
 P = ParamSpec("P")
@@ -58,11 +58,11 @@ def schedule_of(
     if (cron is None) == (every is None):
         raise UsageError('give either cron="0 4 * * *" or every="30s", one of them')
     if every is not None and tz is not None:
-        raise UsageError(f"tz = {shown(tz)} means nothing to an interval; leave it out, or give cron instead of every")
+        raise UsageError(f"tz = {shown(tz)} has no effect on an interval; leave it out, or give cron instead of every")
     if job.run_at is not None:
         raise UsageError("run_at contradicts a schedule, whose ticks say when; leave it out, or give a delay")
     read = None if cron is None else Cron.parse(cron, "UTC" if tz is None else tz)
-    policy, most = catching_up(missed)
+    policy, most = missed_policy(missed)
     return Schedule(
         name=scheduled_name(name),
         job=structs.replace(job, id=""),
@@ -71,8 +71,8 @@ def schedule_of(
         every=None if every is None else Every.parse(every).interval,
         missed=policy,
         most=most,
-        overlap=overlapping(overlap),
-        grace=graceful(grace),
+        overlap=valid_overlap(overlap),
+        grace=grace_micros(grace),
     )
 
 
@@ -82,11 +82,11 @@ def only_options(options: Iterable[str], own: Iterable[str]) -> None:
     Raises:
         UsageError: an option is unknown, or belongs to `@app.task`.
     """
-    given = tuple(options)
+    names = tuple(options)
     for name in ("collect", "version", "since"):
-        if name in given:
-            raise UsageError(f"{name} is said where a task is made; put @app.task({name}=...) below the schedule")
-    no_others(given, (*own, *TaskSettings.__annotations__))
+        if name in names:
+            raise UsageError(f"{name} is an option of the task; put @app.task({name}=...) below the schedule")
+    no_others(names, (*own, *TaskSettings.__annotations__))
 
 
 def scheduled_name(name: object) -> str:
@@ -118,15 +118,15 @@ async def put_all(storage: Storage, schedules: Collection[Schedule]) -> tuple[Sc
         by_queue: defaultdict[str, list[Schedule]] = defaultdict(list)
         for schedule in schedules:
             by_queue[schedule.job.queue].append(schedule)
-        left: list[Schedule] = []
+        unstored: list[Schedule] = []
         for queue, some in by_queue.items():
             try:
                 # Each attempt at an unreachable part takes seconds.
                 async with asyncio.timeout_at(until):
                     await _put(storage, (await storage.survey([queue])).now, some)
             except (StorageUnavailableError, TimeoutError):
-                left += some
-        return tuple(left)
+                unstored += some
+        return tuple(unstored)
     return ()
 
 
@@ -137,7 +137,7 @@ async def put_later(storage: Storage, schedules: Collection[Schedule], *, rng: R
         failures += 1
         if failures == 1:
             names = ", ".join(schedule.name for schedule in schedules)
-            logger.warning("cannot put the schedules %s, trying again: a part of the storage is out of reach", names)
+            logger.warning("cannot put the schedules %s, trying again: a part of the storage is unreachable", names)
         await asyncio.sleep(PATIENCE.rest(failures, rng))
         try:
             schedules = await put_all(storage, schedules)
@@ -157,17 +157,17 @@ async def put_back(
     """Store the declared schedules again each time `lost` is set. No error ends this; a failed attempt is repeated."""
     while True:
         await lost.wait()
-        left, failures = schedules, 0
-        while left or lost.is_set():
+        unstored, failures = schedules, 0
+        while unstored or lost.is_set():
             if lost.is_set():
                 lost.clear()
-                left = schedules
-            why = "a part of the storage is out of reach"
+                unstored = schedules
+            why = "a part of the storage is unreachable"
             try:
-                left = await put_all(storage, left)
+                unstored = await put_all(storage, unstored)
             except Exception as error:
                 why = f"{error!r}"
-            if left:
+            if unstored:
                 failures += 1
                 if failures == 1:
                     logger.error("cannot put back schedules that code declares, trying again: %s", why)
@@ -187,13 +187,13 @@ async def look_up(storage: Storage, name: object) -> tuple[Schedule, int]:
         UnknownScheduleError: no schedule has that name.
         StorageError: the storage cannot be reached.
     """
-    wanted = scheduled_name(name)
+    valid_name = scheduled_name(name)
     survey = await storage.survey()
     for schedule in survey.schedules:
-        if schedule.name == wanted:
+        if schedule.name == valid_name:
             return schedule, survey.now
     known = ", ".join(sorted(schedule.name for schedule in survey.schedules)) or "none"
-    raise UnknownScheduleError(f"there is no schedule {wanted!r}; known are: {known}")
+    raise UnknownScheduleError(f"schedule {valid_name!r} is unknown; known are: {known}")
 
 
 async def pause(storage: Storage, name: object, *, paused: bool) -> Schedule:
@@ -250,7 +250,7 @@ async def coming(storage: Storage, name: object, count: int) -> tuple[datetime, 
 async def _change(storage: Storage, change: PauseSchedule | RemoveSchedule) -> None:
     (planned,) = await storage.plan([change])
     if planned.verdict == "gone":
-        raise UnknownScheduleError(f"there is no schedule {change.name!r} any more")
+        raise UnknownScheduleError(f"schedule {change.name!r} was removed meanwhile")
 
 
 class ScheduleDecorator(Protocol):
@@ -306,7 +306,7 @@ class Schedules:
             StorageError: the schedule may or may not have been stored; it is safe to call again.
         """
         of_kind(call, EncodedCall, field="call", remedy="write task.call(...)")
-        made = schedule_of(
+        schedule = schedule_of(
             name,
             call.job,
             cron=cron,
@@ -316,7 +316,7 @@ class Schedules:
             overlap=overlap,
             grace=self._grace if grace is None else grace,
         )
-        return await self._put(made)
+        return await self._put(schedule)
 
     async def list(self) -> tuple[Schedule, ...]:
         """Return all schedules, sorted by name.
@@ -383,7 +383,7 @@ class Schedules:
             every = None if known.every is None else timedelta(microseconds=known.every)
         if cron is not None and tz is None:
             tz = known.tz
-        made = schedule_of(
+        schedule = schedule_of(
             known.name,
             known.job if call is None else call.job,
             cron=cron,
@@ -393,7 +393,7 @@ class Schedules:
             overlap=known.overlap if overlap is None else overlap,
             grace=timedelta(microseconds=known.grace) if grace is None else grace,
         )
-        return await self._put(structs.replace(made, most=known.most) if missed is None else made)
+        return await self._put(structs.replace(schedule, most=known.most) if missed is None else schedule)
 
     async def trigger(self, name: str) -> Job[Any]:
         """Enqueue a schedule's job now, even if the schedule is paused. Its ticks do not change.
@@ -424,8 +424,8 @@ class Schedules:
             UsageError: `count` is not a whole number from 1 to 1,000.
             StorageError: the storage cannot be reached.
         """
-        wanted = whole(count, field="count", least=1, most=1_000)
-        return await coming(await self._storage(), name, wanted)
+        number = whole(count, field="count", least=1, most=1_000)
+        return await coming(await self._storage(), name, number)
 
     def put_sync(
         self,
@@ -440,8 +440,8 @@ class Schedules:
         grace: Duration | None = None,
     ) -> Schedule:
         """Call `put` from code without a running event loop."""
-        made = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
-        return PORTAL.call(made, verb="put")
+        coroutine = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        return PORTAL.call(coroutine, verb="put")
 
     def list_sync(self) -> tuple[Schedule, ...]:
         """Call `list` from code without a running event loop."""
@@ -472,8 +472,8 @@ class Schedules:
         grace: Duration | None = None,
     ) -> Schedule:
         """Call `update` from code without a running event loop."""
-        made = self.update(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
-        return PORTAL.call(made, verb="update")
+        coroutine = self.update(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        return PORTAL.call(coroutine, verb="update")
 
     def trigger_sync(self, name: str) -> Job[Any]:
         """Call `trigger` from code without a running event loop."""

@@ -26,7 +26,7 @@ from tenure.client.untyped import (
 from tenure.core.check import shown
 from tenure.core.frames import unframed
 from tenure.errors import PayloadTooLargeError, UsageError
-from tenure.handlers.functions import BY_PLACE, body_of
+from tenure.handlers.functions import POSITIONAL, unwrapped
 from tenure.handlers.injection import Injected, injections
 
 Gathers = Literal["one", "several", "named"]
@@ -52,22 +52,22 @@ class Signature:
         self.collects = collects
         """True if a call brings one item and the handler takes a list of items."""
         try:
-            self._whole = inspect.signature(function)
+            self._full_signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"task {task!r}: {error}; wrap it in a function that says what it takes") from None
-        self._injected = injections(self._whole.parameters.values(), whose=f"task {task!r}")
-        self._signature = _as_called(self._whole, self._injected)
+            raise UsageError(f"task {task!r}: {error}; wrap it in a function with named parameters") from None
+        self._injected = injections(self._full_signature.parameters.values(), whose=f"task {task!r}")
+        self._signature = _without_injected(self._full_signature, self._injected)
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]
         self._names = tuple(parameter.name for parameter in parameters)
-        all_by_place = all(kind in BY_PLACE for _, kind in self._kinds)
-        self._always_whole = all_by_place and all(map(_required, parameters))
-        self._by_place = len(self._kinds) if all_by_place and not collects else None
+        all_by_place = all(kind in POSITIONAL for _, kind in self._kinds)
+        self._all_required = all_by_place and all(map(_required, parameters))
+        self._positional_count = len(self._kinds) if all_by_place and not collects else None
         """The number of arguments of a call that passes all of them by position; None if that is impossible."""
         # Encodes to the same JSON as a dict of the arguments, without making the dict.
-        self._given = msgspec.defstruct("Given", self._names)
-        hints = _hints(function if hasattr(function, "__wrapped__") else body_of(function))
-        _none_annotated(hints, task)
+        self._arguments_struct = msgspec.defstruct("Given", self._names)
+        hints = _hints(function if hasattr(function, "__wrapped__") else unwrapped(function))
+        _refuse_annotated_injections(hints, task)
         self._record = msgspec.defstruct(
             "Arguments",
             [_field(parameter, hints) for parameter in parameters],
@@ -80,13 +80,13 @@ class Signature:
         """For each parameter that may take such values: finds a value that would not survive encoding and decoding."""
         self._check_result = check_of(hints.get("return", Any))
         self._unreadable = frozenset(
-            one.name for one in parameters if one.annotation is not one.empty and one.name not in hints
+            each.name for each in parameters if each.annotation is not each.empty and each.name not in hints
         )
         # JSON is decoded and converted in one step; another codec returns plain data, which is converted afterwards.
         self._record_of_json = msgspec.json.Decoder(self._record).decode
         self._result_of_json = msgspec.json.Decoder(self._returns).decode
         if collects:
-            self._make_sure_that_it_takes_a_list(hints)
+            self._check_takes_list(hints)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -94,11 +94,11 @@ class Signature:
         return (ITEM,) if self.collects else tuple(name for name, _ in self._kinds)
 
     @property
-    def as_called(self) -> inspect.Signature:
+    def for_callers(self) -> inspect.Signature:
         """The signature for callers: without injected parameters, and parameters after those are keyword-only."""
         return self._signature
 
-    def injectionless(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check_injected(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check that a call of the plain function passes the values that a worker would inject.
 
         Raises:
@@ -107,14 +107,15 @@ class Signature:
         if not self._injected:
             return
         try:
-            given = self._whole.bind(*args, **kwargs).arguments
+            passed = self._full_signature.bind(*args, **kwargs).arguments
         except TypeError:
             # The call of the function raises a better error.
             return
-        missing = [f"{name}=..." for name in self._injected if name not in given]
+        missing = [f"{name}=..." for name in self._injected if name not in passed]
         if missing:
             raise UsageError(
-                f"task {self.task!r} is called as a function, and only a worker injects; pass {', '.join(missing)}"
+                f"task {self.task!r} is called as a function, and only a worker injects values; pass "
+                f"{', '.join(missing)}"
             )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -136,19 +137,19 @@ class Signature:
             UsageError: an argument cannot be turned into plain data for the digest.
         """
         read = self._read(codec, payload)
-        told: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in structs.fields(self._record):
             value = getattr(read, field.name)
             if value is msgspec.UNSET:
                 value = self._default(field)
             if value is not msgspec.UNSET:
-                told[field.name] = value
+                values[field.name] = value
         try:
-            plain = _encoded(_ordered(told))
+            plain = _encoded(_ordered(values))
         except Exception as error:
             raise UsageError(
-                f"task {self.task!r} is unique by its arguments, and these cannot be told apart: {error}; "
-                'name what counts of them: unique="report:{customer}", or Unique(key=...)'
+                f"task {self.task!r} is unique by its arguments, and these cannot be compared: {error}; "
+                'name the arguments that count: unique="report:{customer}", or Unique(key=...)'
             ) from error
         return hashlib.blake2b(plain, digest_size=16).hexdigest()
 
@@ -162,13 +163,13 @@ class Signature:
         """
         for name in kwargs:
             if name in self._injected:
-                raise UsageError(f"task {self.task!r}: {name!r} is injected where the job runs; leave it out")
+                raise UsageError(f"task {self.task!r}: {name!r} is injected by the worker; leave it out")
         arguments: Any
         try:
-            if self._always_whole and len(args) == self._by_place and not kwargs and type(codec) is JsonCodec:
+            if self._all_required and len(args) == self._positional_count and not kwargs and type(codec) is JsonCodec:
                 # The fast path for the usual call: no dict, and no `bind`, which takes three times as long as a dict.
                 # It needs a signature without defaults, because a record leaves out an argument that is UNSET.
-                arguments = self._given(*args)
+                arguments = self._arguments_struct(*args)
             else:
                 arguments = self._bound(args, kwargs)
         except TypeError as error:
@@ -178,29 +179,29 @@ class Signature:
             payload = codec.encode(arguments)
         except Exception as error:
             bound = self._bound(args, kwargs)
-            refused = self._changed(codec, bound)
-            named = self._culprit(codec, bound) if refused is None else f"argument {refused[0]!r}"
+            refused = self._first_lossy(codec, bound)
+            subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
             raise UsageError(
-                f"task {self.task!r}: {named} cannot be encoded ({error}); "
+                f"task {self.task!r}: {subject} cannot be encoded ({error}); "
                 "pass plain data, or give the app a codec that knows the type"
             ) from error
-        if self._checks and (changed := self._changed(codec, self._bound(args, kwargs))) is not None:
+        if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
             path, name, refused_for = changed
             raise UsageError(
                 f"task {self.task!r}: argument {path!r} is {refused_for.what}, and would not come back equal; "
                 f"{self._remedy(name, refused_for)}"
             )
-        self._make_sure_of_bytes(codec, payload)
+        self._check_bytes(codec, payload)
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
             self._read(codec, payload)
         except Exception as error:
-            said = _not_finite(self._bound(args, kwargs)) or _placed(error)
-            raise UsageError(f"task {self.task!r}: {said}; its signature is {self._signature}") from None
+            problem = _not_finite(self._bound(args, kwargs)) or _named_error(error)
+            raise UsageError(f"task {self.task!r}: {problem}; its signature is {self._signature}") from None
         return payload
 
-    def gathered(
+    def decode_batch(
         self, codec: Codec, payload: bytes, count: int, upgrade: Callable[[Any], Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to call the handler with, for a job that has collected `count` calls.
@@ -210,7 +211,7 @@ class Signature:
         """
         frames = unframed(payload)
         if len(frames) != count:
-            raise ValueError(f"the payload holds {len(frames)} of the {count} calls that were gathered")
+            raise ValueError(f"the payload holds {len(frames)} of the {count} collected calls")
         items: list[Any] = []
         for frame in frames:
             args, _ = self.decode(codec, frame, upgrade)
@@ -225,18 +226,18 @@ class Signature:
         `upgrade`: upgrades the plain data of an older payload, which is then checked like any other.
         """
         read = self._read(codec, payload, upgrade)
-        if self._always_whole:
+        if self._all_required:
             return structs.astuple(read), {}
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for place, (name, kind) in enumerate(self._kinds):
+        for index, (name, kind) in enumerate(self._kinds):
             value = getattr(read, name)
             if value is msgspec.UNSET:
                 continue
             match kind:
                 case Parameter.POSITIONAL_ONLY | Parameter.POSITIONAL_OR_KEYWORD:
                     # After an omitted default only keywords can follow; the handler's own default fills the gap.
-                    if len(args) == place:
+                    if len(args) == index:
                         args.append(value)
                     else:
                         kwargs[name] = value
@@ -260,9 +261,9 @@ class Signature:
                 other exception means that it cannot be encoded.
         """
         if value is not None and self._check_result is not None:
-            self._make_sure_of_result(codec, value, self._check_result)
+            self._check_lossless(codec, value, self._check_result)
         data = codec.encode(value)
-        self._make_sure_of_bytes(codec, data)
+        self._check_bytes(codec, data)
         if len(data) > PAYLOAD_LIMIT:
             raise UsageError(
                 f"the result takes {len(data):,} bytes, the limit is {PAYLOAD_LIMIT:,}; return a reference"
@@ -277,12 +278,12 @@ class Signature:
                 self.result(codec, data)
             except Exception:
                 raise UsageError(
-                    f"task {self.task!r}: the result is not what the handler is annotated to return: {error}; "
-                    "mend one of them"
+                    f"task {self.task!r}: the result does not fit the handler's return annotation: {error}; fix one "
+                    "of them"
                 ) from None
         return data
 
-    def _changed(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
+    def _first_lossy(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
         """Return the path of a value that would not be equal after decoding, its parameter, and the reason, or None."""
         for name, check in self._checks.items():
             if name not in arguments:
@@ -290,22 +291,25 @@ class Signature:
             try:
                 check(arguments[name])
             except RefusedError as refused:
-                if not _brings_back(codec, arguments[name]):
+                if not _round_trips(codec, arguments[name]):
                     return name + refused.path, name, refused
         return None
 
     def _remedy(self, name: str, refused: RefusedError) -> str:
         if name in self._unreadable:
-            return f"the annotation of {name!r} cannot be read at run time: import what it names, also for workers"
+            return (
+                f"the annotation of {name!r} cannot be read at run time: import the names in it, not only for type "
+                "checkers"
+            )
         if refused.kind is None:
             return "pass another value"
-        return f"annotate what takes it ({name}: {refused.kind}), or pass plain data"
+        return f"annotate the parameter ({name}: {refused.kind}), or pass plain data"
 
-    def _make_sure_of_result(self, codec: Codec, value: Any, check: Check) -> None:
+    def _check_lossless(self, codec: Codec, value: Any, check: Check) -> None:
         try:
             check(value)
         except RefusedError as refused:
-            if _brings_back(codec, value):
+            if _round_trips(codec, value):
                 return
             remedy = "return another value" if refused.kind is None else f"annotate it (-> {refused.kind})"
             raise UsageError(
@@ -313,7 +317,7 @@ class Signature:
                 f"{remedy}, or return plain data"
             ) from None
 
-    def _make_sure_of_bytes(self, codec: Codec, data: object) -> None:
+    def _check_bytes(self, codec: Codec, data: object) -> None:
         # A subclass of bytes is refused too: it may override methods.
         if type(data) is not bytes:
             raise UsageError(
@@ -326,31 +330,31 @@ class Signature:
             return self._result_of_json(data)
         return _converted(codec.decode(data), self._returns)
 
-    def taken(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
+    def accepted(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
         """Yield each parameter: name, type (Any if it cannot be checked), True if required, and how it is stored."""
-        for name, one in self._signature.parameters.items():
-            yield name, self._hints[name], _required(one), _stored(one)
+        for name, parameter in self._signature.parameters.items():
+            yield name, self._hints[name], _required(parameter), _stored(parameter)
 
-    def breach(self, promise: "Signature") -> str | None:
+    def mismatch(self, promise: "Signature") -> str | None:
         """Return how this signature breaks the declared one, or None if it matches.
 
         It matches if it accepts every call that the declared one accepts, and returns the same type. Additional
         parameters must have a default. Types that the codec cannot check are not compared.
         """
-        mine, theirs = self._signature.parameters, promise._signature.parameters
-        for name, one in theirs.items():
-            own = mine.get(name)
-            if own is None or _stored(own) != _stored(one):
-                return f"it does not take {one}"
-            if _required(own) and not _required(one):
+        own_parameters, promised_parameters = self._signature.parameters, promise._signature.parameters
+        for name, promised in promised_parameters.items():
+            own = own_parameters.get(name)
+            if own is None or _stored(own) != _stored(promised):
+                return f"it does not take {promised}"
+            if _required(own) and not _required(promised):
                 return f"it requires {name!r}, which callers may leave out"
-            if not _same(self._hints[name], promise._hints[name]):
-                return f"it takes {own}, not {one}"
-        for name, own in mine.items():
-            if name not in theirs and _required(own):
+            if not _same_type(self._hints[name], promise._hints[name]):
+                return f"it takes {own}, not {promised}"
+        for name, own in own_parameters.items():
+            if name not in promised_parameters and _required(own):
                 return f"it requires {own}, which is not declared"
-        if not _same(self._returns, promise._returns):
-            return f"it returns {_spoken(self._returns)}, not {_spoken(promise._returns)}"
+        if not _same_type(self._returns, promise._returns):
+            return f"it returns {_type_text(self._returns)}, not {_type_text(promise._returns)}"
         return None
 
     def _read(self, codec: Codec, payload: bytes, upgrade: Callable[[Any], Any] | None = None) -> Any:
@@ -366,9 +370,9 @@ class Signature:
         except Exception:
             return msgspec.UNSET
 
-    def _make_sure_that_it_takes_a_list(self, hints: dict[str, Any]) -> None:
+    def _check_takes_list(self, hints: dict[str, Any]) -> None:
         remedy = "a task that collects takes one list of items: async def index(docs: list[Doc])"
-        if len(self._kinds) != 1 or self._kinds[0][1] not in BY_PLACE:
+        if len(self._kinds) != 1 or self._kinds[0][1] not in POSITIONAL:
             raise UsageError(f"task {self.task!r} takes {self._signature}, and {remedy}")
         name = self._kinds[0][0]
         described = types.type_info(_known(hints.get(name, Any)))
@@ -376,14 +380,14 @@ class Signature:
             raise UsageError(f"task {self.task!r}: {name!r} is {shown(hints[name])}, and {remedy}")
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if len(args) == self._by_place and not kwargs:
+        if len(args) == self._positional_count and not kwargs:
             return dict(zip(self._names, args, strict=True))
         if self.collects:
             return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         return self._signature.bind(*args, **kwargs).arguments
 
     @staticmethod
-    def _culprit(codec: Codec, arguments: dict[str, Any]) -> str:
+    def _unencodable(codec: Codec, arguments: dict[str, Any]) -> str:
         for name, value in arguments.items():
             try:
                 codec.encode(value)
@@ -392,23 +396,23 @@ class Signature:
         return "the arguments"
 
 
-def _as_called(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
+def _without_injected(whole: inspect.Signature, injected: Container[str]) -> inspect.Signature:
     """Return a signature without injected parameters; parameters after those become keyword-only."""
-    left: list[Parameter] = []
+    parameters: list[Parameter] = []
     passed = False
-    for one in whole.parameters.values():
-        if one.name in injected:
+    for parameter in whole.parameters.values():
+        if parameter.name in injected:
             passed = True
-        elif passed and one.kind is one.POSITIONAL_OR_KEYWORD:
-            left.append(one.replace(kind=one.KEYWORD_ONLY))
+        elif passed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
         else:
-            left.append(one)
-    return whole.replace(parameters=left)
+            parameters.append(parameter)
+    return whole.replace(parameters=parameters)
 
 
-def _none_annotated(hints: dict[str, Any], task: str) -> None:
+def _refuse_annotated_injections(hints: dict[str, Any], task: str) -> None:
     for name, hint in hints.items():
-        if any(isinstance(said, Injected) for said in getattr(hint, "__metadata__", ())):
+        if any(isinstance(metadata, Injected) for metadata in getattr(hint, "__metadata__", ())):
             # Type checkers know from a default that callers may leave the parameter out.
             raise UsageError(f"task {task!r}: {name!r} is injected by its annotation; write {name}: ... = Inject(...)")
 
@@ -428,14 +432,14 @@ def _field(parameter: Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tup
 
 def _checks(parameters: Iterable[Parameter], hints: dict[str, Any]) -> dict[str, Check]:
     found: dict[str, Check] = {}
-    for one in parameters:
-        check = check_of(hints.get(one.name, Any))
-        if one.kind is one.VAR_POSITIONAL:
+    for parameter in parameters:
+        check = check_of(hints.get(parameter.name, Any))
+        if parameter.kind is parameter.VAR_POSITIONAL:
             check = each_item(check)
-        elif one.kind is one.VAR_KEYWORD:
+        elif parameter.kind is parameter.VAR_KEYWORD:
             check = each_value(check)
         if check is not None:
-            found[one.name] = check
+            found[parameter.name] = check
     return found
 
 
@@ -451,7 +455,7 @@ def _not_finite(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _brings_back(codec: Codec, value: Any) -> bool:
+def _round_trips(codec: Codec, value: Any) -> bool:
     """Return True if the app's own codec decodes this value to an equal one; False for JSON."""
     if type(codec) is JsonCodec:
         return False
@@ -476,11 +480,11 @@ def _required(parameter: Parameter) -> bool:
     return parameter.default is parameter.empty and _stored(parameter) == "one"
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_type(one: Any, other: Any) -> bool:
     return one is Any or other is Any or types.type_info(one) == types.type_info(other)
 
 
-def _spoken(hint: Any) -> str:
+def _type_text(hint: Any) -> str:
     return "nothing that can be checked" if hint is Any else inspect.formatannotation(hint)
 
 
@@ -520,9 +524,9 @@ def _ordered(value: Any) -> Any:
         case set() | frozenset():
             return sorted(map(_ordered, cast("set[Any]", value)), key=_encoded)
         case list() | tuple():
-            return [_ordered(one) for one in cast("list[Any]", value)]
+            return [_ordered(item) for item in cast("list[Any]", value)]
         case dict():
-            return {key: _ordered(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+            return {key: _ordered(item) for key, item in cast("Mapping[Any, Any]", value).items()}
         case _:
             return value
 
@@ -542,7 +546,7 @@ def _as_annotated(value: Any, described: types.Type) -> Any:
     For type checkers a bool is an int, a datetime is a date, and a Struct is its base. This applies in lists, dicts and
     unions too.
     """
-    whole: Any = value
+    items: Any = value
     match described:
         case types.IntType() | types.FloatType() if isinstance(value, bool):
             return int(value)
@@ -553,18 +557,18 @@ def _as_annotated(value: Any, described: types.Type) -> Any:
             return described.cls(**{name: getattr(value, name) for name in described.cls.__struct_fields__})
         case types.UnionType():
             fitting = (_as_annotated(value, kind) for kind in described.types)
-            return next((one for one in fitting if one is not value), value)
+            return next((converted for converted in fitting if converted is not value), value)
         case types.CollectionType() if isinstance(value, list | tuple | set | frozenset):
-            return [_as_annotated(item, described.item_type) for item in whole]
+            return [_as_annotated(item, described.item_type) for item in items]
         case types.TupleType() if isinstance(value, tuple):
-            return [_as_annotated(item, kind) for item, kind in zip(whole, described.item_types, strict=True)]
+            return [_as_annotated(item, kind) for item, kind in zip(items, described.item_types, strict=True)]
         case types.DictType() if isinstance(value, dict):
-            return {name: _as_annotated(item, described.value_type) for name, item in whole.items()}
+            return {name: _as_annotated(item, described.value_type) for name, item in items.items()}
         case _:
             return value
 
 
-def _placed(error: Exception) -> str:
+def _named_error(error: Exception) -> str:
     """Return msgspec's error message with the argument's name instead of a JSON path."""
     text = str(error)
     before, mark, path = text.rpartition(" - at `$.")

@@ -20,13 +20,13 @@ from tenure.core.duration import duration
 from tenure.core.events import Event, JobEvent
 from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.errors import DuplicateJobError, UsageError
-from tenure.events.registration import registering
-from tenure.handlers.functions import is_async, same_call
+from tenure.events.registration import register
+from tenure.handlers.functions import check_same_call, is_async
 from tenure.handlers.injection import Needs, needs
 from tenure.handlers.middleware import Middleware
 from tenure.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
 from tenure.options.keys import Arguments
-from tenure.options.tasks import tenanted
+from tenure.options.tasks import check_fair_weight
 from tenure.storage.protocol import Storage
 
 WAIT = 30.0
@@ -192,8 +192,8 @@ def job_of(
     job = structs.replace(common, id=common.id or app.new_id(), payload=payload)
     if fitting.plain:
         return job
-    given = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
-    return fitting.fit(job, given, lambda: app.digest(signature, payload))
+    arguments = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
+    return fitting.fit(job, arguments, lambda: app.digest(signature, payload))
 
 
 class Task(Generic[P, R]):
@@ -251,8 +251,8 @@ class Task(Generic[P, R]):
         """
         if self._standing is None:
             raise UsageError(
-                f"task {self.name!r} is of a router that no app includes yet; call app.include(router) before, "
-                "in the module that makes the app for example, and import that one first"
+                f"task {self.name!r} belongs to a router that no app includes yet; call app.include(router) first, "
+                "for example in the module of the app, and import that module"
             )
         return self._standing
 
@@ -264,7 +264,7 @@ class Task(Generic[P, R]):
     def middleware(self) -> tuple[Middleware, ...]:
         """The middleware around the task's runs, inside the app's own: that of its routers, then of its options."""
         around = () if self._standing is None else self._standing.around
-        return (*(one for layers in around for one in layers), *(self.settings.middleware or ()))
+        return (*(layer for layers in around for layer in layers), *(self.settings.middleware or ()))
 
     def placed(
         self, app: TaskOwner, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
@@ -274,7 +274,7 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: the name is invalid, or the options do not fit the task's arguments.
         """
-        tenanted(settings, given=self.settings.fair_weight is not None)
+        check_fair_weight(settings, given=self.settings.fair_weight is not None)
         return TaskBinding(
             app,
             named(name, field="name"),
@@ -308,7 +308,7 @@ class Task(Generic[P, R]):
         settings = laid_over(options, self.settings)
         if self._standing is not None:
             # Until the task has an app, a fair_key may still come from its app or its routers.
-            tenanted(settings, given="fair_weight" in options)
+            check_fair_weight(settings, given="fair_weight" in options)
         if self._standing is None or settings is not self.settings:
             fitting = self._fitting(settings, self.name, options)
         else:
@@ -390,7 +390,7 @@ class Task(Generic[P, R]):
         if version != self.migrations.version:
             upgrade = functools.partial(self.migrations.upgraded, version=version)
         if job.gathered:
-            return self.signature.gathered(codec, job.payload, job.gathered, upgrade)
+            return self.signature.decode_batch(codec, job.payload, job.gathered, upgrade)
         return self.signature.decode(codec, job.payload, upgrade)
 
     async def pause(self, *, by: str | None = None) -> None:
@@ -431,8 +431,8 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: the id or the queue name is invalid, or the task belongs to a router that no app includes yet.
         """
-        where = self.queue if queue is None else named(queue, field="queue")
-        return Job(Ref(where, named(job_id, field="id")), self.standing.app.access(self.signature))
+        job_queue = self.queue if queue is None else named(queue, field="queue")
+        return Job(Ref(job_queue, named(job_id, field="id")), self.standing.app.access(self.signature))
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of this task's jobs: `@task.on(JobFailed)`.
@@ -449,7 +449,7 @@ class Task(Generic[P, R]):
             else:
                 self._standing.app.hear(kind, handler, scope=scope, task=self.name)
 
-        return registering(kind, scope=scope, of=JobEvent, take=take)
+        return register(kind, scope=scope, of=JobEvent, take=take)
 
     def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
         """Register a hook that cleans up after a cancelled run of this task: `@task.on_cancel`.
@@ -473,7 +473,7 @@ class Task(Generic[P, R]):
         """
         if self.cancel_hook is not None:
             raise UsageError(f"task {self.name!r} has an on_cancel hook already; call both from one function")
-        same_call(hook, self.signature.as_called, field=f"the on_cancel hook of task {self.name!r}")
+        check_same_call(hook, self.signature.for_callers, field=f"the on_cancel hook of task {self.name!r}")
         self.hook_needs = needs(hook)
         self.cancel_hook = hook
         return hook
@@ -513,7 +513,7 @@ class AsyncTask(Task[P, R]):
         Raises:
             UsageError: an injected value is missing.
         """
-        self.signature.injectionless(args, kwargs)
+        self.signature.check_injected(args, kwargs)
         value: R = await self.function(*args, **kwargs)
         return value
 
@@ -527,7 +527,7 @@ class PlainTask(Task[P, R]):
         Raises:
             UsageError: an injected value is missing.
         """
-        self.signature.injectionless(args, kwargs)
+        self.signature.check_injected(args, kwargs)
         value: R = self.function(*args, **kwargs)
         return value
 
@@ -549,7 +549,9 @@ class DeclaredTask(Task[P, R]):
         Raises:
             UsageError: always.
         """
-        raise UsageError(f"task {self.name!r} is only declared here; give its hook to what @app.implement(...) makes")
+        raise UsageError(
+            f"task {self.name!r} is only declared here; register its hook on the result of @app.implement(...)"
+        )
 
     def migrate(self, from_version: int) -> Callable[[Migration], Migration]:
         """Raise UsageError: migrations belong to the task that implements this one.
@@ -558,7 +560,7 @@ class DeclaredTask(Task[P, R]):
             UsageError: always.
         """
         raise UsageError(
-            f"task {self.name!r} is only declared here; give its migrations to what @app.implement(...) makes"
+            f"task {self.name!r} is only declared here; register its migrations on the result of @app.implement(...)"
         )
 
 

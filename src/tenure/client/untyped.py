@@ -43,10 +43,10 @@ class RefusedError(Exception):
 
 
 class NotFiniteError(RefusedError):
-    """A float is NaN or an infinity, which JSON does not have."""
+    """A float is NaN or an infinity, which JSON cannot express."""
 
     def __init__(self, value: float) -> None:
-        super().__init__(f"{value!r}, which JSON does not have")
+        super().__init__(f"{value!r}, which JSON cannot express")
 
 
 def check_of(hint: Any) -> Check | None:
@@ -83,14 +83,14 @@ def _check_plain(value: Any) -> None:
         if value.bit_length() > LARGEST_BITS:
             raise RefusedError("an integer of more than 4,300 digits")
     elif kind is list or kind is tuple:
-        for place, item in enumerate(value):
+        for index, item in enumerate(value):
             if type(item) is str and item.isascii():
                 # The usual case; this test is cheaper than a call.
                 continue
             try:
                 _check_plain(item)
             except RefusedError as refused:
-                raise refused.under(f"[{place}]") from None
+                raise refused.under(f"[{index}]") from None
     elif kind is dict:
         for key, item in value.items():
             if type(key) is not str:
@@ -120,8 +120,8 @@ def _check_finite(value: Any) -> None:
 
 
 def _other_key(key: object) -> RefusedError:
-    what = f"a dict with the key {shown(key)}, which is {_named(key)} and not a text"
-    return RefusedError(what, f"dict[{type(key).__name__}, ...]")
+    description = f"a dict with the key {shown(key)}, which is {_named(key)} and not a text"
+    return RefusedError(description, f"dict[{type(key).__name__}, ...]")
 
 
 def _named(value: object) -> str:
@@ -178,8 +178,8 @@ class _Checks:
 
         def checked(value: Any) -> None:
             # Each check ignores values of another shape.
-            for one in checks:
-                one(value)
+            for candidate in checks:
+                candidate(value)
 
         return checked
 
@@ -222,7 +222,7 @@ def _entry(value: Any, name: str) -> Any:
     return value.get(name)
 
 
-def _is_open(described: Any, seen: set[Any]) -> bool:
+def _is_open(described: Any, visited: set[Any]) -> bool:
     """Return True if a value of this type may contain a part without a type, or a float that may be None."""
     match described:
         case types.AnyType():
@@ -232,15 +232,15 @@ def _is_open(described: Any, seen: set[Any]) -> bool:
         case types.UnionType(types=members) if _is_nullable_float(members):
             return True
         case types.StructType() | types.DataclassType() | types.TypedDictType() | types.NamedTupleType():
-            if described.cls in seen:
+            if described.cls in visited:
                 return False
-            seen.add(described.cls)
-            return any(_is_open(field.type, seen) for field in described.fields)
+            visited.add(described.cls)
+            return any(_is_open(field.type, visited) for field in described.fields)
         case types.Type():
             nested: list[Any] = [getattr(described, name) for name in described.__struct_fields__]
-            return any(_is_open(inner, seen) for inner in nested)
+            return any(_is_open(inner, visited) for inner in nested)
         case tuple():
-            return any(_is_open(inner, seen) for inner in _parts(described))
+            return any(_is_open(inner, visited) for inner in _parts(described))
         case _:
             return False
 
@@ -276,11 +276,11 @@ def each_item(check: Check | None) -> Check | None:
 
     def checked(value: Any) -> None:
         if isinstance(value, list | tuple | set | frozenset):
-            for place, item in enumerate(cast("Iterable[Any]", value)):
+            for index, item in enumerate(cast("Iterable[Any]", value)):
                 try:
                     check(item)
                 except RefusedError as refused:
-                    raise refused.under(f"[{place}]") from None
+                    raise refused.under(f"[{index}]") from None
 
     return checked
 
@@ -291,12 +291,12 @@ def _places(checks: list[Check | None]) -> Check | None:
 
     def checked(value: Any) -> None:
         if isinstance(value, list | tuple):
-            for place, (check, item) in enumerate(zip(checks, cast("Iterable[Any]", value), strict=False)):
+            for index, (check, item) in enumerate(zip(checks, cast("Iterable[Any]", value), strict=False)):
                 if check is not None:
                     try:
                         check(item)
                     except RefusedError as refused:
-                        raise refused.under(f"[{place}]") from None
+                        raise refused.under(f"[{index}]") from None
 
     return checked
 

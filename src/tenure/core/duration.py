@@ -36,14 +36,14 @@ def duration(value: Duration, *, field: str, zero: bool = False) -> timedelta:
                 raise UsageError(f"{field} = {shown(value)} is not a duration; {_REMEDY}")
             seconds = float(read[1]) * _UNIT[read[2]]
             if seconds > _LONGEST.total_seconds():
-                raise UsageError(f"{field} = {shown(value)} is over a hundred years; {_REMEDY}")
+                raise UsageError(f"{field} = {shown(value)} is longer than a hundred years; {_REMEDY}")
             length = timedelta(seconds=seconds)
         case _:
             raise UsageError(f"{field} = {shown(value)} is not a duration; {_REMEDY}")
     if length > _LONGEST:
-        raise UsageError(f"{field} = {shown(value)} is over a hundred years; {_REMEDY}")
+        raise UsageError(f"{field} = {shown(value)} is longer than a hundred years; {_REMEDY}")
     if length < timedelta(0) or (length == timedelta(0) and not zero):
-        raise UsageError(f"{field} = {shown(value)} must be longer than nothing; {_REMEDY}")
+        raise UsageError(f"{field} = {shown(value)} must be longer than zero; {_REMEDY}")
     return length
 
 

@@ -44,7 +44,7 @@ class Handlers:
             UsageError: `kind` is not an event class, or the scope is neither "once" nor "every".
         """
         if not issubclass(kind, Event):
-            raise UsageError(f"{kind!r} is no event; use a class such as JobStalled")
+            raise UsageError(f"{kind!r} is not an event; use a class such as JobStalled")
         if scope not in ("once", "every"):
             raise UsageError(f'scope = {scope!r} is unknown; use "once" or "every"')
         self._all.append(Handler(kind, handler, scope, task))
@@ -92,7 +92,7 @@ class EventBus:
         local: tuple[type[Event], ...] = (),
     ) -> None:
         self._storage = storage
-        self._hearers = hearers
+        self._handlers = hearers
         self._reader = EventReader(reader, caller)
         self._skipped = local
         self._rng = rng
@@ -125,39 +125,41 @@ class EventBus:
         self._began = asyncio.get_running_loop().time()
         with contextlib.suppress(StorageUnavailableError):
             # A part of the storage may be unreachable; the handlers get the events of the other parts.
-            await self._warn_the_deaf()
-        if self._hearers.scoped("once"):
+            await self._warn_unrecorded()
+        if self._handlers.scoped("once"):
             await self._storage.events(limit=0, reader=self._reader)
             self._placed.add("once")
-        if self._hearers.scoped("every"):
+        if self._handlers.scoped("every"):
             self._since = (await self._storage.events(EVENTS_END, limit=0)).next
             self._placed.add("every")
 
-    async def _warn_the_deaf(self) -> None:
+    async def _warn_unrecorded(self) -> None:
         """Log a warning for handlers that get no events because no queue records their kind of event."""
-        asked = {event_name(hearing.kind.__name__) for hearing in self._hearers.everyone()} & set(get_args(OnRequest))
-        if not asked:
+        wanted = {event_name(hearing.kind.__name__) for hearing in self._handlers.everyone()} & set(get_args(OnRequest))
+        if not wanted:
             return
         recorded = {name for queue in (await self._storage.survey()).queues for name in queue.settings.record or ()}
-        for name in sorted(asked - recorded - self._unrecorded):
+        for name in sorted(wanted - recorded - self._unrecorded):
             self._unrecorded.add(name)
             self._logger.warning(
-                "handlers of %s hear nothing: no queue records it; await app.queue(name).record(...) once", name
+                "handlers of %s receive no events, because no queue records them; call await "
+                "app.queue(name).record(...) once",
+                name,
             )
 
     def tell(self, event: Event) -> None:
         """Deliver a local event to its handlers soon, without the log."""
-        if self._hearers.everyone():
+        if self._handlers.everyone():
             self._local.put_nowait(event)
 
     def forget_read(self) -> None:
         """Clear `read_to`: the log was replaced by another or an earlier one. Safe to call from any thread."""
         self.read_to = ""
 
-    def begin_again(self, place: int) -> None:
-        """Read the log of one partition from its start, because it is a new log. `place`: the partition's index."""
+    def begin_again(self, partition: int) -> None:
+        """Read the log of one partition from its start, because it is a new log. `partition`: the partition's index."""
         # A named reader loses its position with the log, and the storage puts it at the start of the new log.
-        self.set_back(place, 0)
+        self.set_back(partition, 0)
 
     def set_back(self, place: int, last: int) -> None:
         """Read the log of one partition on from event `last` at the latest, because later ones were lost."""
@@ -181,7 +183,7 @@ class EventBus:
                 if self._stopping.is_set():
                     return
                 for scope, reader in (("once", self._reader), ("every", None)):
-                    if scope in followers or not self._hearers.scoped(scope):
+                    if scope in followers or not self._handlers.scoped(scope):
                         continue
                     if reader is not None:
                         aides.append(crew.create_task(self._keep_loan(), context=context))
@@ -192,7 +194,7 @@ class EventBus:
                 with contextlib.suppress(RuntimeError):  # the bus's loop is closed
                     loop.call_soon_threadsafe(begin, loop.time())
 
-            with self._hearers.watched(registered):
+            with self._handlers.watched(registered):
                 aides.append(crew.create_task(self._hand_local()))
                 # A handler may have been registered since `subscribe`.
                 begin(self._began)
@@ -202,7 +204,7 @@ class EventBus:
                         break
                     added.clear()
                     with contextlib.suppress(StorageError):
-                        await self._warn_the_deaf()
+                        await self._warn_unrecorded()
             if followers:
                 await asyncio.wait(followers.values())
             for aide in aides:
@@ -217,34 +219,34 @@ class EventBus:
 
     async def _hand_local(self) -> None:
         while True:
-            await self._calls.call(await self._local.get(), self._hearers.everyone())
+            await self._calls.call(await self._local.get(), self._handlers.everyone())
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
-        """Deliver the log's events to the handlers of a scope. `place` is the cursor after the last handled event."""
-        place = self._since if reader is None and scope in self._placed else None
+        """Deliver the log's events to the handlers of a scope. `start` is the cursor after the last handled event."""
+        start = self._since if reader is None and scope in self._placed else None
 
         async def ask(cursor: str | None) -> EventPage:
-            nonlocal place, reader
-            place = cursor or place
+            nonlocal start, reader
+            start = cursor or start
             if scope not in self._placed:
                 begin = await self._end_at(registered)
                 if reader is None:
-                    place = begin
+                    start = begin
                 else:
                     reader = structs.replace(reader, begin=begin)
                 self._placed.add(scope)
-            if reader is not None or place is None:
-                page = await self._storage.events(place, limit=BATCH, reader=reader)
+            if reader is not None or start is None:
+                page = await self._storage.events(start, limit=BATCH, reader=reader)
             else:
                 orders = dict(self._set_back)
                 for index, last in orders.items():
-                    place = set_back(place, index, last)
-                page = await self._storage.events(place, limit=BATCH)
+                    start = set_back(start, index, last)
+                page = await self._storage.events(start, limit=BATCH)
                 # Orders that a failed read did not carry out are still there; so are those that came meanwhile.
                 for index, last in orders.items():
                     if self._set_back.get(index) == last:
                         del self._set_back[index]
-                for moved in begun_before(place, page):
+                for moved in begun_before(start, page):
                     if self._set_back.pop(moved, None) is None:
                         self._moved.add(moved)
             self.read_to = page.next
@@ -254,7 +256,7 @@ class EventBus:
         turning = pages(
             self._storage,
             ask,
-            place,
+            start,
             rng=self._rng,
             logger=self._logger,
             spares=Exception,
@@ -264,20 +266,20 @@ class EventBus:
             async for page in turning:
                 for event in page.events:
                     if reader is not None:
-                        self._handling = reader, place
+                        self._handling = reader, start
                     if not isinstance(event, self._skipped):
-                        await self._calls.call(event, self._hearers.scoped(scope))
-                    place = event.cursor or place
+                        await self._calls.call(event, self._handlers.scoped(scope))
+                    start = event.cursor or start
                     if self._stopping.is_set():
                         break
                 else:
-                    place = page.next
+                    start = page.next
                 if reader is not None:
                     self._handling = None, None
         if reader is not None:
             with contextlib.suppress(StorageError):
                 # limit=0 lends nothing and returns the rest of the batch, so the next process gets it at once.
-                await self._storage.events(place, limit=0, reader=reader)
+                await self._storage.events(start, limit=0, reader=reader)
 
     async def _end_at(self, instant: float) -> str:
         """Return a cursor that is not after the log's end at the given loop time."""
@@ -296,10 +298,10 @@ class EventBus:
         wait = RENEWED
         while True:
             await asyncio.sleep(wait)
-            reader, place = self._handling
+            reader, cursor = self._handling
             if reader is not None:
                 with contextlib.suppress(StorageError):
-                    await self._storage.events(place, limit=1, reader=reader)
+                    await self._storage.events(cursor, limit=1, reader=reader)
 
 
 def begun_before(place: str, page: EventPage) -> list[int]:

@@ -98,7 +98,7 @@ async def pages(
             failures = 0
             cursor = page.next or cursor
             if page.incomplete and not incomplete:
-                logger.warning("a part of the storage is out of reach; its events come when it is back")
+                logger.warning("a part of the storage is unreachable; its events follow when it is back")
             incomplete = page.incomplete
             if page.events:
                 yield page

@@ -6,13 +6,13 @@ from typing import TypeVar
 from tenure.core.check import one_of, shown
 from tenure.core.events import Event, JobEvent
 from tenure.errors import UsageError
-from tenure.handlers.injection import not_injected
+from tenure.handlers.injection import refuse_injections
 
 E = TypeVar("E", bound=Event)
 Handler = Callable[[E], object]
 
 
-def registering(
+def register(
     kind: type[E], *, scope: str, of: type[Event], take: Callable[[Handler[E]], None]
 ) -> Callable[[Handler[E]], Handler[E]]:
     """Return a decorator that passes a handler to `take` and returns it unchanged.
@@ -33,13 +33,13 @@ def registering(
 
 
 def _event(kind: object, *, of: type[Event]) -> None:
-    given = shown(kind)
+    value = shown(kind)
     if not (isinstance(kind, type) and issubclass(kind, of)):
-        wanted = "event of a job" if of is JobEvent else "event"
-        raise UsageError(f"{given} is no {wanted}; use a class such as JobStalled")
+        expected = "event class of jobs" if of is JobEvent else "event class"
+        raise UsageError(f"{value} is not an {expected}; use a class such as JobStalled")
 
 
 def _hearing(handler: object) -> None:
     if not callable(handler):
-        raise UsageError(f"{shown(handler)} cannot be called, so it hears nothing; give a function")
-    not_injected(handler, whose=f"the event handler {shown(handler)}")
+        raise UsageError(f"{shown(handler)} cannot be called, so it cannot handle events; give a function")
+    refuse_injections(handler, whose=f"the event handler {shown(handler)}")

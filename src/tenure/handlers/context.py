@@ -25,11 +25,11 @@ Line = tuple[float, str, str, dict[str, str], int]
 """A line of a job's log: the uptime when it was written, level, message, fields, and its number in the run."""
 
 
-Said = tuple[float | None, Progress | None, list[Line]]
+Report = tuple[float | None, Progress | None, list[Line]]
 """The signals of a handler between two beats: the uptime of the latest signal, the progress, and the log lines."""
 
 
-class Signs:
+class ProgressReports:
     """The handler's signals since the last beat. The handler's thread writes them, the keeper's thread takes them."""
 
     # Most handlers send no signal. The defaults are class attributes, so that they cost nothing per run.
@@ -68,7 +68,7 @@ class Signs:
         """True if a signal waits for the next beat."""
         return self._at is not None
 
-    def take(self) -> Said:
+    def take(self) -> Report:
         """Return the waiting signals and clear them."""
         if not self.pending:
             return None, None, []
@@ -77,7 +77,7 @@ class Signs:
             self._at = self._progress = self._log = None
         return taken
 
-    def restore(self, taken: Said) -> None:
+    def restore(self, taken: Report) -> None:
         """Put back signals that could not be sent, before newer ones. Of the log, keep the newest lines.
 
         The signals keep their own time: sending a heartbeat again must not make it look newer.
@@ -135,7 +135,7 @@ class JobContext:
     misuse: RecordedError | None = None
     """The error of a run whose handler misused its event loop; the run fails with it. Set by the worker."""
 
-    def __init__(self, job: JobRecord, signs: Signs, uptime: Callable[[], float], state: Any = None) -> None:
+    def __init__(self, job: JobRecord, signs: ProgressReports, uptime: Callable[[], float], state: Any = None) -> None:
         self._job = job
         self._signs = signs
         self._uptime = uptime
@@ -234,8 +234,8 @@ class JobContext:
         Never raises. A value that is not a finite number counts as a heartbeat only.
         """
         try:
-            told = float(value)
-            how_far = (told, None if note is None else storable(str(note))) if math.isfinite(told) else None
+            number = float(value)
+            how_far = (number, None if note is None else storable(str(note))) if math.isfinite(number) else None
             self._signs.sign(self._uptime(), how_far)
         except BaseException:
             # The value or the note may be an object whose methods raise; this call must not.
@@ -243,8 +243,8 @@ class JobContext:
 
     def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
         try:
-            told = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
-            self._signs.log(self._uptime(), level, storable(str(message)), told)
+            texts = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
+            self._signs.log(self._uptime(), level, storable(str(message)), texts)
         except BaseException:
             # If the text cannot be made, drop the line rather than fail the handler.
             self._signs.sign(self._uptime())

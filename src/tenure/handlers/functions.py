@@ -9,7 +9,7 @@ from typing import Any
 from tenure.core.check import shown
 from tenure.errors import UsageError
 
-BY_PLACE = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 """The kinds of parameters that a call may fill by position."""
 
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
@@ -25,26 +25,30 @@ def runnable(function: object) -> Callable[..., Any]:
         # A decorator in a class body gets the staticmethod object; the function in it will be called.
         return runnable(function.__func__)
     if not callable(function):
-        raise UsageError(f"{shown(function)} cannot be called, so it is no task; give a function: @app.task(name=...)")
+        raise UsageError(
+            f"{shown(function)} cannot be called, so it cannot be a task; give a function: @app.task(name=...)"
+        )
     if inspect.isclass(function):
-        raise UsageError(f"{shown(function)} is a class, so it is no task; give a function that makes the object")
+        raise UsageError(f"{shown(function)} is a class, so it cannot be a task; give a function that makes the object")
     if yields(function):
-        raise UsageError(f"{name_of(function)} yields, so it is no task; return the values, or enqueue a job for each")
+        raise UsageError(
+            f"{name_of(function)} yields, so it cannot be a task; return the values, or enqueue a job for each"
+        )
     return function
 
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Return True if a call returns a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(body_of(function))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(unwrapped(function))
 
 
 def yields(function: Callable[..., Any]) -> bool:
     """Return True if a call returns a generator or an async generator."""
-    body = body_of(function)
+    body = unwrapped(function)
     return inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)
 
 
-def same_call(hook: object, signature: inspect.Signature, *, field: str) -> None:
+def check_same_call(hook: object, signature: inspect.Signature, *, field: str) -> None:
     """Check that a hook accepts all arguments that fit the signature.
 
     Raises:
@@ -54,25 +58,27 @@ def same_call(hook: object, signature: inspect.Signature, *, field: str) -> None
         raise UsageError(f"{field} must be a function, not {shown(hook)}")
     if yields(hook):
         raise UsageError(f"{field} yields, so it does nothing when it is called; give a function that does not")
-    given = [one for one in signature.parameters.values() if one.kind not in _REST]
-    for called in (given, [one for one in given if one.default is one.empty]):
-        args = [None for one in called if one.kind in BY_PLACE]
-        kwargs = {one.name: None for one in called if one.kind not in BY_PLACE}
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.kind not in _REST]
+    for called in (parameters, [parameter for parameter in parameters if parameter.default is parameter.empty]):
+        args = [None for parameter in called if parameter.kind in POSITIONAL]
+        kwargs = {parameter.name: None for parameter in called if parameter.kind not in POSITIONAL}
         try:
             inspect.signature(hook).bind(*args, **kwargs)
         except TypeError as error:
-            raise UsageError(f"{field} cannot be called as the handler is: {error}; give it the same ones") from None
+            raise UsageError(
+                f"{field} cannot be called like the handler: {error}; give it the same parameters"
+            ) from None
 
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return `module.function`: for a partial the name of its function, for an object the name of its class."""
     while isinstance(function, functools.partial):
         function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    target = function if hasattr(function, "__qualname__") else type(function)
+    return f"{target.__module__}.{target.__qualname__}"
 
 
-def body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function whose code a call runs: of a partial its function, of an object its `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from tenure.core.check import shown
 from tenure.errors import UsageError
-from tenure.handlers.functions import body_of, is_async
+from tenure.handlers.functions import is_async, unwrapped
 
 if TYPE_CHECKING:
     from contextlib import (
@@ -156,20 +156,20 @@ def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Prov
     """
     found: dict[str, Provider] = {}
     by_place: str | None = None
-    for one in parameters:
-        if one.kind is one.VAR_POSITIONAL and by_place is not None:
-            raise UsageError(f"{whose}: {by_place!r} is injected and stands before *{one.name}; put it behind")
-        if not isinstance(one.default, Injected):
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL and by_place is not None:
+            raise UsageError(f"{whose}: {by_place!r} is injected and precedes *{parameter.name}; put it after that")
+        if not isinstance(parameter.default, Injected):
             continue
-        if one.kind is one.POSITIONAL_ONLY:
-            raise UsageError(f"{whose}: {one.name!r} is injected and positional only; put it behind a *")
-        found[one.name] = one.default.provider
-        if one.kind is one.POSITIONAL_OR_KEYWORD:
-            by_place = one.name
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UsageError(f"{whose}: {parameter.name!r} is injected and positional only; put it after a *")
+        found[parameter.name] = parameter.default.provider
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            by_place = parameter.name
     return found
 
 
-def not_injected(function: Callable[..., Any], *, whose: str) -> None:
+def refuse_injections(function: Callable[..., Any], *, whose: str) -> None:
     """Check that a function that gets no injected values does not ask for them.
 
     Raises:
@@ -190,17 +190,20 @@ def provider_of(given: object, *, field: str) -> Provider:
         UsageError: it is not callable, is not hashable, or has a required parameter without `Inject`.
     """
     if not callable(given) or isinstance(given, Injected):
-        raise UsageError(f"{field}({shown(given)}) is no provider; give the function itself, without calling it")
+        raise UsageError(f"{field}({shown(given)}) is not a provider; give the function itself, without calling it")
     try:
         hash(given)
         signature = inspect.signature(given)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{field}({shown(given)}): {error}; wrap it in a function that takes nothing") from None
-    for one in signature.parameters.values():
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+    for parameter in signature.parameters.values():
+        if parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             raise UsageError(
-                f"{field}: the provider {_name(given)} takes {one.name!r}, which nobody gives it; write "
-                f"{one.name} = Inject(...), or give it a default"
+                f"{field}: the provider {_name(given)} takes {parameter.name!r}, which has no value; write "
+                f"{parameter.name} = Inject(...), or give it a default"
             )
     return given
 
@@ -220,7 +223,9 @@ class _ProviderWalk:
     def _place(self, provider: Provider) -> int:
         if provider in self._trail:
             around = [*self._trail[self._trail.index(provider) :], provider]
-            raise UsageError(f"providers rest on each other in a circle: {' → '.join(map(_name, around))}; break it up")
+            raise UsageError(
+                f"providers depend on each other in a circle: {' → '.join(map(_name, around))}; break it up"
+            )
         if provider not in self._places:
             self._trail.append(provider)
             parameters = inspect.signature(provider).parameters.values()
@@ -238,7 +243,7 @@ def _step(provider: Provider, takes: Mapping[str, int]) -> ProviderStep:
 
 def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:
     """Return how to call a provider, and its kind. Generators of both kinds become context managers."""
-    body = body_of(provider)
+    body = unwrapped(provider)
     if inspect.isasyncgenfunction(body):
         return asynccontextmanager(provider), "async generator"
     if inspect.isgeneratorfunction(body):

@@ -12,7 +12,7 @@ from tenure.core.check import several, shown
 from tenure.errors import UsageError
 from tenure.handlers.context import JobContext
 from tenure.handlers.functions import is_async
-from tenure.handlers.injection import not_injected
+from tenure.handlers.injection import refuse_injections
 
 
 class RunCall:
@@ -39,11 +39,11 @@ Middleware = Callable[[RunCall, Proceed], Awaitable[Any]]
 Heart = Callable[[RunCall], Awaitable[Any]]
 """The innermost call of a run, which all its middleware wraps."""
 
-Onion = Callable[[RunCall, Heart], Awaitable[Any]]
+WrappedHandler = Callable[[RunCall, Heart], Awaitable[Any]]
 """All middleware of a task combined into one function; it takes the run and the run's innermost call."""
 
 
-def layer(given: object) -> Middleware:
+def valid_middleware(given: object) -> Middleware:
     """Return the middleware.
 
     Raises:
@@ -55,31 +55,31 @@ def layer(given: object) -> Middleware:
         inspect.signature(given).bind(None, None)
     except TypeError as error:
         raise UsageError(
-            f"middleware {shown(given)} cannot be called with a run and what goes on with it: {error}; "
+            f"middleware {shown(given)} cannot be called with a run and the function that continues it: {error}; "
             "write async def layer(call, proceed)"
         ) from None
-    not_injected(given, whose=f"middleware {shown(given)}")
+    refuse_injections(given, whose=f"middleware {shown(given)}")
     return cast(Middleware, given)
 
 
-def layers(given: object) -> tuple[Middleware, ...]:
+def valid_middlewares(given: object) -> tuple[Middleware, ...]:
     """Return several middleware functions.
 
     Raises:
         UsageError: the value is not a sequence, or one of its items is not middleware.
     """
-    return tuple(layer(one) for one in several(given, field="middleware"))
+    return tuple(valid_middleware(item) for item in several(given, field="middleware"))
 
 
-def onion(middleware: Iterable[Middleware]) -> Onion | None:
+def wrap(middleware: Iterable[Middleware]) -> WrappedHandler | None:
     """Combine middleware into one function, the first outermost. Return None if `middleware` is empty."""
-    whole: Onion | None = None
-    for one in reversed(tuple(middleware)):
-        whole = _around(one, whole)
-    return whole
+    wrapped: WrappedHandler | None = None
+    for function in reversed(tuple(middleware)):
+        wrapped = _around(function, wrapped)
+    return wrapped
 
 
-def _around(middleware: Middleware, inner: Onion | None) -> Onion:
+def _around(middleware: Middleware, inner: WrappedHandler | None) -> WrappedHandler:
     async def wrapped(call: RunCall, heart: Heart) -> Any:
         went_on = False
 
@@ -87,7 +87,9 @@ def _around(middleware: Middleware, inner: Onion | None) -> Onion:
             nonlocal went_on
             if went_on:
                 name = getattr(middleware, "__qualname__", None) or shown(middleware)
-                raise UsageError(f"middleware {name} has gone on twice; to run a job again, raise RetryLater or Snooze")
+                raise UsageError(
+                    f"middleware {name} called proceed() twice; to run a job again, raise RetryLater or Snooze"
+                )
             went_on = True
             return await (heart(call) if inner is None else inner(call, heart))
 

@@ -113,13 +113,17 @@ class HealthApp:
         if vitals.stopping:
             return False
         await self._watch.look(max_age=RECENT)
-        failing, good = self._watch.failing_since, self._watch.good
-        if good is None or good.survey is None or (failing is not None and self._watch.now - failing >= UNREADY_AFTER):
+        failing, last_success = self._watch.failing_since, self._watch.last_success
+        if (
+            last_success is None
+            or last_success.survey is None
+            or (failing is not None and self._watch.now - failing >= UNREADY_AFTER)
+        ):
             return False
         if vitals.owners is None:
             return True
         timing = self._timing()
-        return any(consuming(good.survey, owner, timing) for owner in vitals.owners)
+        return any(consuming(last_success.survey, owner, timing) for owner in vitals.owners)
 
     async def _answer(self, scope: Scope) -> Answer:
         answers = {
@@ -143,13 +147,13 @@ class HealthApp:
 
     async def _ready(self, scope: Scope) -> Answer:
         ready, alarms = await self.ready(), b""
-        if (good := self._watch.good) is not None and good.survey is not None:
-            alarms = "".join(f"; {alarm}" for alarm in alarms_of(good.survey)).encode()
+        if (last_success := self._watch.last_success) is not None and last_success.survey is not None:
+            alarms = "".join(f"; {alarm}" for alarm in alarms_of(last_success.survey)).encode()
         return (200, _TEXT, b"yes" + alarms, []) if ready else (503, _TEXT, b"no" + alarms, [])
 
     async def _health_queues(self, scope: Scope) -> Answer:
         try:
-            only = _asked(scope)
+            only = _queue_names(scope)
         except (UsageError, ValueError) as error:
             return 400, _JSON, msgspec.json.encode({"error": str(error)}), []
         health = await self.health(only)
@@ -186,9 +190,9 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
-def _asked(scope: Scope) -> list[str]:
+def _queue_names(scope: Scope) -> list[str]:
     """Return the queues that a query string names: `?queue=mail&queue=default`, or `?queue=mail,default`."""
     query = bytes(scope.get("query_string", b"")).decode("latin-1")
     fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_FIELDS)
-    given = [value for name, value in fields if name == "queue"]
-    return [named(one.strip(), field="queue") for value in given for one in value.split(",")]
+    values = [value for name, value in fields if name == "queue"]
+    return [named(text.strip(), field="queue") for value in values for text in value.split(",")]

@@ -168,9 +168,9 @@ def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[No
     """
     serving = [worker for worker in workers if queue.queue in worker.queues]
     return tuple(
-        NoHandler(task=one.task, version=one.version, waited=one.waited / SECOND)
-        for one in queue.unknown
-        if one.waited >= NO_HANDLER and not any(knows(worker.tasks, one.task, one.version) for worker in serving)
+        NoHandler(task=task.task, version=task.version, waited=task.waited / SECOND)
+        for task in queue.unknown
+        if task.waited >= NO_HANDLER and not any(knows(worker.tasks, task.task, task.version) for worker in serving)
     )
 
 
@@ -182,7 +182,7 @@ def unreachable(error: str) -> Health:
         queues={},
         workers=[],
         reaper=ReaperHealth(age=None, late=False),
-        complaints=[f"the storage is out of reach: {error}"],
+        complaints=[f"the storage is unreachable: {error}"],
     )
 
 
@@ -281,18 +281,18 @@ def _complaints(
         if queue.status == "unhealthy":
             yield (
                 f"queue {name!r}: {jobs_wait(queue.waiting)}, more than {queue.threshold} "
-                f"for {queue.above_for or 0:.0f} s; add workers, or find out what holds them up"
+                f"for {queue.above_for or 0:.0f} s; add workers, or find out why jobs are slow"
             )
         elif not queue.known:
-            yield f"queue {name!r}: nobody knows it: no job was ever in it, no task goes there; is it spelled right?"
+            yield f"queue {name!r}: unknown: it never had a job and no task uses it; check the spelling"
         elif queue.stranded:
-            hushed = sum(worker.state == "quiet" and name in worker.queues for worker in workers)
-            told = f"; {hushed} told to be quiet could: tenure workers quiet --undo" if hushed else ""
-            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it{told}"
-        for one in queue.no_handler:
+            quiet_workers = sum(worker.state == "quiet" and name in worker.queues for worker in workers)
+            hint = f"; {quiet_workers} quiet workers could: tenure workers quiet --undo" if quiet_workers else ""
+            yield f"queue {name!r}: {jobs_wait(queue.waiting)} and no live worker serves it{hint}"
+        for task in queue.no_handler:
             yield (
-                f"queue {name!r}: no_handler: no live worker knows task {one.task!r} with payload version "
-                f"{one.version}, and a job has waited {one.waited:.0f} s for one"
+                f"queue {name!r}: no_handler: no live worker knows task {task.task!r} with payload version "
+                f"{task.version}, and a job has waited {task.waited:.0f} s for one"
             )
     for worker in workers:
         if worker.state == "stale":
@@ -302,7 +302,7 @@ def _complaints(
             )
     if reaper.late:
         age = "ever" if reaper.age is None else f"for {reaper.age:.0f} s"
-        yield f"{jobs_are(active)} active and nobody has swept {age}; start a worker or tenure reaper"
+        yield f"{jobs_are(active)} active and no process has swept {age}; start a worker or tenure reaper"
 
 
 def jobs_wait(count: int) -> str:

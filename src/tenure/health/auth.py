@@ -30,13 +30,13 @@ class TokenAuth:
         """Return True if these `Authorization` headers carry the token; more than one header is refused."""
         if self._token is None:
             return True
-        given = _credentials(authorization[0]) if len(authorization) == 1 else b""
+        credentials = _credentials(authorization[0]) if len(authorization) == 1 else b""
         # Compare in constant time, so that the duration does not show how much of the token was right.
-        return hmac.compare_digest(given, self._token)
+        return hmac.compare_digest(credentials, self._token)
 
 
 def _visible(token: object) -> bool:
-    return isinstance(token, str) and bool(token) and all("!" <= one <= "~" for one in token)
+    return isinstance(token, str) and bool(token) and all("!" <= character <= "~" for character in token)
 
 
 def _credentials(header: bytes) -> bytes:

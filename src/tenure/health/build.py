@@ -67,7 +67,7 @@ def secret(token: str | None, *, unprotected: bool) -> str | None:
     if found is None:
         raise UsageError(
             f"health shows figures only to those who have a token; give token=..., set {TOKEN_VARIABLE}, "
-            "or say unprotected=True where something else asks for credentials"
+            "or give unprotected=True if a proxy checks credentials"
         )
     return found
 

@@ -30,7 +30,11 @@ class HTTPConnection(H11Protocol):
         self._rest()
         if len(self.connections) > MOST:
             # All connections are of this class, because the server is configured with it.
-            idle = [one for one in cast("set[HTTPConnection]", self.connections) if one.idle and one is not self]
+            idle = [
+                connection
+                for connection in cast("set[HTTPConnection]", self.connections)
+                if connection.idle and connection is not self
+            ]
             if idle:
                 min(idle, key=HTTPConnection.patient_until).give_way()
 

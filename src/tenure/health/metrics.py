@@ -39,9 +39,7 @@ def rendered(survey: Survey | None, health: Health, vitals: ProcessHealth) -> by
     if survey is not None:
         families += _of_storage(survey, health)
     if (lag := _lag(survey, health, vitals)) is not None:
-        families.append(
-            _gauge("tenure_loop_lag_seconds", "How long an event loop has kept others waiting of late.", lag)
-        )
+        families.append(_gauge("tenure_loop_lag_seconds", "The longest recent block of an event loop.", lag))
     lines = [line for family in families for line in _shown(family)]
     lines += [line for metric in METRICS for line in _counted(metric, vitals.figures)]
     return "".join(f"{line}\n" for line in lines).encode()
@@ -61,44 +59,44 @@ def _of_storage(survey: Survey, health: Health) -> Iterator[Family]:
     )
     yield _by_queue(
         "tenure_queue_oldest_seconds",
-        "How long the job has waited that waits for longest; 0 if none does.",
+        "How long the oldest waiting job has waited; 0 without waiting jobs.",
         queues,
         {name: queue.oldest_waiting or 0.0 for name, queue in queues.items()},
     )
     yield _by_queue(
         "tenure_failed_jobs",
-        "Failed jobs that are kept, to be looked at or redriven.",
+        "Failed jobs that are kept for inspection or redrive.",
         queues,
         {name: queue.failed for name, queue in queues.items()},
     )
     yield _by_queue(
         "tenure_queue_paused",
-        "Whether a queue gives out no jobs.",
+        "Whether a queue is paused.",
         queues,
         {name: queue.paused for name, queue in queues.items()},
     )
     states = [worker.state for worker in health.workers]
     yield Family(
         "tenure_workers",
-        "Workers that the storage knows, by how they do.",
+        "Workers that the storage knows, by state.",
         [({"state": state}, states.count(state)) for state in ("alive", "quiet", "stopping", "stale")],
     )
     live = [worker for worker in health.workers if worker.state == "alive"]
     busy = sum(min(worker.active, worker.concurrency) for worker in live)
     yield Family(
         "tenure_worker_slots",
-        "How many jobs live workers run, and how many more they could, as of their last beats.",
+        "Running jobs and free slots of live workers, as of their last beats.",
         [({"state": "busy"}, busy), ({"state": "free"}, sum(worker.concurrency for worker in live) - busy)],
     )
     scopes = sorted({term.scope for term in survey.leaders})
     yield Family(
         "tenure_leader",
-        "Whether some reaper leads.",
+        "Whether a reaper is the leader.",
         [({"scope": scope}, 1) for scope in scopes] or [({"scope": EVERYWHERE}, 0)],
     )
     yield _gauge(
         "tenure_reaper_age_seconds",
-        "How long ago a reaper last swept; infinite if none ever did.",
+        "Time since the last sweep; infinite if none ever ran.",
         math.inf if survey.swept_ago is None else survey.swept_ago / SECOND,
     )
 

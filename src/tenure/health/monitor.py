@@ -40,7 +40,7 @@ class StorageMonitor:
     def __init__(self, storage: Callable[[], Awaitable[Storage]], *, clock: Clock, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
         self.backlog = Backlog()
-        self.good: SurveyResult | None = None
+        self.last_success: SurveyResult | None = None
         """The last survey that succeeded."""
 
         self.failing_since: float | None = None
@@ -90,18 +90,18 @@ class StorageMonitor:
         except TenureError as error:
             return self._failed(asked_at, str(error))
         except Exception as error:
-            logger.exception("a look at the storage failed in a way that no storage should")
+            logger.exception("a survey of the storage raised an unexpected exception")
             return self._failed(asked_at, repr(error))
         if self.failing_since is not None:
             logger.info("the storage answers again")
         self.failing_since = None
         self.backlog = observe(self.backlog, self.thresholds, waiting(survey), now=asked_at)
-        self._last = self.good = SurveyResult(asked_at, survey)
+        self._last = self.last_success = SurveyResult(asked_at, survey)
         return self._last
 
     def _failed(self, asked_at: float, error: str, *, hung: bool = False) -> SurveyResult:
         if self.failing_since is None:
             self.failing_since = asked_at
-            logger.warning("the storage is out of reach: %s", error)
+            logger.warning("the storage is unreachable: %s", error)
         self._last = SurveyResult(asked_at, None, error, hung)
         return self._last

@@ -45,7 +45,7 @@ class ListenAddress:
         """
         found = re.fullmatch(r"(?:(?:\[([^\]]+)\]|([^:\s]+)):)?(\d{1,5})", text.strip())
         if found is None or int(found[3]) > 65_535:
-            raise UsageError(f"{field} = {shown(text)} is no address; write 8080, 127.0.0.1:8080 or [::1]:8080")
+            raise UsageError(f"{field} = {shown(text)} is not an address; write 8080, 127.0.0.1:8080 or [::1]:8080")
         return cls(found[1] or found[2] or "127.0.0.1", int(found[3]))
 
     @property
@@ -168,4 +168,4 @@ class HealthServer:
 
 def _ended(serving: "Future[None]") -> None:
     if not serving.cancelled() and (failure := serving.exception()) is not None:
-        logger.critical("health is served no more", exc_info=failure)
+        logger.critical("the health server has failed", exc_info=failure)

@@ -31,11 +31,11 @@ from tenure.core.leadership import (
 from tenure.errors import StorageError, UsageError
 from tenure.events.bus import EventBus, Handlers
 from tenure.events.handler_calls import HandlerCalls
-from tenure.events.registration import registering
+from tenure.events.registration import register
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
-from tenure.runtime import Runtime, bare
+from tenure.runtime import Runtime, runtime_from_url
 from tenure.storage.protocol import RenewRequest, SweepRequest
 
 E = TypeVar("E", bound=Event)
@@ -66,7 +66,7 @@ class Sweeper:
         self._unhandled = deque[Event]()
         timing = equipment.timing
         self._storage = equipment.storage
-        self._figures = equipment.figures
+        self._figures = equipment.metrics
         self._clock = equipment.clock
         self._rng = equipment.rng
         self._logger = equipment.logger
@@ -182,7 +182,7 @@ class Sweeper:
 class ReaperApp(Protocol):
     """The part of an app that a reaper needs."""
 
-    def equipment(self) -> Runtime:
+    def runtime(self) -> Runtime:
         """Return the runtime that the app gives to its workers and reapers."""
         ...
 
@@ -214,9 +214,9 @@ class Reaper:
         if given and not isinstance(app_or_url, str):
             raise UsageError(f"{given[0]} is the app's own; leave it out, or give the URL instead of the app")
         if isinstance(app_or_url, str):
-            equipment = bare(app_or_url, timing=timing, logger=logger, codec=codec)
+            equipment = runtime_from_url(app_or_url, timing=timing, logger=logger, codec=codec)
         else:
-            equipment = app_or_url if isinstance(app_or_url, Runtime) else app_or_url.equipment()
+            equipment = app_or_url if isinstance(app_or_url, Runtime) else app_or_url.runtime()
         self._equipment = equipment
         self._reaping = Sweeper(equipment, equipment.owner(), election)
         self._storage = equipment.storage
@@ -249,7 +249,7 @@ class Reaper:
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
         hearers = self._reaping.hearers
-        return registering(
+        return register(
             kind, scope=scope, of=Event, take=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
         )
 
@@ -264,7 +264,10 @@ class Reaper:
             equipment = self._equipment
             left = await put_all(self._storage, equipment.schedules.values())
             # Subscribe before the first sweep, so that its events are handled, too.
-            buses = (self._bus(self._equipment.hearers, "app"), self._bus(self._reaping.hearers, "reaper", ITS_OWN))
+            buses = (
+                self._bus(self._equipment.event_handlers, "app"),
+                self._bus(self._reaping.hearers, "reaper", ITS_OWN),
+            )
             for bus in buses:
                 await bus.subscribe()
             # These tasks outlive this call; `stop` awaits them.

@@ -84,10 +84,10 @@ def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
     return Finding(
         "warning",
         "repairs",
-        f"what a sweep found at odds was mended {many} {_among(looked)}; the newest{at}, of job {newest.id} in queue "
+        f"sweeps repaired inconsistent records {many} {_among(looked)}; the newest{at}, of job {newest.id} in queue "
         f"{newest.queue!r}: {newest.found}; {newest.mended}",
-        "unless somebody changed it by hand this is a mistake of Tenure's: report it, with what tenure events "
-        "--kind repaired prints",
+        "unless records were changed by hand, this is a bug in Tenure: report it with the output of tenure events "
+        "--kind repaired",
     )
 
 
@@ -115,15 +115,15 @@ def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
     yield Finding(
         "warning",
         "clock",
-        f"the storage's clock is {_span(abs(apart))} {side} this host's. Leases and delays do not mind, for they are "
-        "durations; an instant that a caller names (run_at, a deadline) comes that much too early or too late",
+        f"the storage's clock is {_span(abs(apart))} {side} this host's. Leases and delays are durations and not "
+        "affected; an instant from a caller (run_at, a deadline) comes that much too early or too late",
         "keep the clocks of both machines in step, such as with chrony or systemd-timesyncd",
     )
 
 
 def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Finding]:
     age = health.reaper.age
-    nobody = "nobody has ever swept" if age is None else f"nobody has swept for {_span(age * SECOND)}"
+    no_sweep = "no process has ever swept" if age is None else f"no process has swept for {_span(age * SECOND)}"
     remedy = "start a worker, or tenure reaper"
     unfinished = sum(queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE))
     if health.reaper.late:
@@ -131,7 +131,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "error",
             "reaper",
-            f"{jobs_are(active)} active and {nobody}: what their workers leave behind, nobody recovers",
+            f"{jobs_are(active)} active and {no_sweep}: jobs of dead workers are not recovered",
             remedy,
         )
     elif age is not None and age <= timing.recovery_bound.total_seconds():
@@ -142,12 +142,12 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
         yield Finding(
             "warning",
             "reaper",
-            f"{nobody}, with {_some(unfinished, 'job')} unfinished and {_some(len(survey.schedules), 'schedule')}: "
-            "nobody recovers, expires or schedules anything",
+            f"{no_sweep}, with {_some(unfinished, 'job')} unfinished and {_some(len(survey.schedules), 'schedule')}: "
+            "nothing is recovered, expired or scheduled",
             remedy,
         )
     else:
-        yield Finding("ok", "reaper", "nobody sweeps, and there is nothing to sweep")
+        yield Finding("ok", "reaper", "no process sweeps, and nothing needs a sweep")
 
 
 def _overdue(evidence: DiagnosisInput, health: Health, timing: Timing) -> Iterator[Finding]:
@@ -161,10 +161,10 @@ def _overdue(evidence: DiagnosisInput, health: Health, timing: Timing) -> Iterat
     yield Finding(
         "error",
         "leases",
-        f"{_jobs(late)} active though the lease ran out long ago, and nobody recovers {_them(late)}",
+        f"{_jobs(late)} active although the lease ran out long ago, and not recovered",
         "start a worker, or tenure reaper"
         if health.reaper.late
-        else "look into the log of the leading reaper: a chore of its sweep fails; if it says nothing, report a bug",
+        else "read the log of the leading reaper: a step of its sweep fails; if it shows no error, report a bug",
     )
 
 
@@ -175,20 +175,20 @@ def _slack(job: JobRecord, timing: Timing) -> int:
 
 def _workers(survey: Survey, health: Health) -> Iterator[Finding]:
     stale = [worker for worker in health.workers if worker.state == "stale"]
-    gone = {worker.id for worker in stale}
-    short = [worker for worker in survey.workers if worker.why and worker.owner.id not in gone]
+    stale_ids = {worker.id for worker in stale}
+    short = [worker for worker in survey.workers if worker.why and worker.owner.id not in stale_ids]
     if not stale and not short:
         alive = sum(worker.state == "alive" for worker in health.workers)
-        hushed = sum(worker.state == "quiet" for worker in health.workers)
-        quiet = f", {hushed} quiet by an operator's order" if hushed else ""
+        quiet_workers = sum(worker.state == "quiet" for worker in health.workers)
+        quiet = f", {quiet_workers} quiet by operator request" if quiet_workers else ""
         yield Finding("ok", "workers", f"{alive} alive{quiet}, none stale")
-    for one in short:
+    for short_worker in short:
         yield Finding(
             "warning",
             "workers",
-            f"worker {one.owner.name!r} claims no more: {one.why}",
-            "its supervisor replaces it; without one, restart it. If it happens again, look for what its handlers do "
-            "not close, or raise the limit (ulimit -n, LimitNOFILE, TasksMax, --max-memory)",
+            f"worker {short_worker.owner.name!r} claims no more jobs: {short_worker.why}",
+            "its supervisor replaces it; without one, restart it. If it happens again, look for resources that "
+            "handlers do not close, or raise the limit (ulimit -n, LimitNOFILE, TasksMax, --max-memory)",
         )
     for worker in stale:
         yield Finding(
@@ -196,8 +196,8 @@ def _workers(survey: Survey, health: Health) -> Iterator[Finding]:
             "workers",
             f"worker {worker.name!r} is stale: last seen {_span(worker.seen_ago * SECOND)} ago, its loop turned "
             f"{_span(worker.turned_ago * SECOND)} ago",
-            "it is dead, frozen or cut off, or a handler holds its event loop; its jobs are recovered, so start "
-            "another one, and look into its log",
+            "it is dead, frozen or cut off, or a handler blocks its event loop; its jobs are recovered, so start "
+            "another one and read its log",
         )
 
 
@@ -210,10 +210,11 @@ def _unstopped(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "exclusive",
-            f"worker {worker.owner.name!r} (pid {worker.owner.pid}) holds {many} whose handler goes on although it was "
-            f"told to stop, and which keeps its exclusive right: of job {_listed(names)}",
-            "end that process, which frees the right; a worker that tenure worker supervises is replaced by itself. "
-            'A handler that cannot be stopped had better be of a task with run="process"',
+            f"worker {worker.owner.name!r} (pid {worker.owner.pid}) holds {many} whose handler continues after a stop "
+            f"request, so the exclusive right stays taken: job {_listed(names)}",
+            "end that process, which frees the right; its supervisor then starts a new one. For a handler that cannot "
+            "be "
+            'stopped use run="process"',
         )
 
 
@@ -227,7 +228,7 @@ def _queues(health: Health) -> Iterator[Finding]:
             "error",
             "queues",
             f"{jobs_wait(queue.waiting)} in queue {name!r}{oldest}, and no live worker serves it",
-            f"start one: tenure worker module:app -q {name}",
+            f"start a worker: tenure worker module:app -q {name}",
         )
 
 
@@ -237,8 +238,8 @@ def _paused(evidence: DiagnosisInput) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "paused",
-                f"{jobs_wait(waiting)} in queue {queue.queue!r}, which somebody has paused",
-                f"let it go on when it may: tenure queues resume {queue.queue}",
+                f"{jobs_wait(waiting)} in queue {queue.queue!r}, which is paused",
+                f"resume it when possible: tenure queues resume {queue.queue}",
             )
     held = Counter(job.parked_under for job in evidence.pending)
     for task in evidence.survey.paused_tasks:
@@ -246,8 +247,8 @@ def _paused(evidence: DiagnosisInput) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "paused",
-                f"{_some(jobs, 'job', evidence)} of task {task!r} held back, which somebody has paused",
-                f"let it go on when it may: tenure queues resume --task {task}",
+                f"{_some(jobs, 'job', evidence)} of task {task!r} held back, which is paused",
+                f"resume it when possible: tenure queues resume --task {task}",
             )
 
 
@@ -260,32 +261,32 @@ def _parked(evidence: DiagnosisInput) -> Iterator[Finding]:
         if job.parked_under is not None and not job.parked_under.startswith((PAUSED, RATE, UNKNOWN))
     )
     now = evidence.survey.now
-    well = True
+    healthy = True
     for (queue, key), jobs in parked.items():
         holder = held.get((queue, key))
         if holder is None:
             # A job that was released but not claimed yet does not hold the key, although the other jobs wait for it.
             if evidence.complete and (queue, key) not in next_in_line:
-                well = False
+                healthy = False
                 yield Finding(
                     "error",
                     "parked",
-                    f"{jobs} jobs in queue {queue!r} wait for a slot under key {key!r}, and no job holds one",
-                    "the next sweep should let them in; if this is found twice in a row while somebody sweeps, report "
-                    "a bug",
+                    f"{jobs} jobs in queue {queue!r} wait for key {key!r}, and no job holds it",
+                    "the next sweep should release them; if doctor reports this twice in a row while a reaper runs, "
+                    "report a bug",
                 )
         elif holder.run_until is None and holder.progress_until is None and _ran(holder, now) > LONG_HELD:
-            well = False
+            healthy = False
             yield Finding(
                 "warning",
                 "parked",
                 f"{_least(jobs, evidence)} jobs in queue {queue!r} wait for key {key!r}, which job {holder.id} of task "
-                f"{holder.task!r} has held for {_span(_ran(holder, now))}; nothing bounds its run",
-                f"see whether it still gets on (tenure jobs show {holder.id}); if not, cancel it (tenure jobs "
-                f"cancel {holder.id}); and give the task a timeout",
+                f"{holder.task!r} has held for {_span(_ran(holder, now))}, and its run has no time limit",
+                f"check its progress (tenure jobs show {holder.id}); if it hangs, cancel it (tenure jobs cancel "
+                f"{holder.id}); give the task a timeout",
             )
-    if well:
-        yield Finding("ok", "parked", "no job waits for a slot that never comes free")
+    if healthy:
+        yield Finding("ok", "parked", "no job waits for a key that is never released")
 
 
 def _ran(job: JobRecord, now: int) -> int:
@@ -294,14 +295,16 @@ def _ran(job: JobRecord, now: int) -> int:
 
 def _no_handler(health: Health) -> Iterator[Finding]:
     for name, queue in health.queues.items():
-        for one in queue.no_handler:
+        for task in queue.no_handler:
             yield Finding(
                 "warning",
                 "no_handler",
-                f"jobs of task {one.task!r} with payload version {one.version} wait in queue {name!r}, one of them for "
-                f"{_span(one.waited * SECOND)}, and no live worker that serves it knows both",
-                "deploy a worker that does; the jobs wait for it and never fail for this. If the task is gone for "
-                f"good, cancel them: tenure jobs list -q {name} --task {one.task}",
+                f"jobs of task {task.task!r} with payload version {task.version} wait in queue {name!r}, one of them "
+                "for "
+                f"{_span(task.waited * SECOND)}, and no live worker that serves it knows both",
+                "deploy a worker that knows them; the jobs wait for it and do not fail. If the task was removed, "
+                "cancel them: "
+                f"tenure jobs list -q {name} --task {task.task}",
             )
 
 
@@ -317,9 +320,9 @@ def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:
         yield Finding(
             "error",
             "schedules",
-            f"{_some(len(late), 'schedule')} due and not fired by anybody, up to {_span(longest)} late: "
+            f"{_some(len(late), 'schedule')} due and not fired, up to {_span(longest)} late: "
             f"{_listed([schedule.name for schedule in late])}",
-            "start a worker or tenure reaper; if one sweeps, look into its log",
+            "start a worker or tenure reaper; if one runs, read its log",
         )
     elif survey.schedules:
         yield Finding("ok", "schedules", f"none of {len(survey.schedules)} is late")
@@ -331,8 +334,8 @@ def _tasks(evidence: DiagnosisInput) -> Iterator[Finding]:
         yield Finding(
             "ok",
             "tasks",
-            "no app was given, so its tasks were not looked at",
-            "to have them looked at: tenure doctor module:app",
+            "no app was given, so no tasks were checked",
+            "to check them: tenure doctor module:app",
         )
         return
     unbounded = sorted(name for name, facts in tasks.items() if not facts.bounded)
@@ -341,7 +344,7 @@ def _tasks(evidence: DiagnosisInput) -> Iterator[Finding]:
             "warning",
             "tasks",
             f"{_some(len(unbounded), 'task')} with neither timeout nor heartbeat_timeout: {_listed(unbounded)}; "
-            "a run of theirs that hangs keeps its slot for ever",
+            "a run that hangs keeps its slot forever",
             'give each a timeout="5m" that fits it, or all of them: Tenure(defaults=TaskOptions(timeout="1h"))',
         )
     else:
@@ -351,23 +354,19 @@ def _tasks(evidence: DiagnosisInput) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "unknown task",
-            f"{_some(jobs, 'job', evidence)} of task {task!r} to run, and the app that was given has no such task",
-            f"if no other app has it either, deploy one that has, or cancel them: see tenure jobs list --task {task}",
+            f"{_some(jobs, 'job', evidence)} of task {task!r} wait, and the given app has no such task",
+            f"deploy an app with that task, or cancel the jobs: see tenure jobs list --task {task}",
         )
 
 
-def _some(count: int, what: str, evidence: DiagnosisInput | None = None) -> str:
+def _some(count: int, noun: str, evidence: DiagnosisInput | None = None) -> str:
     least = count if evidence is None else _least(count, evidence)
-    return f"{least} {what}{'' if count == 1 else 's'}"
+    return f"{least} {noun}{'' if count == 1 else 's'}"
 
 
 def _jobs(jobs: Sequence[JobRecord]) -> str:
     first = f"{jobs[0].id} in queue {jobs[0].queue!r}"
     return f"job {first} is" if len(jobs) == 1 else f"{len(jobs)} jobs, such as {first}, are"
-
-
-def _them(jobs: Sequence[JobRecord]) -> str:
-    return "it" if len(jobs) == 1 else "them"
 
 
 def _least(jobs: int, evidence: DiagnosisInput) -> str:

@@ -33,9 +33,9 @@ def why_again(job: JobRecord, runs: Sequence[RunRecord]) -> str | None:
     parts = [_several(list(same), fate) for fate, same in groupby(runs, _fate)]
     if runs[0].number > 1:
         parts.insert(0, f"the first {runs[0].number - 1} runs are no longer kept")
-    told = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
+    causes = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
     by_hand = "; in between it was redriven by hand" if _redriven(job, runs[-1]) else ""
-    return f"It started {job.starts} times: {told}{by_hand}."
+    return f"It started {job.starts} times: {causes}{by_hand}."
 
 
 def _several(runs: list[RunRecord], fate: str) -> str:

@@ -75,11 +75,11 @@ class Slow:
     async def _long(self, storage: Storage, now: int) -> list[JobRecord]:
         """Return the active jobs whose runs are no longer short, the longest first."""
         found: list[JobRecord] = []
-        looked, after = 0, None
-        while looked < MOST:
+        count, after = 0, None
+        while count < MOST:
             page = await storage.find(Query(states=(State.ACTIVE,), limit=PAGE, after=after))
             found += [job for job in page.jobs if job.started is not None and now - job.started >= SHORT]
-            looked, after = looked + len(page.jobs), page.next
+            count, after = count + len(page.jobs), page.next
             if after is None:
                 break
         return sorted(found, key=lambda job: (job.started or 0, job.id))
@@ -91,8 +91,8 @@ class Slow:
             if line in self._usual and now - self._usual[line][0] < LASTS:
                 continue
             task, queue = line
-            asked = Query(queues=(queue,), states=(State.COMPLETED,), tasks=(task,), limit=SAMPLE)
-            done = (await storage.find(asked)).jobs
+            query = Query(queues=(queue,), states=(State.COMPLETED,), tasks=(task,), limit=SAMPLE)
+            done = (await storage.find(query)).jobs
             lengths = [
                 job.finished - job.started for job in done if job.started is not None and job.finished is not None
             ]

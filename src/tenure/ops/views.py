@@ -386,7 +386,7 @@ class RevisedView(Struct, frozen=True, kw_only=True):
 
 def job_view(job: JobRecord, decode: Decode) -> JobView:
     """Return the view of a job."""
-    return JobView(**_told(job, decode))
+    return JobView(**_job_fields(job, decode))
 
 
 def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
@@ -425,7 +425,7 @@ def tick_view(tick: datetime, schedule: Schedule) -> TickView:
 def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> DetailView:
     """Return the view of a job with its history."""
     return DetailView(
-        **_told(detail.job, decode),
+        **_job_fields(detail.job, decode),
         why=why,
         runs=[_run(run) for run in detail.runs],
         log=[
@@ -460,7 +460,7 @@ def queue_view(queue: QueueSurvey) -> QueueView:
 
 def rate_view(rate: RateKey | None) -> RateView | None:
     """Return the view of a rate."""
-    # An interval of 0 means that there is no limit.
+    # An interval of 0 means no limit.
     return None if rate is None or not rate.interval else RateView(every=rate.interval / SECOND, burst=rate.burst)
 
 
@@ -543,17 +543,17 @@ def dead_groups_view(found: DeadGroups) -> DeadGroupsView:
     return DeadGroupsView(
         groups=[
             DeadGroupView(
-                fault=one.fingerprint,
-                task=one.task,
-                reason=one.reason,
-                error=one.error,
-                message=one.message,
-                count=one.count,
-                first=one.first,
-                last=one.last,
-                newest=_refs(one.newest),
+                fault=group.fingerprint,
+                task=group.task,
+                reason=group.reason,
+                error=group.error,
+                message=group.message,
+                count=group.count,
+                first=group.first,
+                last=group.last,
+                newest=_refs(group.newest),
             )
-            for one in found.groups
+            for group in found.groups
         ],
         total=found.total,
         others=found.others,
@@ -619,7 +619,7 @@ def value_text(value: Any) -> str:
     return msgspec.json.encode(value, enc_hook=repr).decode()
 
 
-def _told(job: JobRecord, decode: Decode) -> dict[str, Any]:
+def _job_fields(job: JobRecord, decode: Decode) -> dict[str, Any]:
     return {
         "queue": job.queue,
         "id": job.id,

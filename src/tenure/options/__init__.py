@@ -10,8 +10,8 @@ from tenure.options.merges import Collect, Debounce, Throttle, Unique
 from tenure.options.merging import overlay
 from tenure.options.rate import Rate
 from tenure.options.retry import Retry
-from tenure.options.stall import Stall, stalling
-from tenure.options.tasks import CallOptions, OnUnreachable, TaskOptions, TaskSettings, ranked
+from tenure.options.stall import Stall, valid_stall
+from tenure.options.tasks import CallOptions, OnUnreachable, TaskOptions, TaskSettings, valid_priority
 from tenure.options.timing import LeaderElection, Timing
 
 __all__ = [
@@ -35,6 +35,6 @@ __all__ = [
     "Timing",
     "Unique",
     "overlay",
-    "ranked",
-    "stalling",
+    "valid_priority",
+    "valid_stall",
 ]

@@ -28,13 +28,11 @@ def own_key(name: object, *, field: str = CONCURRENCY) -> str:
     key = named(name, field=field)
     # Jobs are parked under concurrency keys and under the reserved names. Only these two kinds can collide.
     if field == CONCURRENCY and key.startswith(_RESERVED):
-        raise UsageError(
-            f"{field} = {shown(key)} begins with a word that is taken ({', '.join(_RESERVED)}); choose another"
-        )
+        raise UsageError(f"{field} = {shown(key)} begins with a reserved word ({', '.join(_RESERVED)}); choose another")
     return key
 
 
-def templated(given: object, *, field: str) -> KeyTemplate:
+def key_template(given: object, *, field: str) -> KeyTemplate:
     """Return the template or function, checked as far as that is possible without the task.
 
     Raises:
@@ -49,7 +47,7 @@ def templated(given: object, *, field: str) -> KeyTemplate:
     raise UsageError(f'{field} = {shown(given)} must be a template such as "account:{{account_id}}" or a function')
 
 
-def outright(given: object, *, field: str) -> KeyTemplate:
+def literal_key(given: object, *, field: str) -> KeyTemplate:
     """Return a function that gives this literal key to every call; braces in it have no special meaning.
 
     Raises:
@@ -68,7 +66,7 @@ class Arguments:
         self.named = named
 
 
-class Keying:
+class KeyReader:
     """Makes the key of one option from a call's arguments. `field` is the option's name, for error messages.
 
     Raises:
@@ -81,7 +79,7 @@ class Keying:
         self._given = given
         self._field = field
         if isinstance(given, str):
-            _fillable(given, tuple(parameters), field=field, task=task, collects=collects)
+            _check_fields(given, tuple(parameters), field=field, task=task, collects=collects)
 
     def key(self, call: Arguments) -> str | None:
         """Return the key of a call, or None if it has no key.
@@ -89,11 +87,11 @@ class Keying:
         Raises:
             UsageError: the template or the function fails on these arguments, or makes an invalid key.
         """
-        made = made_of(self._given, call, field=self._field)
-        return None if made is None else own_key(made, field=self._field)
+        key = evaluate(self._given, call, field=self._field)
+        return None if key is None else own_key(key, field=self._field)
 
 
-def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
+def evaluate(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
     """Apply a template or a function to a call's arguments and return the result.
 
     Raises:
@@ -102,21 +100,21 @@ def made_of(given: str | Callable[..., Any], call: Arguments, *, field: str) -> 
     try:
         return given.format(**call.named()) if isinstance(given, str) else given(*call.args, **call.kwargs)
     except Exception as error:
-        told = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
-        raise UsageError(f"{field} {told!r} fails on these arguments: {shown(error)}; mend it") from error
+        template = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+        raise UsageError(f"{field} {template!r} fails on these arguments: {shown(error)}; fix it") from error
 
 
-def _fillable(given: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
+def _check_fields(given: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
     try:
-        asked = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
+        names = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
         sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
     except ValueError as error:
-        raise UsageError(f"{field} = {shown(given)} of task {task!r} is no template: {error}") from None
+        raise UsageError(f"{field} = {shown(given)} of task {task!r} is not a template: {error}") from None
     if sizes:
         raise UsageError(
-            f"{field} = {shown(given)} of task {task!r} lets an argument say how to format; write that out"
+            f"{field} = {shown(given)} of task {task!r} takes a format from an argument; write the format out"
         )
-    for name in asked:
+    for name in names:
         first = name.split(".")[0].split("[")[0]
         if first not in known and collects:
             # A common mistake: the template names the handler's own parameter.

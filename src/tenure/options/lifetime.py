@@ -130,7 +130,7 @@ class Retention:
         )
 
 
-def living(ttl: object, *, field: str = "ttl") -> TTL:
+def valid_ttl(ttl: object, *, field: str = "ttl") -> TTL:
     """Return a TTL; a bare duration becomes a TTL with this `max`.
 
     Raises:

@@ -8,7 +8,7 @@ from tenure.core.check import of_kind, one_of, shown, whole
 from tenure.core.duration import Duration, duration, duration_text, micros
 from tenure.core.job import UniqueScope
 from tenure.errors import UsageError
-from tenure.options.keys import KeyTemplate, outright, templated
+from tenure.options.keys import KeyTemplate, key_template, literal_key
 from tenure.options.merging import NestedOptions, fill
 
 OnLimit = Literal["raise", "skip"]
@@ -38,7 +38,7 @@ class Unique(NestedOptions):
         """
         fill(
             self,
-            key=None if key is None else _no_scope(templated(key, field="unique")),
+            key=None if key is None else _no_scope(key_template(key, field="unique")),
             scope=None if scope is None else _scope(scope),
         )
 
@@ -140,7 +140,7 @@ class Collect:
         )
 
 
-def uniquely(given: object, *, literal: bool = False) -> Unique | Literal[False]:
+def valid_unique(given: object, *, literal: bool = False) -> Unique | Literal[False]:
     """Return unique options. True and a bare key become a `Unique`; False means that jobs are not unique.
 
     `literal`: the value is the key itself, not a template.
@@ -154,13 +154,13 @@ def uniquely(given: object, *, literal: bool = False) -> Unique | Literal[False]
         case Unique(key=None):
             return given
         case Unique():
-            return Unique(outright(given.key, field="unique"), given.scope) if literal else given
+            return Unique(literal_key(given.key, field="unique"), given.scope) if literal else given
         case _:
-            key = _no_scope(templated(given, field="unique"))
-            return Unique(outright(given, field="unique") if literal else key)
+            key = _no_scope(key_template(given, field="unique"))
+            return Unique(literal_key(given, field="unique") if literal else key)
 
 
-def debounced(given: object) -> Debounce:
+def valid_debounce(given: object) -> Debounce:
     """Return the debounce options.
 
     Raises:
@@ -169,7 +169,7 @@ def debounced(given: object) -> Debounce:
     return of_kind(given, Debounce, field="debounce", remedy='write debounce=Debounce("{user}", delay="5s")')
 
 
-def throttled(given: object) -> Throttle:
+def valid_throttle(given: object) -> Throttle:
     """Return the throttle options.
 
     Raises:
@@ -178,7 +178,7 @@ def throttled(given: object) -> Throttle:
     return of_kind(given, Throttle, field="throttle", remedy='write throttle=Throttle("{user}", max=10, window="1m")')
 
 
-def collected(given: object) -> Collect:
+def valid_collect(given: object) -> Collect:
     """Return the collect options.
 
     Raises:
@@ -188,7 +188,7 @@ def collected(given: object) -> Collect:
 
 
 def _key(given: KeyTemplate | None, field: str) -> KeyTemplate | None:
-    return None if given is None else templated(given, field=field)
+    return None if given is None else key_template(given, field=field)
 
 
 def _no_scope(key: KeyTemplate) -> KeyTemplate:
@@ -216,7 +216,6 @@ def _waits(delay: Duration, max_wait: Duration | None, *, of: str) -> dict[str, 
     if last is not None and last < first:
         raise UsageError(
             f"{of}.max_wait = {duration_text(micros(last))} is under its delay of {duration_text(micros(first))}, "
-            "which would then "
-            "never count; give a longer one"
+            "which would then have no effect; give a longer one"
         )
     return {"delay": first, "max_wait": last}

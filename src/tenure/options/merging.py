@@ -25,9 +25,9 @@ def overlay(above: Merged, below: Merged) -> Merged:
         else:
             merged[spec.name] = lower if upper is None else upper
     # Skip __init__, which only checks: all values are valid already.
-    made = object.__new__(type(above))
-    fill(made, **merged)
-    return made
+    result = object.__new__(type(above))
+    fill(result, **merged)
+    return result
 
 
 def fill(made: object, **values: Any) -> None:

@@ -9,7 +9,7 @@ from tenure.core.check import several, shown, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import FOREVER, RateKey
 from tenure.errors import UsageError
-from tenure.options.keys import KeyTemplate, templated
+from tenure.options.keys import KeyTemplate, key_template
 from tenure.options.merging import fill
 
 _TEXT = re.compile(r"(\d{1,9})/(\d+(?:\.\d+)?)?(ms|s|m|h|d)")
@@ -49,7 +49,7 @@ class Rate:
             self,
             max=whole(max, field="Rate.max", least=1, meaning="to let none start, pause the task or its queue instead"),
             per=duration(per, field="Rate.per"),
-            key=None if key is None else templated(key, field="rate"),
+            key=None if key is None else key_template(key, field="rate"),
             burst=whole(burst, field="Rate.burst", least=1),
         )
         if self.interval * burst > FOREVER:
@@ -69,7 +69,7 @@ Rates = str | Rate | Sequence[str | Rate]
 """One rate, such as "10/s", or several that all apply."""
 
 
-def rating(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
+def valid_rate(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
     """Return a rate; a string such as "10/s" becomes one. `remedy` is the advice in the error message.
 
     Raises:
@@ -81,10 +81,10 @@ def rating(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate
         case str() if read := _TEXT.fullmatch(given.strip()):
             return Rate(int(read[1]), f"{read[2] or 1}{read[3]}")
         case _:
-            raise UsageError(f"{field} = {shown(given)} is no rate; {remedy}")
+            raise UsageError(f"{field} = {shown(given)} is not a rate; {remedy}")
 
 
-def ratings(given: object) -> tuple[Rate, ...]:
+def valid_rates(given: object) -> tuple[Rate, ...]:
     """Return one rate or several, the fastest first.
 
     Raises:
@@ -92,10 +92,10 @@ def ratings(given: object) -> tuple[Rate, ...]:
     """
     listed = not isinstance(given, str) and hasattr(given, "__iter__")
     each = several(given, field="rate") if listed else (given,)
-    rates = sorted(map(rating, each), key=lambda rate: rate.interval)
-    for place, rate in enumerate(rates):
-        if any((rate.key, rate.interval) == (other.key, other.interval) for other in rates[:place]):
-            raise UsageError(f"rate = {shown(given)} says the same twice; leave one of them out")
+    rates = sorted(map(valid_rate, each), key=lambda rate: rate.interval)
+    for index, rate in enumerate(rates):
+        if any((rate.key, rate.interval) == (other.key, other.interval) for other in rates[:index]):
+            raise UsageError(f"rate = {shown(given)} has two rates with the same period and key; leave one out")
     if not rates:
         raise UsageError(f"rate = {shown(given)} has none in it; leave it out, or {_REMEDY}")
     return tuple(rates)
@@ -109,7 +109,7 @@ def rate_key(given: object, name: str) -> RateKey:
     """
     if given is None:
         return RateKey(name, 0)
-    rate = rating(given)
+    rate = valid_rate(given)
     if rate.key is not None:
         raise UsageError(f"rate = {shown(given)} has a key, and what is set here holds for all its jobs; leave it out")
     return rate.named(name)

@@ -63,14 +63,14 @@ class Retry(NestedOptions):
 
     def rule(self) -> Backoff:
         """Return the part of the policy that a job stores."""
-        given = {
+        values = {
             "max_attempts": self.max_attempts,
             "kind": self.backoff,
             "base": None if self.base is None else micros(self.base),
             "cap": None if self.cap is None else micros(self.cap),
             "jitter": self.jitter,
         }
-        return Backoff(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return Backoff(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]
 
     def final(self, error: BaseException) -> bool:
         """Return True if this exception must not be retried."""
@@ -96,11 +96,11 @@ def _exceptions(given: object, *, field: str) -> tuple[type[BaseException], ...]
     if given is None:
         return None
     classes: list[type[BaseException]] = []
-    for one in (given,) if isinstance(given, type | str) else several(given, field=field):
-        told = shown(one)
-        if not (isinstance(one, type) and issubclass(one, BaseException)):
+    for item in (given,) if isinstance(given, type | str) else several(given, field=field):
+        text = shown(item)
+        if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise UsageError(
-                f"{field} has {told}, which is no exception class; give classes, such as (ValueError, OSError)"
+                f"{field} has {text}, which is not an exception class; give classes, such as (ValueError, OSError)"
             )
-        classes.append(one)
+        classes.append(item)
     return tuple(classes)

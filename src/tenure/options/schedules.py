@@ -38,7 +38,7 @@ MissedTicks = Missed | All
 """What to do with missed ticks: "skip", "latest", "all" or All(max=36)."""
 
 
-def catching_up(given: object) -> tuple[Missed, int | None]:
+def missed_policy(given: object) -> tuple[Missed, int | None]:
     """Return the policy for missed ticks, and the largest number of ticks that it makes up for (None: no limit).
 
     Raises:
@@ -53,7 +53,7 @@ def catching_up(given: object) -> tuple[Missed, int | None]:
     raise UsageError(f'missed = {shown(given)} is unknown; use one of "skip", "latest", "all", All(max=36)')
 
 
-def graceful(given: Duration) -> int:
+def grace_micros(given: Duration) -> int:
     """Return how late a tick may be before it counts as missed, in microseconds.
 
     Raises:
@@ -62,7 +62,7 @@ def graceful(given: Duration) -> int:
     length = micros(duration(given, field="grace"))
     if length < SECOND:
         raise UsageError(
-            f"grace = {shown(given)} is less than a second: ticks would be missed while all is well; give more"
+            f"grace = {shown(given)} is less than a second: ticks would be missed in normal operation; give more"
         )
     return length
 
@@ -72,7 +72,7 @@ def grace_of(timing: Timing) -> timedelta:
     return max(timedelta(microseconds=GRACE), timing.leader_ttl + 2 * timing.sweep)
 
 
-def overlapping(given: object) -> Overlap:
+def valid_overlap(given: object) -> Overlap:
     """Return the policy for a tick that comes while a job of an earlier tick is unfinished.
 
     Raises:

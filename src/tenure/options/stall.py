@@ -89,7 +89,7 @@ class Stall(NestedOptions):
 _SETTABLE = ("lease", "max_stalls", "start_grace", "renewed")
 
 
-def stalling(stall: object) -> Stall:
+def valid_stall(stall: object) -> Stall:
     """Return the stall options.
 
     Raises:

@@ -10,14 +10,14 @@ from tenure.core.duration import Duration, duration
 from tenure.core.job import OnWorkerLost
 from tenure.core.order import FAIR_WEIGHT
 from tenure.errors import UsageError
-from tenure.handlers.middleware import Middleware, layers
-from tenure.options.keys import KeyTemplate, templated
-from tenure.options.lifetime import TTL, AutoRedrive, living
-from tenure.options.merges import Debounce, Throttle, Unique, debounced, throttled, uniquely
+from tenure.handlers.middleware import Middleware, valid_middlewares
+from tenure.options.keys import KeyTemplate, key_template
+from tenure.options.lifetime import TTL, AutoRedrive, valid_ttl
+from tenure.options.merges import Debounce, Throttle, Unique, valid_debounce, valid_throttle, valid_unique
 from tenure.options.merging import Layer, fill, overlay
-from tenure.options.rate import Rate, Rates, ratings
+from tenure.options.rate import Rate, Rates, valid_rates
 from tenure.options.retry import Retry
-from tenure.options.stall import Stall, stalling
+from tenure.options.stall import Stall, valid_stall
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -134,35 +134,35 @@ class TaskOptions(Layer):
             retry=None
             if retry is None
             else of_kind(retry, Retry, field="retry", remedy="write retry=Retry(max_attempts=5)"),
-            stall=None if stall is None else stalling(stall),
+            stall=None if stall is None else valid_stall(stall),
             timeout=None if timeout is None else duration(timeout, field="timeout"),
             heartbeat_timeout=(
                 None if heartbeat_timeout is None else duration(heartbeat_timeout, field="heartbeat_timeout")
             ),
             on_worker_lost=one_of(on_worker_lost, get_args(OnWorkerLost), field="on_worker_lost"),
             on_unreachable=one_of(on_unreachable, get_args(OnUnreachable), field="on_unreachable"),
-            priority=None if priority is None else ranked(priority),
+            priority=None if priority is None else valid_priority(priority),
             strict=flag(strict, field="strict"),
-            ttl=None if ttl is None else living(ttl),
+            ttl=None if ttl is None else valid_ttl(ttl),
             singleton=flag(singleton, field="singleton"),
-            concurrency_key=_or_undone(concurrency_key, lambda given: templated(given, field="concurrency_key")),
-            concurrency_limit=None if concurrency_limit is None else limited(concurrency_limit),
+            concurrency_key=_unless_false(concurrency_key, lambda given: key_template(given, field="concurrency_key")),
+            concurrency_limit=None if concurrency_limit is None else valid_concurrency_limit(concurrency_limit),
             result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
             auto_redrive=None
             if auto_redrive is None
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
-            middleware=None if middleware is None else layers(middleware),
+            middleware=None if middleware is None else valid_middlewares(middleware),
             lifo=flag(lifo, field="lifo"),
-            fair_key=_or_undone(fair_key, lambda given: templated(given, field="fair_key")),
+            fair_key=_unless_false(fair_key, lambda given: key_template(given, field="fair_key")),
             fair_weight=None if fair_weight is None else _weighing(fair_weight),
-            rate=_or_undone(rate, ratings),
-            unique=None if unique is None else uniquely(unique),
+            rate=_unless_false(rate, valid_rates),
+            unique=None if unique is None else valid_unique(unique),
             throw_on_duplicate=flag(throw_on_duplicate, field="throw_on_duplicate"),
-            debounce=_or_undone(debounce, debounced),
-            throttle=_or_undone(throttle, throttled),
+            debounce=_unless_false(debounce, valid_debounce),
+            throttle=_unless_false(throttle, valid_throttle),
             run=one_of(run, get_args(RunIn), field="run"),
         )
-        agreeing(self)
+        check_conflicts(self)
 
     def over(self, below: "TaskOptions") -> "TaskOptions":
         """Return these options merged over `below`, field by field."""
@@ -230,7 +230,7 @@ class CallOptions(TypedDict, total=False):
     throw_on_duplicate: bool
 
 
-def ranked(priority: object) -> int:
+def valid_priority(priority: object) -> int:
     """Return the priority.
 
     Raises:
@@ -239,7 +239,7 @@ def ranked(priority: object) -> int:
     return whole(priority, field="priority", least=-PRIORITY_RANGE, most=PRIORITY_RANGE)
 
 
-def limited(limit: object) -> int:
+def valid_concurrency_limit(limit: object) -> int:
     """Return the number of active jobs that may share a key.
 
     Raises:
@@ -250,7 +250,7 @@ def limited(limit: object) -> int:
     )
 
 
-def weighed(weight: object) -> int:
+def valid_fair_weight(weight: object) -> int:
     """Return the weight of a tenant.
 
     Raises:
@@ -259,53 +259,53 @@ def weighed(weight: object) -> int:
     return whole(weight, field="fair_weight", least=1, most=FAIR_WEIGHT)
 
 
-def agreeing(options: TaskOptions, *, collects: bool = False) -> None:
+def check_conflicts(options: TaskOptions, *, collects: bool = False) -> None:
     """Check that no two options contradict each other, set in one place or merged from several.
 
     Raises:
         UsageError: two options contradict each other.
     """
     merges = {"unique": bool(options.unique), "debounce": bool(options.debounce), "collect": collects}
-    given = [name for name, there in merges.items() if there]
-    if len(given) > 1:
+    names = [name for name, is_set in merges.items() if is_set]
+    if len(names) > 1:
         raise UsageError(
-            f"{given[0]} and {given[1]} contradict each other: each says otherwise what becomes of a call whose key is "
-            f"held; give one of them, or undo what is set below by {given[0]}=False"
+            f"{names[0]} and {names[1]} contradict each other: each handles a call whose key is held in its own way; "
+            f"give one of them, or switch the inherited one off with {names[0]}=False"
         )
-    if given and given != ["unique"]:
+    if names and names != ["unique"]:
         if options.throttle:
             raise UsageError(
-                f"throttle and {given[0]} contradict each other: the calls of a key make one job; give one, "
-                "or undo what is set below by throttle=False"
+                f"throttle and {names[0]} contradict each other: the calls of a key make one job; give one, or switch "
+                "the inherited one off with throttle=False"
             )
         if options.throw_on_duplicate:
             raise UsageError(
-                f"throw_on_duplicate and {given[0]} contradict each other: a call whose key is held is taken in, and "
-                "no duplicate; leave it out, or undo what is set below by throw_on_duplicate=False"
+                f"throw_on_duplicate and {names[0]} contradict each other: a call whose key is held is merged and not "
+                "a duplicate; leave it out, or switch the inherited one off with throw_on_duplicate=False"
             )
     if options.lifo and options.fair_key:
         raise UsageError(
             "lifo and fair_key contradict each other: tenants that take turns have an order of their own; give one, "
-            "or undo what is set below by lifo=False or fair_key=False"
+            "or switch the inherited one off with lifo=False or fair_key=False"
         )
     if options.lifo and options.strict:
         raise UsageError(
-            "lifo and strict contradict each other: what is lifo goes before all that is not, whatever its priority; "
-            "give one, or undo what is set below by lifo=False or strict=False"
+            "lifo and strict contradict each other: a lifo job starts before all other jobs, at any priority; give "
+            "one, or switch the inherited one off with lifo=False or strict=False"
         )
 
 
-def tenanted(settings: TaskOptions, *, given: bool) -> None:
+def check_fair_weight(settings: TaskOptions, *, given: bool) -> None:
     """Check that a `fair_weight` comes with a `fair_key`.
 
     Raises:
         UsageError: a weight is given without a key.
     """
     if given and not settings.fair_key:
-        raise UsageError('fair_weight is that of a fair_key, and there is none; give one, fair_key="tenant:{tenant}"')
+        raise UsageError('fair_weight needs a fair_key; give one, fair_key="tenant:{tenant}"')
 
 
-def _or_undone(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+def _unless_false(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
     """Return the checked option. None means "not set here"; False removes a value that is set below."""
     if given is None:
         return None
@@ -314,7 +314,7 @@ def _or_undone(given: Given, read: Callable[[Given], Made]) -> Made | Literal[Fa
 
 def _weighing(weight: object) -> FairWeight:
     if isinstance(weight, int):
-        return weighed(weight)
+        return valid_fair_weight(weight)
     if not callable(weight):
         raise UsageError(f"fair_weight = {shown(weight)} must be a whole number from 1 to 1000, or a function")
     return cast(FairWeight, weight)

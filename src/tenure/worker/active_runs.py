@@ -12,7 +12,7 @@ from tenure.clock import SECOND
 from tenure.core.job import Ref
 from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
-from tenure.handlers.context import JobContext, Said, Signs
+from tenure.handlers.context import JobContext, ProgressReports, Report
 from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
 from tenure.worker.blocked_loop import spared
@@ -128,9 +128,9 @@ class ActiveRun:
     unknown: UnknownReason | None = None
     """Why this worker cannot run it, if it cannot."""
 
-    def __init__(self, lease: Lease, signs: Signs | None = None) -> None:
+    def __init__(self, lease: Lease, signs: ProgressReports | None = None) -> None:
         self.lease = lease
-        self.signs = Signs() if signs is None else signs
+        self.signs = ProgressReports() if signs is None else signs
         job = lease.job
         self.key: RunKey = Ref(job.queue, job.id), job.fence
         """Identifies the run: the job and its fence."""
@@ -296,7 +296,7 @@ class ActiveRun:
 class PendingRenewal:
     """One renewal that is being sent. If it fails, `unsent` takes back its content."""
 
-    def __init__(self, held: ActiveRun, said: Said, now: float, trace: str | None, turns: LoopMonitor | None) -> None:
+    def __init__(self, held: ActiveRun, said: Report, now: float, trace: str | None, turns: LoopMonitor | None) -> None:
         signed_at, progress, log = said
         # Count from the latest sign: whether it arrives is unknown until the answer.
         ran, self._silent = held.spared(now, max(held.signed_at, held.signs.last), turns)

@@ -100,7 +100,7 @@ class Lifespan:
         made = lived()
         if not hasattr(made, "__aenter__"):
             raise UsageError(
-                f"lifespan gave {shown(made)}, which is no async context manager; decorate the function with "
+                f"lifespan gave {shown(made)}, which is not an async context manager; decorate the function with "
                 "contextlib.asynccontextmanager"
             )
         async with made as state:

@@ -36,7 +36,7 @@ from tenure.handlers.context import JobContext, entered
 from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
-from tenure.handlers.middleware import Middleware, Onion, RunCall, onion
+from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread
 from tenure.worker.abandoned import LINGER, Abandoned
 from tenure.worker.active_runs import SILENT, ActiveRun, StopReason
@@ -88,7 +88,7 @@ class Runner:
         self._abandoned = abandoned
         self._no_thread, self._threadless = no_thread, False
         self._short = short
-        self._onions: dict[str, Onion | None] = {}
+        self._onions: dict[str, WrappedHandler | None] = {}
         self._left: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain, abandoned=abandoned)
 
@@ -174,7 +174,7 @@ class Runner:
     ) -> Awaitable[Any]:
         """Return an awaitable that calls the handler, through the middleware if there is any."""
         if task.name not in self._onions:
-            self._onions[task.name] = onion((*self._middleware, *task.middleware))
+            self._onions[task.name] = wrap((*self._middleware, *task.middleware))
         around = self._onions[task.name]
         if around is None:
             return self._handed_over(task, args, kwargs, held)

@@ -133,7 +133,7 @@ class Worker:
         self._drained = 0.0
         """Loop time at which the drain is over at the latest."""
 
-        self._side = equipment.side("tenure-keeper")
+        self._side = equipment.background_loop("tenure-keeper")
         self._threads = ThreadPool("tenure-handler")
         self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
         self._abandoned = Abandoned(self._crowded)
@@ -144,7 +144,7 @@ class Worker:
             equipment.clock,
             equipment.logger,
             middleware=equipment.middleware,
-            replaced=equipment.replaced,
+            replaced=equipment.overrides,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
             no_thread=self._out_of_threads,
@@ -162,10 +162,10 @@ class Worker:
         self._descriptors = Descriptors(equipment.clock, self._worn_out)
         self._turns = LoopMonitor(slate)
         self._known = KnownTasks(equipment.tasks)
-        tally = WorkerMetrics(equipment.figures)
+        tally = WorkerMetrics(equipment.metrics)
         self._bus = EventBus(
             equipment.storage,
-            equipment.hearers,
+            equipment.event_handlers,
             reader=f"app:{equipment.app}",
             caller=self.owner.id,
             rng=equipment.rng,
@@ -274,7 +274,7 @@ class Worker:
             return
         not_while_loading()
         # Includes tasks that were defined after the worker was created.
-        self._equipment.complete()
+        self._equipment.check_migrations()
         self._slots.find()
         self._state = "starting"
         try:
@@ -378,7 +378,7 @@ class Worker:
             dead=blocked(self._turns.blocked(now), self._equipment.timing.max_block.total_seconds()),
             stopping=self.stopping,
             lag=self._turns.recent(now),
-            figures=self._equipment.figures.totals(),
+            figures=self._equipment.metrics.totals(),
         )
 
     @property

@@ -728,7 +728,7 @@ class StorageMachine(RuleBasedStateMachine):
         return self._loop.run_until_complete(call)
 
     def _same(self, expected: T, call: Coroutine[Any, Any, T]) -> T:
-        self.model.knocked.clear()
+        self.model.notified.clear()
         answer = self._run(call)
         assert answer == expected
         return expected

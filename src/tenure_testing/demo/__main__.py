@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from tenure.cli.exits import FAILURE, OK, told  # allow word: the name of a function
+from tenure.cli.exits import FAILURE, OK, report_error
 from tenure.cli.render import as_json, console, on_terminal
 from tenure.cli.session import CommandSession, storage
 from tenure_testing.demo.output import Lively, PlainOutput, Show, Silent
@@ -27,11 +27,11 @@ from tenure_testing.demo.run import MOST_JOBS, DemoPlan, conduct
 def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool, keep: bool) -> int:
     """Run real work, kill its workers, and audit that nothing was lost.
 
-    One job for each file of this Python's library and packages, run by three worker processes on a SQLite file of its
-    own (or --url, a storage that nobody else works on). A handler holds the interpreter of one beyond its lease. Busy
-    workers are killed, the leader first and at last one whose handler hangs, and one is paused until its jobs have been
-    taken from it. Then every answer is computed again and the queue's history is held against
-    what the handlers wrote down themselves. Exits with 0 only if all of it holds.
+    The demo runs one job for each file of this Python's library and packages, in three worker processes on a SQLite
+    file of its own (or --url, an otherwise unused storage). A handler blocks the interpreter of one worker beyond its
+    lease. Busy workers are killed: first the leader, and last one whose handler hangs. One worker is paused until its
+    jobs are taken from it. Then every result is computed again, and the queue's history is compared with what the
+    handlers wrote down themselves. Exits with 0 only if all of it matches.
     """
     plan = DemoPlan(url=session.url, jobs=jobs, kills=kills, seed=seed, keep=keep)
     with _shown(session, plain=plain) as show:
@@ -98,7 +98,7 @@ def main() -> NoReturn:
     try:
         code: object = demo.main(prog_name="tenure_testing.demo", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        code = told(error)  # allow word: the name of a function
+        code = report_error(error)
     sys.exit(code if isinstance(code, int) else OK)
 
 

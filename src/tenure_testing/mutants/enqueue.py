@@ -21,8 +21,8 @@ from tenure_testing.mutants.registry import mutant
 class UniqueFreedWhileRetrying(Model):
     """A job that waits for its next attempt does not hold its unique key."""
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        there = super()._come_to(new, now)
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
+        there = super()._merge_target(new, now)
         if there is not None and isinstance(new.merge, UniqueKey) and there in self._jobs:
             job = self._jobs[there]
             return None if job.state is State.DELAYED and job.failures else there
@@ -33,8 +33,8 @@ class UniqueFreedWhileRetrying(Model):
 class UniqueKeyLeaked(Model):
     """A job that is over goes on to hold its unique key."""
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        there = super()._come_to(new, now)
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
+        there = super()._merge_target(new, now)
         if there is None and isinstance(new.merge, UniqueKey) and new.merge.window is None:
             there = _sharing(self, new, lambda job: job.state in TERMINAL)
         return there
@@ -63,8 +63,8 @@ class UniqueFreedAtTheEnd(Model):
 class QueuedKeyHeldByTheActive(Model):
     """A key of the scope queued is not freed by the claim."""
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        there = super()._come_to(new, now)
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
+        there = super()._merge_target(new, now)
         if there is None and isinstance(new.merge, UniqueKey) and new.merge.scope == "queued":
             there = _sharing(self, new, lambda job: job.state is State.ACTIVE)
         return there
@@ -82,11 +82,11 @@ class RedriveOfTheSecond(Model):
 class ExpiredUnderItsRun(Model):
     """A call that comes to a running job finds it too old to start, and expires it."""
 
-    def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
-        there = self._shelf.come_to(queue, key)
+    def _key_holder(self, queue: str, key: MergeKey, now: int) -> Ref | None:
+        there = self._indexes.merge_target(queue, key)
         if there is not None and there.state is State.ACTIVE and is_expired(there, now):
             self._expire(there, now)
-        return super()._living(queue, key, now)
+        return super()._key_holder(queue, key, now)
 
 
 # ── debounce and collect ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -96,9 +96,9 @@ class ExpiredUnderItsRun(Model):
 class DebounceForgetsTheCall(Model):
     """A call that took the place of another is not remembered: when it comes again it makes a job of its own."""
 
-    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
-        super()._take_the_place(new, old, key, now, offset)
-        del self._taken_in[new.ref]
+    def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        super()._replace_call(new, old, key, now, offset)
+        del self._merged_into[new.ref]
         self._calls[old.ref].remove(new.ref)
 
 
@@ -106,32 +106,32 @@ class DebounceForgetsTheCall(Model):
 class DebounceKeepsTheFirst(Model):
     """A later call puts a debounced job off, and does not bring its arguments along."""
 
-    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
-        super()._take_the_place(structs.replace(new, payload=old.payload), old, key, now, offset)
+    def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        super()._replace_call(structs.replace(new, payload=old.payload), old, key, now, offset)
 
 
 @mutant("merging")
 class DebounceForEver(Model):
     """A debounced job is put off again and again, whatever its longest wait."""
 
-    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
-        super()._take_the_place(new, old, structs.replace(key, max_wait=None), now, offset)
+    def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        super()._replace_call(new, old, structs.replace(key, max_wait=None), now, offset)
 
 
 @mutant("merging")
 class DebounceFromTheFirst(Model):
     """A debounced job runs so long after its first call, not after its last."""
 
-    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
-        super()._take_the_place(new, old, structs.replace(key, max_wait=key.delay), now, offset)
+    def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+        super()._replace_call(new, old, structs.replace(key, max_wait=key.delay), now, offset)
 
 
 @mutant("merging")
 class CollectDropsTheLast(Model):
     """The call that makes a batch full is acknowledged, and not in it."""
 
-    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
-        calls = super()._gather(new, into, key, now, offset)
+    def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+        calls = super()._collect(new, into, key, now, offset)
         if calls == key.max_size:
             self._gathered[into.ref].pop()
         return calls
@@ -141,16 +141,16 @@ class CollectDropsTheLast(Model):
 class CollectIntoTheStarted(Model):
     """A batch that has started takes in calls that its handler never sees."""
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
-        there = super()._come_to(new, now)
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
+        there = super()._merge_target(new, now)
         if there is None and isinstance(new.merge, CollectKey):
             there = _sharing(self, new, lambda job: job.state is State.ACTIVE)
         return there
 
-    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+    def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         if into.state is not State.ACTIVE:
-            return super()._gather(new, into, key, now, offset)
-        self._answer_for(new.ref, into.ref)
+            return super()._collect(new, into, key, now, offset)
+        self._remember_call(new.ref, into.ref)
         more = structs.replace(into, payload=into.payload + framed(new.payload), gathered=into.gathered + 1)
         self._replace(into, more)
         return more.gathered
@@ -160,9 +160,9 @@ class CollectIntoTheStarted(Model):
 class CollectTwice(Model):
     """A call that a batch has taken in is taken in again when it comes again."""
 
-    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
-        calls = super()._gather(new, into, key, now, offset)
-        del self._taken_in[new.ref]
+    def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+        calls = super()._collect(new, into, key, now, offset)
+        del self._merged_into[new.ref]
         self._calls[into.ref].remove(new.ref)
         return calls
 
@@ -171,10 +171,10 @@ class CollectTwice(Model):
 class CollectBeyondItsSize(Model):
     """A batch takes in one call more than it may."""
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         if isinstance(new.merge, CollectKey):
             new = structs.replace(new, merge=structs.replace(new.merge, max_size=new.merge.max_size + 1))
-        return super()._come_to(new, now)
+        return super()._merge_target(new, now)
 
 
 # ── throttle ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +223,7 @@ class YoungestFirst(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        shelf, eldest = self._shelf, self._shelf.come_to
+        shelf, eldest = self._indexes, self._indexes.merge_target
 
         def youngest(queue: str, key: MergeKey) -> JobRecord | None:
             if isinstance(key, UniqueKey):
@@ -236,7 +236,7 @@ class YoungestFirst(Model):
             found = [job for job in sharing if accepts_merge(job, key)]
             return max(found, key=lambda job: shelf.order[job.ref]) if found else None
 
-        shelf.come_to = youngest  # type: ignore[method-assign]
+        shelf.merge_target = youngest  # type: ignore[method-assign]
 
 
 def _sharing(model: Model, new: NewJob, fits: Callable[[JobRecord], bool]) -> Ref | None:

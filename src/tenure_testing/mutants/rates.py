@@ -22,18 +22,18 @@ from tenure_testing.mutants.registry import mutant
 class CronWithoutCompare(Model):
     """Whoever comes with a tick moves its schedule on, whatever its last tick."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
-        return super()._move_on(known, structs.replace(asked, expected=known.last_tick), now, offset)
+    def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
+        return super()._advance(known, structs.replace(tick, expected=known.last_tick), now, offset)
 
 
 @mutant("schedules")
 class CronComparedTooLate(Model):
     """The job of a tick is enqueued first, and only then its schedule's last tick compared."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
-        if asked.job is not None and known.last_tick != asked.expected:
-            self._fire(known, asked.job, now, offset)
-        return super()._move_on(known, asked, now, offset)
+    def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
+        if tick.job is not None and known.last_tick != tick.expected:
+            self._fire(known, tick.job, now, offset)
+        return super()._advance(known, tick, now, offset)
 
 
 @mutant("schedules")
@@ -59,10 +59,10 @@ class TickInTwoSteps(Model):
 class TickNotRemembered(Model):
     """A tick makes its job, and its schedule is not moved on."""
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
-        planned = super()._move_on(known, asked, now, offset)
+    def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
+        planned = super()._advance(known, tick, now, offset)
         if planned.ref is not None:
-            self._schedules[asked.name] = known
+            self._schedules[tick.name] = known
         return planned
 
 
@@ -82,8 +82,8 @@ class OverlapOfTheActive(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        states = self._shelf.unfinished_of
-        self._shelf.unfinished_of = lambda schedule: [  # type: ignore[method-assign]
+        states = self._indexes.unfinished_of
+        self._indexes.unfinished_of = lambda schedule: [  # type: ignore[method-assign]
             state for state in states(schedule) if state is State.ACTIVE
         ]
 
@@ -107,11 +107,11 @@ class RateTakenByAnEmptyPoll(Model):
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         leases = super()._claim(owner, order, now)
         for queue in order.queues if not leases else ():
-            for name, parked in self._lines[queue].parked.items():
+            for name, parked in self._queues[queue].parked.items():
                 if name.startswith(RATE):
                     first = self._jobs[parked.first(1)[0]]
-                    rates = [rate for rate in self._shelf.rates(first) if RATE + rate.name == name]
-                    self._shelf.take_time(queue, rates, now)
+                    rates = [rate for rate in self._indexes.rates(first) if RATE + rate.name == name]
+                    self._indexes.take_time(queue, rates, now)
         return leases
 
 
@@ -121,7 +121,7 @@ class RateInWindows(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        shelf, room = self._shelf, self._shelf._room  # pyright: ignore[reportPrivateUsage]
+        shelf, room = self._indexes, self._indexes._room  # pyright: ignore[reportPrivateUsage]
         counts: dict[tuple[str, str, int], int] = {}
 
         def left(queue: str, rate: RateKey, now: int) -> tuple[int, int]:
@@ -153,10 +153,10 @@ class RateForgottenOnRetry(Model):
     """Only the first start of a job takes the time of its rates."""
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
-        taken = dict(self._shelf.taken)
+        taken = dict(self._indexes.reserved)
         lease = super()._start(job, owner, now)
         if job.starts:
-            self._shelf.taken = taken
+            self._indexes.reserved = taken
         return lease
 
 
@@ -166,8 +166,8 @@ class RateForgottenBySweeps(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        forget = self._shelf.forget_passed
-        self._shelf.forget_passed = lambda now: forget(now + 3_600_000_000)  # type: ignore[method-assign]
+        forget = self._indexes.drop_outdated
+        self._indexes.drop_outdated = lambda now: forget(now + 3_600_000_000)  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -176,12 +176,12 @@ class RateNeverOpens(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        unpark = self._shelf.unpark
+        unpark = self._indexes.unpark
 
         def never(queue: str, name: str, now: int, *, room: int | None = None) -> int:
             return 0 if name.startswith(RATE) else unpark(queue, name, now, room=room)
 
-        self._shelf.unpark = never  # type: ignore[method-assign]
+        self._indexes.unpark = never  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -201,16 +201,16 @@ class FairByTheClock(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        score = self._shelf.score
+        score = self._indexes.score
 
         def by_the_clock(job: JobRecord, at: int, now: int) -> int:
-            fairness = self._lines[job.queue].fairness
+            fairness = self._queues[job.queue].fairness
             if fairness is not None:
                 fairness.front = at
                 fairness.reached.clear()
             return score(job, at, now)
 
-        self._shelf.score = by_the_clock  # type: ignore[method-assign]
+        self._indexes.score = by_the_clock  # type: ignore[method-assign]
 
 
 @mutant("tenants")
@@ -219,7 +219,7 @@ class FairToNobody(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.score = lambda job, at, now: score_at(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
+        self._indexes.score = lambda job, at, now: score_at(at, boost=job.boost, lifo=job.lifo)  # type: ignore[method-assign]
 
 
 @mutant("tenants")
@@ -228,8 +228,8 @@ class FairWithoutWeights(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        score = self._shelf.score
-        self._shelf.score = lambda job, at, now: score(structs.replace(job, weight=1), at, now)  # type: ignore[method-assign]
+        score = self._indexes.score
+        self._indexes.score = lambda job, at, now: score(structs.replace(job, weight=1), at, now)  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -238,8 +238,8 @@ class NewestLast(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        score = self._shelf.score
-        self._shelf.score = lambda job, at, now: score(structs.replace(job, lifo=False), at, now)  # type: ignore[method-assign]
+        score = self._indexes.score
+        self._indexes.score = lambda job, at, now: score(structs.replace(job, lifo=False), at, now)  # type: ignore[method-assign]
 
 
 @mutant("order")
@@ -248,7 +248,7 @@ class NewestFirstUntilItIsDue(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        promoted = self._shelf.promoted
-        self._shelf.promoted = lambda job, now: structs.replace(  # type: ignore[method-assign]
+        promoted = self._indexes.promoted
+        self._indexes.promoted = lambda job, now: structs.replace(  # type: ignore[method-assign]
             promoted(job, now), score=job.run_at - job.boost if job.lifo else promoted(job, now).score
         )

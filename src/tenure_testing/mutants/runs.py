@@ -122,8 +122,8 @@ class ClaimKeepsFence(Model):
 class ReclaimKeepsFence(Model):
     """A reclaim does not raise the fence."""
 
-    def _take(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
-        taken = super()._take(job, owner, now, reason)
+    def _reclaim(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
+        taken = super()._reclaim(job, owner, now, reason)
         return structs.replace(taken, lease=_again_under(self, taken.lease, job.fence))
 
 
@@ -142,26 +142,26 @@ class FenceIsTheTime(Model):
 class SettleTwice(Model):
     """A settlement that comes again, its answer being lost, is applied again."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
-        verdict = super()._settle(owner, asked, now)
+    def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
+        verdict = super()._settle(owner, settlement, now)
         if verdict.verdict != "duplicate":
             return verdict
-        self._apply(self._jobs[asked.ref], asked.decision, now)
-        for event in asked.events:
+        self._apply(self._jobs[settlement.ref], settlement.decision, now)
+        for event in settlement.events:
             self._record(event, now)
-        return SettlementResult(asked.ref, asked.fence, "done")
+        return SettlementResult(settlement.ref, settlement.fence, "done")
 
 
 @mutant()
 class NoDuplicateRule(Model):
     """A settlement that comes again, its answer being lost, is called lost."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
-        verdict = super()._settle(owner, asked, now)
+    def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
+        verdict = super()._settle(owner, settlement, now)
         if verdict.verdict != "duplicate":
             return verdict
-        self._record(refused(self._jobs[asked.ref], owner.id, asked.fence, "settle"), now)
-        return SettlementResult(asked.ref, asked.fence, "lost")
+        self._record(refused(self._jobs[settlement.ref], owner.id, settlement.fence, "settle"), now)
+        return SettlementResult(settlement.ref, settlement.fence, "lost")
 
 
 @mutant()
@@ -209,19 +209,19 @@ class NoRest(Model):
 class CancelForgotten(Model):
     """A job that was asked to stop is put back all the same."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
-        job = self._jobs.get(asked.ref)
-        if job is not None and job.cancel_at is not None and self._holds(job, owner.id, asked.fence):
-            self._jobs[asked.ref] = structs.replace(job, cancel_at=None, cancel_reason=None, cancel_by=None)
-        return super()._settle(owner, asked, now)
+    def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
+        job = self._jobs.get(settlement.ref)
+        if job is not None and job.cancel_at is not None and self._holds(job, owner.id, settlement.fence):
+            self._jobs[settlement.ref] = structs.replace(job, cancel_at=None, cancel_reason=None, cancel_by=None)
+        return super()._settle(owner, settlement, now)
 
 
 @mutant()
 class Unannounced(Model):
     """A settlement's events are not recorded with it."""
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
-        return super()._settle(owner, structs.replace(asked, events=()), now)
+    def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
+        return super()._settle(owner, structs.replace(settlement, events=()), now)
 
 
 @mutant()
@@ -239,10 +239,10 @@ class RunLeftOpen(Model):
 class EnqueuedTwice(Model):
     """An enqueue that comes again makes the job anew."""
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+    def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         if (job := self._jobs.get(new.ref)) is not None and job.state is not State.ACTIVE:
             self._drop(job)
-        return super()._remember(new, now, offset)
+        return super()._enqueue(new, now, offset)
 
 
 @mutant()
@@ -250,7 +250,7 @@ class IndexForgotten(Model):
     """A job that moves on stays in the index it was in."""
 
     def _replace(self, before: JobRecord, after: JobRecord) -> None:
-        places = list(self._shelf._places(before))  # pyright: ignore[reportPrivateUsage]
+        places = list(self._indexes._places(before))  # pyright: ignore[reportPrivateUsage]
         super()._replace(before, after)
         for index, at in places:
             index.add(at, before.ref)
@@ -262,7 +262,7 @@ class ClaimedBeforeItIsDue(Model):
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         for queue in order.queues:
-            for _, ref in list(self._lines[queue].delayed):
+            for _, ref in list(self._queues[queue].delayed):
                 self._promote(self._jobs[ref], now)
         return super()._claim(owner, order, now)
 
@@ -288,7 +288,7 @@ class OutOfOrder(Model):
     """A claim passes over the first in line."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
-        lines = [self._lines[queue].ready for queue in order.queues if len(self._lines[queue].ready) > 1]
+        lines = [self._queues[queue].ready for queue in order.queues if len(self._queues[queue].ready) > 1]
         first = [(line, *next(iter(line))) for line in lines]
         for line, at, ref in first:
             line.drop(at, ref)
@@ -341,7 +341,7 @@ class SlotsIgnored(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.full = self._full  # type: ignore[method-assign]
+        self._indexes.full = self._full  # type: ignore[method-assign]
 
     def _full(self, job: JobRecord, now: int, tasks: Mapping[str, int] | None = None) -> str | None:
         del now, tasks
@@ -356,7 +356,7 @@ class SlotsCounted(Model):
         super()._apply(job, decision, now)
         if decision.charge in ("stalls", "failures") and isinstance(decision, PutBack):
             for key in job.keys:
-                self._shelf.slots[job.queue, key.name].holders[Ref(job.queue, f"{job.id} {now}")] = None
+                self._indexes.keys[job.queue, key.name].holders[Ref(job.queue, f"{job.id} {now}")] = None
 
 
 @mutant("rules")
@@ -365,7 +365,7 @@ class NobodyUnparked(Model):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._shelf.unpark = self._nobody  # type: ignore[method-assign]
+        self._indexes.unpark = self._nobody  # type: ignore[method-assign]
 
     def _nobody(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
         return 0
@@ -375,13 +375,13 @@ class NobodyUnparked(Model):
 class LimitForgotten(Model):
     """A key keeps the first limit it was given, whatever later jobs say."""
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
-        slots = {key.name: self._shelf.slots.get((new.queue, key.name)) for key in new.keys}
+    def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+        slots = {key.name: self._indexes.keys.get((new.queue, key.name)) for key in new.keys}
         limits = {name: known.limit for name, known in slots.items() if known is not None}
-        receipt = super()._remember(new, now, offset)
+        receipt = super()._enqueue(new, now, offset)
         for name, limit in limits.items():
-            if (new.queue, name) in self._shelf.slots:
-                self._shelf.slots[new.queue, name].limit = limit
+            if (new.queue, name) in self._indexes.keys:
+                self._indexes.keys[new.queue, name].limit = limit
         return receipt
 
 
@@ -419,7 +419,7 @@ class ClaimOfTheAged(Model):
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         aged: dict[Ref, int] = {}
         for queue in order.queues:
-            for _, ref in list(self._lines[queue].ready) if queue in self._lines else ():
+            for _, ref in list(self._queues[queue].ready) if queue in self._queues else ():
                 job = self._jobs[ref]
                 if job.expires_at is not None and job.expires_at <= now:
                     aged[ref] = job.expires_at
@@ -435,9 +435,9 @@ class ExpiredInSilence(Model):
     """What expires leaves no event."""
 
     def _expire(self, job: JobRecord, now: int) -> None:
-        told = len(self._journal.events)
+        told = len(self._event_log.events)
         super()._expire(job, now)
-        del self._journal.events[told:]
+        del self._event_log.events[told:]
 
 
 @mutant("rules")
@@ -533,7 +533,7 @@ class PutBackNeverRestored(Model):
 class DeafToBeats(Model):
     """A beat extends nothing."""
 
-    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
+    def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
         """Leave the lease unchanged."""
 
 
@@ -541,8 +541,8 @@ class DeafToBeats(Model):
 class BeatBeyondTheLimit(Model):
     """A beat extends a lease past the run's limit and its progress clock."""
 
-    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
-        super()._extend(job, asked, now)
+    def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
+        super()._extend(job, renewal, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, lease_until=now + job.stall.lease, suspect_until=None))
 
@@ -551,8 +551,8 @@ class BeatBeyondTheLimit(Model):
 class BeatClearsSuspicion(Model):
     """A beat ends the suspicion even of a run whose limit or progress clock has run out."""
 
-    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
-        super()._extend(job, asked, now)
+    def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
+        super()._extend(job, renewal, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, suspect_until=None))
 
@@ -561,8 +561,8 @@ class BeatClearsSuspicion(Model):
 class SuspectForGood(Model):
     """A beat in the grace does not end the suspicion."""
 
-    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
-        super()._extend(job, asked, now)
+    def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
+        super()._extend(job, renewal, now)
         renewed = self._jobs[job.ref]
         self._replace(renewed, structs.replace(renewed, suspect_until=job.suspect_until))
 
@@ -572,7 +572,7 @@ class SuspectForGood(Model):
 
 @mutant("clock")
 class NoPauseGuard(Model):
-    """A sweep does not notice that nobody has swept for long, so a stepped clock looks like silence."""
+    """A sweep does not notice that no process has swept for long, so a stepped clock looks like silence."""
 
     def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep as if it were the first time."""
@@ -590,7 +590,7 @@ class OnePhase(Model):
         if swept.retry_in is not None:
             return swept
         now = self._clock.now()
-        taken = [self._take(self._jobs[ref], bid.owner, now) for _, ref in list(self._shelf.suspects)]
+        taken = [self._reclaim(self._jobs[ref], bid.owner, now) for _, ref in list(self._indexes.suspects)]
         return structs.replace(swept, stalled=(*swept.stalled, *taken))
 
 
@@ -615,7 +615,7 @@ class OutOnlyAfterItsEnd(Model):
     """A lease is not out at its very end, but after it (> for >=)."""
 
     def _suspect(self, now: int, grace: int) -> int:
-        at_its_end = [self._jobs[ref] for at, ref in self._shelf.leases if at == now]
+        at_its_end = [self._jobs[ref] for at, ref in self._indexes.leases if at == now]
         suspected = super()._suspect(now, grace)
         for job in at_its_end:
             self._replace(self._jobs[job.ref], job)
@@ -629,7 +629,7 @@ class OverOnlyAfterItsGrace(Model):
     def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, with a microsecond more for suspects whose grace ends now."""
         now = self._clock.now()
-        for ref in [ref for at, ref in self._shelf.suspects if at == now]:
+        for ref in [ref for at, ref in self._indexes.suspects if at == now]:
             self._replace(self._jobs[ref], structs.replace(self._jobs[ref], suspect_until=now + 1))
         return super().sweep(bid)
 
@@ -647,7 +647,7 @@ class LeaseOfTheFuture(Model):
     """A lease that ends further ahead than it is long, the clock having been set back, is believed."""
 
     def _suspect(self, now: int, grace: int) -> int:
-        ahead = [self._jobs[ref] for at, ref in self._shelf.leases if at > now + self._jobs[ref].stall.lease]
+        ahead = [self._jobs[ref] for at, ref in self._indexes.leases if at > now + self._jobs[ref].stall.lease]
         suspected = super()._suspect(now, grace)
         for job in ahead:
             self._replace(self._jobs[job.ref], job)
@@ -659,7 +659,7 @@ class GraceOfTheFuture(Model):
     """A grace that ends further ahead than it is long, the clock having been set back, is waited for."""
 
     def _suspect(self, now: int, grace: int) -> int:
-        suspects = [self._jobs[ref] for _, ref in self._shelf.suspects]
+        suspects = [self._jobs[ref] for _, ref in self._indexes.suspects]
         suspected = super()._suspect(now, grace)
         for job in suspects:
             self._replace(self._jobs[job.ref], job)
@@ -684,7 +684,7 @@ class AnybodysDeath(Model):
         """Take every active job of any owner."""
         now = self._clock.now()
         held = [job for job in self._jobs.values() if job.state is State.ACTIVE]
-        return ReclaimResult(tuple(self._take(job, owner, now, "process_died") for job in held))
+        return ReclaimResult(tuple(self._reclaim(job, owner, now, "process_died") for job in held))
 
 
 # ── operator commands ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -718,7 +718,7 @@ class LeftInTheIndex(Model):
 
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
-        self._lines[job.queue].ready.add(job.score, job.ref)
+        self._queues[job.queue].ready.add(job.score, job.ref)
 
 
 @mutant("")
@@ -756,7 +756,7 @@ class ReaderForgotten(Model):
         self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
     ) -> EventPage:
         """Forget all readers first."""
-        self._journal.readers.clear()
+        self._event_log.readers.clear()
         return super().events(cursor, limit, reader, of)
 
 

@@ -22,7 +22,7 @@ class EnqueueRules(ModelState):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._taken_in: dict[Ref, Ref] = {}
+        self._merged_into: dict[Ref, Ref] = {}
         """The id of each merged call, and the job that it was merged into."""
         self._calls: dict[Ref, list[Ref]] = {}
         self._gathered: dict[Ref, list[bytes]] = {}
@@ -33,40 +33,40 @@ class EnqueueRules(ModelState):
     def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store each new job once."""
         now = self._clock.now()
-        receipts = [self._remember(job, now, offset) for offset, job in enumerate(jobs)]
-        self._shelf.let_in(now)
+        receipts = [self._enqueue(job, now, offset) for offset, job in enumerate(jobs)]
+        self._indexes.release_freed(now)
         return receipts
 
-    def _remember(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
-        known = self._jobs.get(self._taken_in.get(new.ref, new.ref))
+    def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
+        known = self._jobs.get(self._merged_into.get(new.ref, new.ref))
         if known is not None:
-            if not self._past(known, now):
+            if not self._is_past_retention(known, now):
                 return EnqueueResult("duplicate", known.ref)
             self._drop(known)
-        there = self._come_to(new, now)
-        if there is not None:
-            return self._merge(new, there, now, offset)
+        existing = self._merge_target(new, now)
+        if existing is not None:
+            return self._merge(new, existing, now, offset)
         if (refused := self._throttled(new, now)) is not None:
             return refused
         self._create(new, known if known is not None and known.ref == new.ref else None, now, offset)
         return EnqueueResult("created", new.ref)
 
-    def _come_to(self, new: NewJob, now: int) -> Ref | None:
+    def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         """Return the existing job that a call is merged into, or None."""
         if new.merge is None:
             return None
         if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
             window = self._window(new.queue, merge_name(new.merge), new.merge.window, now)
             return None if window is None else window.ref
-        return self._living(new.queue, new.merge, now)
+        return self._key_holder(new.queue, new.merge, now)
 
-    def _living(self, queue: str, key: MergeKey, now: int) -> Ref | None:
+    def _key_holder(self, queue: str, key: MergeKey, now: int) -> Ref | None:
         """Return the job that a call with this key is merged into; expire those that have waited too long."""
-        while (there := self._shelf.come_to(queue, key)) is not None:
+        while (existing := self._indexes.merge_target(queue, key)) is not None:
             # A job that has started does not expire.
-            if there.state is State.ACTIVE or not is_expired(there, now):
-                return there.ref
-            self._expire(there, now)
+            if existing.state is State.ACTIVE or not is_expired(existing, now):
+                return existing.ref
+            self._expire(existing, now)
         return None
 
     def _window(self, queue: str, name: str, length: int, now: int) -> Window | None:
@@ -81,24 +81,24 @@ class EnqueueRules(ModelState):
         gathered, receipt = 0, EnqueueResult("duplicate", into)
         match new.merge:
             case DebounceKey():
-                self._take_the_place(new, self._jobs[into], new.merge, now, offset)
+                self._replace_call(new, self._jobs[into], new.merge, now, offset)
                 receipt = EnqueueResult("replaced", into)
             case CollectKey():
-                gathered = self._gather(new, self._jobs[into], new.merge, now, offset)
+                gathered = self._collect(new, self._jobs[into], new.merge, now, offset)
                 receipt = EnqueueResult("gathered", into)
             case _:
                 pass
-        self._tell(merged(new, into, gathered), now)
+        self._record_on_request(merged(new, into, gathered), now)
         return receipt
 
-    def _take_the_place(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
+    def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         """Replace the call that a debounced job is waiting with; the job keeps its id and fence."""
-        self._answer_for(new.ref, old.ref)
+        self._remember_call(new.ref, old.ref)
         calls = self._calls.pop(old.ref)
         # Its calls are kept, so that their ids still lead to the job.
         self._drop(old)
         job = structs.replace(
-            _wished(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
+            _new_record(new, due_at(key, first=old.created, calls=1, now=now), now, offset),
             id=old.id,
             created=min(old.created, now),
             fence=old.fence,
@@ -107,27 +107,27 @@ class EnqueueRules(ModelState):
         self._put(job, now, offset)
         self._calls[job.ref] = calls
 
-    def _gather(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
+    def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         """Add a call to a collecting job; return how many calls it has now."""
-        self._answer_for(new.ref, into.ref)
-        brought = framed(new.payload)
-        after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(brought))
-        self._gathered.setdefault(into.ref, []).append(brought)
+        self._remember_call(new.ref, into.ref)
+        frame = framed(new.payload)
+        after = collecting(into, key, now, ttl=new.ttl, offset=offset, size=len(frame))
+        self._gathered.setdefault(into.ref, []).append(frame)
         if into.state is State.DELAYED and after.state is State.WAITING:
-            after = structs.replace(after, score=self._shelf.score(after, now + offset, now))
+            after = structs.replace(after, score=self._indexes.score(after, now + offset, now))
         self._replace(into, after)
         if State.DELAYED in (into.state, after.state):
-            self.knocked += [queue_topic(into.queue), job_topic(into.ref)]
+            self.notified += [queue_topic(into.queue), job_topic(into.ref)]
         return after.gathered
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
         """Every job, with all of its collected calls."""
         for ref in list(self._gathered):
-            self._whole(ref)
+            self._with_calls(ref)
         return self._jobs
 
-    def _whole(self, ref: Ref) -> JobRecord:
+    def _with_calls(self, ref: Ref) -> JobRecord:
         """Return a job's record with all of its collected calls."""
         gathered = self._gathered.pop(ref, None)
         if gathered is not None:
@@ -136,78 +136,78 @@ class EnqueueRules(ModelState):
             self._jobs[ref] = structs.replace(job, payload=b"".join((job.payload, *gathered)))
         return self._jobs[ref]
 
-    def _answer_for(self, call: Ref, job: Ref) -> None:
-        self._taken_in[call] = job
+    def _remember_call(self, call: Ref, job: Ref) -> None:
+        self._merged_into[call] = job
         calls = self._calls.setdefault(job, [])
         calls.append(call)
         if len(calls) > CALLS_KEPT:
-            del self._taken_in[calls.pop(0)]
+            del self._merged_into[calls.pop(0)]
 
-    def _answers_for(self, job: Ref) -> int:
+    def _call_count(self, job: Ref) -> int:
         """Return how many calls a job answers for, including its own: all are deleted with it."""
         return 1 + len(self._calls.get(job, ()))
 
     def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         """Count a job against the window of its throttle key; return the answer of a call that finds it full."""
-        asked = new.throttle
-        if asked is None:
+        throttle = new.throttle
+        if throttle is None:
             return None
-        name = throttle_name(asked)
-        window = self._window(new.queue, name, asked.window, now)
+        name = throttle_name(throttle)
+        window = self._window(new.queue, name, throttle.window, now)
         if window is None:
-            self._windows[new.queue, name] = Window(now + asked.window, 1, new.ref)
+            self._windows[new.queue, name] = Window(now + throttle.window, 1, new.ref)
             return None
-        if window.jobs < asked.most:
+        if window.jobs < throttle.most:
             window.jobs, window.ref = window.jobs + 1, new.ref
             return None
         wait = window.until - now
-        told = JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000)
-        self._tell(told, now)
+        event = JobThrottled(queue=new.queue, id=new.id, task=new.task, key=throttle.key, retry_in=wait / 1_000_000)
+        self._record_on_request(event, now)
         return EnqueueResult("throttled", window.ref, wait)
 
     def _create(self, new: NewJob, before: JobRecord | None, now: int, offset: int) -> None:
         run_at = new.run_at if new.run_at is not None else now + new.delay
         if isinstance(new.merge, DebounceKey | CollectKey):
             run_at = due_at(new.merge, first=now, calls=1, now=now)
-        job = _wished(new, run_at, now, offset)
+        job = _new_record(new, run_at, now, offset)
         if before is not None:
             # The id's next job continues from the fence of the previous one: an outside resource may have seen that
             # fence.
             job = structs.replace(job, fence=before.fence, settled_fence=before.settled_fence)
         self._put(job, now, offset)
-        self._tell(enqueued(job), now)
+        self._record_on_request(enqueued(job), now)
         if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
             self._windows[new.queue, merge_name(new.merge)] = Window(now + new.merge.window, 1, new.ref)
 
     def _put(self, job: JobRecord, now: int, offset: int) -> None:
         if job.state is State.WAITING:
-            job = structs.replace(job, score=self._shelf.score(job, max(job.run_at, now) + offset, now))
+            job = structs.replace(job, score=self._indexes.score(job, max(job.run_at, now) + offset, now))
         self._runs[job.ref] = []
         self._log[job.ref] = []
-        self._shelf.add(job, now)
-        self.knocked.append(queue_topic(job.queue))
+        self._indexes.add(job, now)
+        self.notified.append(queue_topic(job.queue))
 
     def _drop(self, job: JobRecord) -> None:
         super()._drop(job)
         self._gathered.pop(job.ref, None)
         for call in self._calls.pop(job.ref, ()):
-            del self._taken_in[call]
+            del self._merged_into[call]
 
     def _free_window(self, job: JobRecord) -> None:
         """Free the key window that a job holds, if it is still this job's."""
         if isinstance(job.merge, UniqueKey) and job.merge.window is not None:
-            place = job.queue, merge_name(job.merge)
-            if place in self._windows and self._windows[place].ref == job.ref:
-                del self._windows[place]
+            name = job.queue, merge_name(job.merge)
+            if name in self._windows and self._windows[name].ref == job.ref:
+                del self._windows[name]
 
     def _forget_windows(self, now: int) -> None:
         """Delete the key windows whose time is over, the earliest first."""
-        over = [(window.until, held) for held, window in self._windows.items() if window.until <= now]
-        for _, held in nsmallest(WINDOW_LIMIT, over):
-            del self._windows[held]
+        over = [(window.until, name) for name, window in self._windows.items() if window.until <= now]
+        for _, name in nsmallest(WINDOW_LIMIT, over):
+            del self._windows[name]
 
 
-def _wished(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
+def _new_record(new: NewJob, run_at: int, now: int, offset: int) -> JobRecord:
     """Return the record of a new job, the `offset`-th of its call, before it gets its place in the queue."""
     collects = isinstance(new.merge, CollectKey)
     payload = framed(new.payload) if collects else new.payload

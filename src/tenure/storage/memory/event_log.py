@@ -26,18 +26,18 @@ class EventLog:
         self.events: list[AnyEvent] = []
         self.readers: dict[str, _ReaderPosition] = {}
         self._trimmed = 0
-        self._begins = 0
+        self._first_cursor = 0
         """The cursor before the first of `events`. Trimmed events are deleted from the list in large batches."""
 
     @property
     def last(self) -> int:
         """The cursor of the newest event ever recorded."""
-        return self._begins + len(self.events)
+        return self._first_cursor + len(self.events)
 
     def record(self, event: Event, now: int) -> None:
         """Append an event; if there are too many, delete the oldest."""
         self.events.append(stamped(event, self.last + 1, now))  # type: ignore[arg-type]
-        self._forget_up_to(self._trimmed + EVENTS_KEPT.deleted_at_once(self.last - self._trimmed, 1))
+        self._trim_to(self._trimmed + EVENTS_KEPT.deleted_at_once(self.last - self._trimmed, 1))
 
     def recorded_at(self, cursor: int) -> int:
         """Return when an event was recorded, 0 if it is not in the log any more."""
@@ -70,25 +70,25 @@ class EventLog:
         kept.until = now + EVENT_LOAN
         return page
 
-    def forget(self, now: int) -> int:
+    def trim(self, now: int) -> int:
         """Delete a bounded number of events that are too old or exceed the limit; return the count."""
         kept = self.last - self._trimmed
         surplus = max(0, kept - (EVENTS_KEPT.count or 0))
         aged = 0
         while aged < min(kept, TRIM_LIMIT) and at_micros(self._after(self._trimmed + aged)) <= now - EVENTS_KEPT.age:
             aged += 1
-        gone = min(max(surplus, aged), TRIM_LIMIT)
-        self._forget_up_to(self._trimmed + gone)
-        return gone
+        count = min(max(surplus, aged), TRIM_LIMIT)
+        self._trim_to(self._trimmed + count)
+        return count
 
-    def _forget_up_to(self, cursor: int) -> None:
+    def _trim_to(self, cursor: int) -> None:
         self._trimmed = max(self._trimmed, cursor)
-        if (gone := self._trimmed - self._begins) > len(self.events) // 10:
-            del self.events[:gone]
-            self._begins = self._trimmed
+        if (count := self._trimmed - self._first_cursor) > len(self.events) // 10:
+            del self.events[:count]
+            self._first_cursor = self._trimmed
 
     def _after(self, cursor: int) -> AnyEvent:
-        return self.events[cursor - self._begins]
+        return self.events[cursor - self._first_cursor]
 
     def _before(self, instant: int) -> int:
         """Return the cursor of the last event that was recorded before an instant."""
@@ -98,16 +98,16 @@ class EventLog:
         return cursor
 
     def _read(self, cursor: int, limit: int, of: Ref | None = None) -> EventPage:
-        told: list[AnyEvent] = []
+        found: list[AnyEvent] = []
         # A cursor beyond the end was given out before the storage was restored to an earlier state.
         if not self._trimmed <= cursor <= self.last:
             cursor = self._trimmed
-            told.append(EventsTrimmed(oldest=str(cursor)))
-        wanted = 0
-        while wanted < limit and cursor < self.last:
+            found.append(EventsTrimmed(oldest=str(cursor)))
+        matching = 0
+        while matching < limit and cursor < self.last:
             event = self._after(cursor)
             cursor += 1
             if of is None or (isinstance(event, JobEvent) and (event.queue, event.id) == (of.queue, of.id)):
-                told.append(event)
-                wanted += 1
-        return EventPage(tuple(told), str(cursor))
+                found.append(event)
+                matching += 1
+        return EventPage(tuple(found), str(cursor))

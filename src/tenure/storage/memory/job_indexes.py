@@ -61,10 +61,10 @@ class OrderedJobs:
 
     def drop(self, at: int, ref: Ref) -> None:
         """Remove a job, which must be there."""
-        place = bisect_left(self._entries, (at, ref))
-        if place == len(self._entries) or self._entries[place] != (at, ref):
+        index = bisect_left(self._entries, (at, ref))
+        if index == len(self._entries) or self._entries[index] != (at, ref):
             raise LookupError(f"{ref} is not indexed at {at}")
-        del self._entries[place]
+        del self._entries[index]
 
     def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
         """Return the first jobs in order, without those beyond `until`."""
@@ -127,51 +127,51 @@ class JobIndexes:
     ) -> None:
         self.jobs: dict[Ref, JobRecord] = {}
         self.order: dict[Ref, int] = {}
-        self.lines: defaultdict[str, QueueIndexes] = defaultdict(QueueIndexes)
+        self.queues: defaultdict[str, QueueIndexes] = defaultdict(QueueIndexes)
         self.leases = OrderedJobs()
         self.suspects = OrderedJobs()
         self.aging = OrderedJobs()
         self.kept = OrderedJobs()
         self.redrives = OrderedJobs()
-        self.slots: dict[tuple[str, str], KeyState] = {}
-        self.taken: dict[tuple[str, str], RateReservation] = {}
+        self.keys: dict[tuple[str, str], KeyState] = {}
+        self.reserved: dict[tuple[str, str], RateReservation] = {}
         """For each rate of a queue: up to when its time is taken."""
         self._paused = paused
         self._task_rate = task_rate
-        self._knock = knock
+        self._notify = knock
         self._merging: dict[tuple[str, str], dict[Ref, None]] = {}
         self._scheduled: dict[str, dict[Ref, None]] = {}
         self._freed: Counter[tuple[str, str]] = Counter()
-        self._looked_at = ("", "")
-        self._made = 0
+        self._last_place = ("", "")
+        self._sequence = 0
 
     def add(self, job: JobRecord, now: int) -> None:
         """Add a new job; the limits of its keys apply from now on."""
-        self._made += 1
-        self.order[job.ref] = self._made
+        self._sequence += 1
+        self.order[job.ref] = self._sequence
         self._put(None, job)
         for key in job.keys:
-            slots = self.slots[job.queue, key.name]
+            slots = self.keys[job.queue, key.name]
             raised, slots.limit = key.limit > slots.limit, key.limit
             if raised:
                 self.unpark(job.queue, key.name, now)
 
     def replace(self, before: JobRecord, after: JobRecord) -> None:
         """Replace a job's record with a new one."""
-        self._take_out(before)
+        self._remove(before)
         self._put(before, after)
-        self._let_in(before, after)
+        self._note_freed(before, after)
 
     def drop(self, job: JobRecord) -> None:
         """Delete a job."""
-        self._take_out(job)
+        self._remove(job)
         self._count(job, None)
         del self.jobs[job.ref], self.order[job.ref]
-        self._let_in(job, None)
+        self._note_freed(job, None)
 
     def score(self, job: JobRecord, at: int, now: int) -> int:
         """Return the score of a job that enters its queue as if at an instant."""
-        line = self.lines[job.queue]
+        line = self.queues[job.queue]
         if not len(line.ready) and not line.parked:
             line.fairness = None
         if job.lifo:
@@ -190,7 +190,7 @@ class JobIndexes:
 
         The virtual time may be lower because the queue's fair order was reset, or because the clock was set back.
         """
-        fairness = self.lines[job.queue].fairness
+        fairness = self.queues[job.queue].fairness
         reached = now if fairness is None else fairness.start(job.boost)
         return job.score if job.lifo else min(job.score, score_at(reached, boost=job.boost))
 
@@ -209,7 +209,7 @@ class JobIndexes:
             return PAUSED + job.task
         if job.starts and not knows(tasks, job.task, job.policy.version):
             return unknown_place(job.task, job.policy.version)
-        full = next((key.name for key in job.keys if not self.slots[job.queue, key.name].free), None)
+        full = next((key.name for key in job.keys if not self.keys[job.queue, key.name].free), None)
         if full is None:
             opening = (RATE + rate.name for rate in self.rates(job) if self.opens_at(job.queue, rate, now) > now)
             full = next(opening, None)
@@ -221,31 +221,31 @@ class JobIndexes:
 
     def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
         """Return when a rate of a queue lets the next job start."""
-        return opens_at(self._taken(queue, rate), rate, now)
+        return opens_at(self._reservation(queue, rate), rate, now)
 
     def take_time(self, queue: str, rates: Iterable[RateKey], now: int) -> None:
         """Take the rates' time for one start."""
         for rate in rates:
-            self.taken[queue, rate.name] = taken(self._taken(queue, rate), rate, now)
+            self.reserved[queue, rate.name] = taken(self._reservation(queue, rate), rate, now)
 
     def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
         """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
         for rate in rates:
-            so_far, more = self._taken(queue, rate), refund(rate, started, now)
+            so_far, more = self._reservation(queue, rate), refund(rate, started, now)
             if so_far.until > now:
-                self.taken[queue, rate.name] = RateReservation(so_far.until - more, so_far.reach)
-                opening = self.lines[queue].opening
+                self.reserved[queue, rate.name] = RateReservation(so_far.until - more, so_far.reach)
+                opening = self.queues[queue].opening
                 if RATE + rate.name in opening:
                     opening[RATE + rate.name] -= more
 
     def known_places(self, queue: str, tasks: Mapping[str, int] | None) -> list[str]:
         """Return the names of unknown tasks that jobs are parked under and that this caller knows."""
-        names = (name for name in self.lines[queue].parked if name.startswith(UNKNOWN))
+        names = (name for name in self.queues[queue].parked if name.startswith(UNKNOWN))
         return [name for name in names if knows(tasks, *task_of_place(name))]
 
     def first_known(self, queue: str, tasks: Mapping[str, int] | None) -> JobRecord | None:
         """Return the first job for a caller that knows these tasks; release it if it is parked as unknown."""
-        line = self.lines[queue]
+        line = self.queues[queue]
         lines = [line.ready, *(line.parked[name] for name in self.known_places(queue, tasks))]
         heads = [entry for entry in (next(iter(index), None) for index in lines) if entry is not None]
         if not heads:
@@ -255,9 +255,9 @@ class JobIndexes:
             self.replace(job, structs.replace(job, parked_under=None))
         return self.jobs[job.ref]
 
-    def given_out(self, job: JobRecord) -> None:
+    def mark_dispatched(self, job: JobRecord) -> None:
         """Advance the queue's virtual time, if the job counts in it."""
-        fairness = self.lines[job.queue].fairness
+        fairness = self.queues[job.queue].fairness
         if fairness is not None and not job.lifo:
             fairness.mark_dispatched(job.score, job.boost)
 
@@ -267,47 +267,47 @@ class JobIndexes:
         if under.startswith(RATE):
             self._note_opening(job.queue, under, now)
         if under.startswith(UNKNOWN):
-            self._knock(job.queue)
+            self._notify(job.queue)
 
-    def open_up(self, queue: str, now: int) -> None:
+    def open_rates(self, queue: str, now: int) -> None:
         """Release the jobs that the rates of a queue allow to start by now, no faster than they could have started.
 
         Each call releases up to `PROMOTE_LIMIT` jobs, beginning with the rates that have been open for the longest
         time.
         """
-        opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.lines[queue].opening.items() if at <= now])
+        opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.queues[queue].opening.items() if at <= now])
         left = PROMOTE_LIMIT
         for _, name in opened:
             if not left:
                 break
             left -= self._open(queue, name, now, limit=left)
 
-    def open_anew(self, queue: str, name: str, now: int) -> int:
+    def reopen_rate(self, queue: str, name: str, now: int) -> int:
         """Release every job this rate now allows, ignoring earlier releases. Return the count."""
-        self.lines[queue].opening.pop(name, None)
+        self.queues[queue].opening.pop(name, None)
         return self._open(queue, name, now)
 
-    def look_anew(self, now: int) -> None:
+    def recheck_rates(self, now: int) -> None:
         """Let the next claim check all parked rates: their opening times were set before the clock was set back."""
-        for queue, line in self.lines.items():
+        for queue, line in self.queues.items():
             if any(at > now for at in line.opening.values()):
                 line.opening = {name: 0 if at > now else at for name, at in line.opening.items()}
-                self._knock(queue)
+                self._notify(queue)
 
     def retune_queue(self, queue: str, rate: RateKey, now: int) -> None:
         """Apply a queue rate's new pace."""
-        if (queue, rate.name) in self.taken:
-            self.taken[queue, rate.name] = retuned(self.taken[queue, rate.name], rate, now)
+        if (queue, rate.name) in self.reserved:
+            self.reserved[queue, rate.name] = retuned(self.reserved[queue, rate.name], rate, now)
 
     def retune_task(self, task: str, rate: RateKey, now: int) -> None:
         """Apply a task rate's new pace, and check all jobs that are parked under one of the task's own rates."""
-        for queue, line in self.lines.items():
+        for queue, line in self.queues.items():
             self.retune_queue(queue, rate, now)
             own = (RATE + rate for rate in _rates(line.parked) if is_of_task(rate, task))
             for name in list(own):
-                self.open_anew(queue, name, now)
+                self.reopen_rate(queue, name, now)
 
-    def come_to(self, queue: str, key: MergeKey) -> JobRecord | None:
+    def merge_target(self, queue: str, key: MergeKey) -> JobRecord | None:
         """Return the oldest job that a call with this key can be merged into."""
         sharing = self._merging.get((queue, merge_name(key)), {})
         found = [ref for ref in sharing if accepts_merge(self.jobs[ref], key)]
@@ -317,12 +317,12 @@ class JobIndexes:
         """Return the states of a schedule's unfinished jobs."""
         return [self.jobs[ref].state for ref in self._scheduled.get(schedule, {})]
 
-    def forget_passed(self, now: int) -> None:
+    def drop_outdated(self, now: int) -> None:
         """Delete state that has no effect any more: rate time that has passed, and tags below the virtual time."""
-        passed = [(taken.until, of) for of, taken in self.taken.items() if taken.until <= now]
+        passed = [(reservation.until, of) for of, reservation in self.reserved.items() if reservation.until <= now]
         for _, of in nsmallest(PASSED_LIMIT, passed):
-            del self.taken[of]
-        for line in self.lines.values():
+            del self.reserved[of]
+        for line in self.queues.values():
             if not line.unfinished:
                 line.fairness = None
             elif line.fairness is not None:
@@ -330,7 +330,7 @@ class JobIndexes:
 
     def unpark(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
         """Release as many parked jobs as have room under a key or a rate; return the count."""
-        parked = self.lines[queue].parked.get(name)
+        parked = self.queues[queue].parked.get(name)
         if parked is None:
             return 0
         let_in = parked.first(min(self._room(queue, name, parked, now) if room is None else room, PROMOTE_LIMIT))
@@ -338,10 +338,10 @@ class JobIndexes:
             job = self.jobs[ref]
             self.replace(job, structs.replace(job, parked_under=None))
         if let_in:
-            self._knock(queue)
+            self._notify(queue)
         return len(let_in)
 
-    def let_in(self, now: int) -> None:
+    def release_freed(self, now: int) -> None:
         """Release jobs parked under keys that were freed since the last call; each step that moves jobs ends with it.
 
         It runs once per step: if many jobs leave one key, each free place is offered once. Under a rate, each job that
@@ -349,7 +349,7 @@ class JobIndexes:
         """
         while self._freed:
             (queue, name), left = self._freed.popitem()
-            parked = self.lines[queue].parked.get(name)
+            parked = self.queues[queue].parked.get(name)
             if parked is not None:
                 room = self._room(queue, name, parked, now)
                 self.unpark(queue, name, now, room=min(room, left) if name.startswith(RATE) else room)
@@ -360,20 +360,20 @@ class JobIndexes:
         Each call continues after the last one, so that every key is reached, however many there are. Queues with ready
         jobs are left out: a claim looks at ready jobs first, and one of them may be waiting for the same place.
         """
-        places = sorted((queue, name) for queue, line in self.lines.items() for name in line.parked)
-        others = [
+        places = sorted((queue, name) for queue, line in self.queues.items() for name in line.parked)
+        next_places = [
             (queue, name)
             for queue, name in places
             if not name.startswith((PAUSED, UNKNOWN))
-            and not len(self.lines[queue].ready)
-            and (queue, name) > self._looked_at
+            and not len(self.queues[queue].ready)
+            and (queue, name) > self._last_place
         ][:LOOK_LIMIT]
-        self._looked_at = others[-1] if len(others) == LOOK_LIMIT else ("", "")
-        return [place for place in places if place[1].startswith(PAUSED)] + others
+        self._last_place = next_places[-1] if len(next_places) == LOOK_LIMIT else ("", "")
+        return [place for place in places if place[1].startswith(PAUSED)] + next_places
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""
-        for name, line in self.lines.items():
+        for name, line in self.queues.items():
             yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
             yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
             for key, parked in line.parked.items():
@@ -389,8 +389,8 @@ class JobIndexes:
             return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
         if name.startswith(RATE):
             rate = self._rate(queue, name, parked)
-            return PROMOTE_LIMIT if rate is None else free(self._taken(queue, rate), rate, now)
-        slots = self.slots.get((queue, name))
+            return PROMOTE_LIMIT if rate is None else free(self._reservation(queue, rate), rate, now)
+        slots = self.keys.get((queue, name))
         return 0 if slots is None else slots.free
 
     def _rate(self, queue: str, name: str, parked: OrderedJobs) -> RateKey | None:
@@ -403,14 +403,14 @@ class JobIndexes:
 
         If a job leaves the queue without starting, another one is released at once in its place.
         """
-        line = self.lines[queue]
+        line = self.queues[queue]
         parked = line.parked.get(name)
         rate = None if parked is None else self._rate(queue, name, parked)
         if rate is None:
             let_in = self.unpark(queue, name, now, room=limit)
             self._note_opening(queue, name, now)
             return let_in
-        so_far = self._taken(queue, rate)
+        so_far = self._reservation(queue, rate)
         if name in line.opening:
             so_far = max(so_far, taken_if_open(line.opening[name], rate))
         let_in = self.unpark(queue, name, now, room=min(free(so_far, rate, now), limit))
@@ -419,7 +419,7 @@ class JobIndexes:
 
     def _note_opening(self, queue: str, name: str, now: int, *, so_far: RateReservation | None = None) -> None:
         """Record when a rate lets its first parked job start; `so_far`: the rate's time including the released jobs."""
-        line = self.lines[queue]
+        line = self.queues[queue]
         parked = line.parked.get(name)
         if parked is None:
             line.opening.pop(name, None)
@@ -428,21 +428,21 @@ class JobIndexes:
         if rate is None:
             line.opening[name] = now
         else:
-            line.opening[name] = opens_at(self._taken(queue, rate) if so_far is None else so_far, rate, now)
+            line.opening[name] = opens_at(self._reservation(queue, rate) if so_far is None else so_far, rate, now)
 
-    def _taken(self, queue: str, rate: RateKey) -> RateReservation:
-        return self.taken.get((queue, rate.name), RateReservation())
+    def _reservation(self, queue: str, rate: RateKey) -> RateReservation:
+        return self.reserved.get((queue, rate.name), RateReservation())
 
-    def _let_in(self, before: JobRecord, after: JobRecord | None) -> None:
+    def _note_freed(self, before: JobRecord, after: JobRecord | None) -> None:
         """Record the keys and rates that a job has freed, by ending its run or by leaving the queue without a start.
 
         When no job is parked under a rate any more, its opening time is deleted.
         """
-        line = self.lines[before.queue]
+        line = self.queues[before.queue]
         if before.parked_under is not None and before.parked_under not in line.parked:
             line.opening.pop(before.parked_under, None)
-        left_the_line = _left_the_line(before, after)
-        if _left_a_slot(before, after) or left_the_line:
+        left_the_line = _left_queue(before, after)
+        if _ended_run(before, after) or left_the_line:
             self._freed.update((before.queue, key.name) for key in before.keys)
         if left_the_line:
             self._freed.update((before.queue, RATE + rate.name) for rate in self.rates(before))
@@ -453,16 +453,16 @@ class JobIndexes:
             index.add(at, job.ref)
         self._count(before, job)
 
-    def _take_out(self, job: JobRecord) -> None:
+    def _remove(self, job: JobRecord) -> None:
         for index, at in self._places(job):
             index.drop(at, job.ref)
-        line = self.lines[job.queue]
+        line = self.queues[job.queue]
         if job.parked_under is not None and not len(line.parked[job.parked_under]):
             del line.parked[job.parked_under]
 
     def _places(self, job: JobRecord) -> Iterator[tuple[OrderedJobs, int]]:
         """Yield the indexes that the job's state puts it in, with its sort number there."""
-        line = self.lines[job.queue]
+        line = self.queues[job.queue]
         match job.state:
             case State.WAITING if job.parked_under is not None:
                 yield line.parked.setdefault(job.parked_under, OrderedJobs()), job.score
@@ -490,24 +490,24 @@ class JobIndexes:
         if job is None:
             return
         more = _unfinished(after) - _unfinished(before)
-        self.lines[job.queue].unfinished += more
+        self.queues[job.queue].unfinished += more
         if job.merge is not None:
             _group(self._merging, (job.queue, merge_name(job.merge)), job.ref, inside=_unfinished(after))
-        for waits, one in ((False, before), (True, after)):
-            if one is not None and one.state is State.WAITING and one.fair_key is not None and not one.lifo:
-                _group(self.lines[one.queue].tenants, (one.boost, one.fair_key), one.ref, inside=waits)
+        for waits, record in ((False, before), (True, after)):
+            if record is not None and record.state is State.WAITING and record.fair_key is not None and not record.lifo:
+                _group(self.queues[record.queue].tenants, (record.boost, record.fair_key), record.ref, inside=waits)
         if job.schedule is not None:
             _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
         for key in job.keys:
-            place = job.queue, key.name
-            slots = self.slots.setdefault(place, KeyState(key.limit))
+            name = job.queue, key.name
+            slots = self.keys.setdefault(name, KeyState(key.limit))
             slots.named += more
             if after is not None and after.state is State.ACTIVE:
                 slots.holders[job.ref] = None
             else:
                 slots.holders.pop(job.ref, None)
             if not slots.named:
-                del self.slots[place]
+                del self.keys[name]
 
 
 def _group(groups: dict[G, dict[Ref, None]], name: G, ref: Ref, *, inside: bool) -> None:
@@ -529,13 +529,13 @@ def _unfinished(job: JobRecord | None) -> bool:
     return job is not None and job.state not in TERMINAL
 
 
-def _left_a_slot(before: JobRecord, after: JobRecord | None) -> bool:
+def _ended_run(before: JobRecord, after: JobRecord | None) -> bool:
     return before.state is State.ACTIVE and (after is None or after.state is not State.ACTIVE)
 
 
-def _left_the_line(before: JobRecord, after: JobRecord | None) -> bool:
-    return _in_line(before) and not (after is not None and (_in_line(after) or after.state is State.ACTIVE))
+def _left_queue(before: JobRecord, after: JobRecord | None) -> bool:
+    return _is_ready(before) and not (after is not None and (_is_ready(after) or after.state is State.ACTIVE))
 
 
-def _in_line(job: JobRecord) -> bool:
+def _is_ready(job: JobRecord) -> bool:
     return job.state is State.WAITING and job.parked_under is None

@@ -151,26 +151,26 @@ class Model(ScheduleStore):
     ) -> ExchangeResult:
         """Apply each settlement whose run is the current one, then claim jobs."""
         now = self._clock.now()
-        verdicts = tuple(self._settle(owner, asked, now) for asked in settlements)
-        seen = order is not None and order.lane is not None and self._has_seen(owner, order.lane, now)
-        self._shelf.let_in(now)
-        self._forget_at_once(settlements, verdicts, now)
+        verdicts = tuple(self._settle(owner, settlement, now) for settlement in settlements)
+        repeated = order is not None and order.lane is not None and self._has_seen(owner, order.lane, now)
+        self._indexes.release_freed(now)
+        self._trim_completed(settlements, verdicts, now)
         if order is None:
             return ExchangeResult(verdicts)
-        leases = self._claim(owner, structs.replace(order, room=0) if seen else order, now)
-        if order.lane is not None and not seen:
+        leases = self._claim(owner, structs.replace(order, room=0) if repeated else order, now)
+        if order.lane is not None and not repeated:
             key = owner.id, order.lane.id
             runs = [(lease.ref, lease.fence) for lease in leases]
             self._claims[key] = self._claims[key].claimed(order.lane, runs, now)
-        queues = [queue for queue in order.queues if queue in self._lines and not self._paused(queue)]
-        lines = [self._glance(queue, order.tasks, now) for queue in queues]
+        queues = [queue for queue in order.queues if queue in self._queues and not self._paused(queue)]
+        lines = [self._queue_outlook(queue, order.tasks, now) for queue in queues]
         dues = [due for _, due in lines if due is not None]
         return ExchangeResult(
             verdicts,
             tuple(leases),
             left=any(ready for ready, _ in lines),
             next_due=max(0, min(dues) - now) if dues else None,
-            seen=seen,
+            seen=repeated,
         )
 
     def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
@@ -189,39 +189,39 @@ class Model(ScheduleStore):
                 self._settle(owner, handed_back(job), now)
         self._claims[owner.id, lane.id] = known.over(lane, now)
 
-    def _glance(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
+    def _queue_outlook(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a claimable job, and when time alone will make another one claimable."""
-        line = self._lines[queue]
+        line = self._queues[queue]
         opens_at = self._queue_opens_at(queue, now)
         dues = [] if line.delayed.head is None else [line.delayed.head]
         if line.opening:
             # A job's own rate releases it only once the queue's rate allows a start.
             dues.append(max(min(line.opening.values()), opens_at))
-        ready = bool(len(line.ready) or self._shelf.known_places(queue, tasks))
+        ready = bool(len(line.ready) or self._indexes.known_places(queue, tasks))
         if ready and opens_at > now:
             ready = False
             dues.append(opens_at)
         return ready, min(dues, default=None)
 
-    def _settle(self, owner: Owner, asked: Settlement, now: int) -> SettlementResult:
-        job = self._jobs.get(asked.ref)
+    def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
+        job = self._jobs.get(settlement.ref)
         if job is None:
-            return SettlementResult(asked.ref, asked.fence, "gone")
-        if not self._holds(job, owner.id, asked.fence):
-            if job.settled_fence == asked.fence:
-                return SettlementResult(asked.ref, asked.fence, "duplicate")
-            self._record(refused(job, owner.id, asked.fence, "settle"), now)
-            return SettlementResult(asked.ref, asked.fence, "lost")
+            return SettlementResult(settlement.ref, settlement.fence, "gone")
+        if not self._holds(job, owner.id, settlement.fence):
+            if job.settled_fence == settlement.fence:
+                return SettlementResult(settlement.ref, settlement.fence, "duplicate")
+            self._record(refused(job, owner.id, settlement.fence, "settle"), now)
+            return SettlementResult(settlement.ref, settlement.fence, "lost")
         if job.cancel_at is not None:
-            asked = when_cancelling(asked, job)
-        if isinstance(asked.decision, PutBack) and asked.decision.until_known:
-            self._shelf.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
-        self._apply(job, asked.decision, now)
-        self._close_run(job, asked.ended, now)
-        for event in asked.events:
+            settlement = when_cancelling(settlement, job)
+        if isinstance(settlement.decision, PutBack) and settlement.decision.until_known:
+            self._indexes.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
+        self._apply(job, settlement.decision, now)
+        self._close_run(job, settlement.ended, now)
+        for event in settlement.events:
             self._record(event, now)
-        self._tell_if_drained(job.queue, now)
-        return SettlementResult(asked.ref, asked.fence, "done")
+        self._record_if_drained(job.queue, now)
+        return SettlementResult(settlement.ref, settlement.fence, "done")
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         freed = structs.replace(
@@ -261,12 +261,12 @@ class Model(ScheduleStore):
                         state=State.WAITING,
                         parked_under=unknown_place(job.task, job.policy.version) if until_known else None,
                         run_at=now,
-                        score=self._shelf.score_again(job, now),
+                        score=self._indexes.score_again(job, now),
                         error=error or job.error,
                         reason=reason,
                     ),
                 )
-                self.knocked.append(queue_topic(job.queue))
+                self.notified.append(queue_topic(job.queue))
             case PutBack(after=after, error=error, reason=reason):
                 self._replace(
                     job,
@@ -279,52 +279,52 @@ class Model(ScheduleStore):
                         reason=reason,
                     ),
                 )
-                self.knocked.append(queue_topic(job.queue))
-        self.knocked.append(job_topic(job.ref))
+                self.notified.append(queue_topic(job.queue))
+        self.notified.append(job_topic(job.ref))
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         leases: list[Lease] = []
         room = min(order.room, CLAIM_LIMIT)
         looks = SCAN_LIMIT
         for queue in order.queues:
-            if queue not in self._lines or self._paused(queue):
+            if queue not in self._queues or self._paused(queue):
                 continue
-            line = self._lines[queue]
+            line = self._queues[queue]
             for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
             if self._queue_opens_at(queue, now) <= now:
-                self._shelf.open_up(queue, now)
-            self._shelf.let_in(now)
+                self._indexes.open_rates(queue, now)
+            self._indexes.release_freed(now)
             while len(leases) < room and looks and self._queue_opens_at(queue, now) <= now:
-                job = self._shelf.first_known(queue, order.tasks)
+                job = self._indexes.first_known(queue, order.tasks)
                 if job is None:
                     break
                 looks -= 1
                 if is_expired(job, now):
                     self._expire(job, now)
-                elif (full := self._shelf.full(job, now, order.tasks)) is not None:
-                    self._shelf.park(job, full, now)
+                elif (full := self._indexes.full(job, now, order.tasks)) is not None:
+                    self._indexes.park(job, full, now)
                 else:
-                    leases.append(self._start(self._whole(job.ref), owner, now))
-                self._shelf.let_in(now)
+                    leases.append(self._start(self._with_calls(job.ref), owner, now))
+                self._indexes.release_freed(now)
         return leases
 
     def _queue_opens_at(self, queue: str, now: int) -> int:
         """Return when a queue's own rate next allows a start."""
         rate = self._setting("queue", queue).rate
-        return now if rate is None or not rate.interval else self._shelf.opens_at(queue, rate, now)
+        return now if rate is None or not rate.interval else self._indexes.opens_at(queue, rate, now)
 
     def _promote(self, job: JobRecord, now: int) -> None:
         if is_expired(job, now):
             self._expire(job, now)
         else:
-            self._replace(job, self._shelf.promoted(job, now))
+            self._replace(job, self._indexes.promoted(job, now))
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         started = claimed(job, owner.id, now, self._setting("queue", job.queue).stall)
         self._replace(job, started)
-        self._shelf.take_time(job.queue, self._all_rates(job), now)
-        self._shelf.given_out(job)
+        self._indexes.take_time(job.queue, self._all_rates(job), now)
+        self._indexes.mark_dispatched(job)
         runs = self._runs[job.ref]
         runs.append(
             RunRecord(
@@ -338,13 +338,13 @@ class Model(ScheduleStore):
             )
         )
         del runs[:-RUNS_KEPT]
-        self._tell(begun(started, owner), now)
+        self._record_on_request(begun(started, owner), now)
         return Lease(started)
 
     def _all_rates(self, job: JobRecord) -> list[RateKey]:
         """Return the rates that a start of this job takes time of, including its queue's rate."""
-        told = self._setting("queue", job.queue).rate
-        return [*self._shelf.rates(job), *([told] if told and told.interval else ())]
+        queue_rate = self._setting("queue", job.queue).rate
+        return [*self._indexes.rates(job), *([queue_rate] if queue_rate and queue_rate.interval else ())]
 
     def _close_run(self, job: JobRecord, ended: RunEnd, now: int) -> None:
         runs = self._runs[job.ref]
@@ -358,27 +358,27 @@ class Model(ScheduleStore):
         now = self._clock.now()
         lost: list[tuple[Ref, int]] = []
         cancelling: list[CancelRequest] = []
-        for asked in beat.renewals:
-            job = self._jobs.get(asked.ref)
-            if job is None or not self._holds(job, beat.owner.id, asked.fence):
+        for renewal in beat.renewals:
+            job = self._jobs.get(renewal.ref)
+            if job is None or not self._holds(job, beat.owner.id, renewal.fence):
                 # A run that this owner has settled meanwhile is not fenced off: beat and settlement crossed.
-                if job is not None and job.settled_fence != asked.fence:
-                    self._record(refused(job, beat.owner.id, asked.fence, "renew"), now)
-                lost.append((asked.ref, asked.fence))
+                if job is not None and job.settled_fence != renewal.fence:
+                    self._record(refused(job, beat.owner.id, renewal.fence, "renew"), now)
+                lost.append((renewal.ref, renewal.fence))
                 continue
-            if asked.trace is not None:
-                self._runs[job.ref][-1] = structs.replace(self._runs[job.ref][-1], trace=asked.trace)
-            if asked.extend:
-                self._extend(job, asked, now)
+            if renewal.trace is not None:
+                self._runs[job.ref][-1] = structs.replace(self._runs[job.ref][-1], trace=renewal.trace)
+            if renewal.extend:
+                self._extend(job, renewal, now)
             if job.cancel_at is not None:
-                cancelling.append(CancelRequest(asked.ref, asked.fence, job.cancel_reason))
+                cancelling.append(CancelRequest(renewal.ref, renewal.fence, job.cancel_reason))
         for lane in beat.lanes:
             self._hand_back(beat.owner, lane, now)
-        self._shelf.let_in(now)
+        self._indexes.release_freed(now)
         partitions = () if beat.seen is None else (self._partition(beat.seen),)
         orders = self._setting("worker", beat.owner.id)
-        seen = self._workers.get(beat.owner.id)
-        announced = seen.announced if seen else 0
+        known = self._workers.get(beat.owner.id)
+        announced = known.announced if known else 0
         for number, event in enumerate(beat.events, beat.first_event or 0):
             if beat.first_event is None:
                 self._record(event, now)
@@ -386,26 +386,26 @@ class Model(ScheduleStore):
                 self._record(event, now)
                 announced = number
         if beat.last:
-            self._forget_worker(beat.owner.id)
+            self._delete_worker(beat.owner.id)
         elif beat.worker is not None:
-            self._workers[beat.owner.id] = _LastBeat(beat, seen.started if seen else now, now, announced=announced)
-        told = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-        return RenewResult(tuple(lost), tuple(cancelling), told, partitions=partitions)
+            self._workers[beat.owner.id] = _LastBeat(beat, known.started if known else now, now, announced=announced)
+        stop_orders = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
+        return RenewResult(tuple(lost), tuple(cancelling), stop_orders, partitions=partitions)
 
     def _partition(self, seen: Sequence[PartitionState]) -> PartitionState:
         number, at = (seen[0].last_event, seen[0].last_event_at) if seen else (0, 0)
-        last = self._journal.last
+        last = self._event_log.last
         return PartitionState(
             "*",
             "memory",
             self._created,
             last,
-            self._journal.recorded_at(last),
-            continues=number <= last and at in (0, self._journal.recorded_at(number) or at),
+            self._event_log.recorded_at(last),
+            continues=number <= last and at in (0, self._event_log.recorded_at(number) or at),
         )
 
-    def _extend(self, job: JobRecord, asked: LeaseRenewal, now: int) -> None:
-        for line in asked.log:
+    def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
+        for line in renewal.log:
             lines = self._log[job.ref]
             last = self._logged.get(job.ref, LogPosition())
             if line.number and (job.starts, line.number) <= (last.run, last.number):
@@ -423,8 +423,8 @@ class Model(ScheduleStore):
             heartbeat_timeout=job.heartbeat_timeout,
             run_until=job.run_until,
             progress_until=job.progress_until,
-            ran=asked.ran,
-            silent=0 if asked.sign and asked.silent is None else asked.silent,
+            ran=renewal.ran,
+            silent=0 if renewal.sign and renewal.silent is None else renewal.silent,
         )
         end = lease_end(
             now,
@@ -433,10 +433,10 @@ class Model(ScheduleStore):
             progress_until=progress_until,
             # A run cannot have started later than now. If it seems so, the clock was set back since.
             not_before=min(job.started or now, now) + job.stall.start_grace,
-            exclusive=asked.exclusive,
+            exclusive=renewal.exclusive,
         )
-        if asked.progress is not None:
-            self._tell(progressed(job, asked.progress, asked.note), now)
+        if renewal.progress is not None:
+            self._record_on_request(progressed(job, renewal.progress, renewal.note), now)
         self._replace(
             job,
             structs.replace(
@@ -446,8 +446,8 @@ class Model(ScheduleStore):
                 suspect_until=None if end > now else job.suspect_until,
                 run_until=run_until,
                 progress_until=progress_until,
-                progress=job.progress if asked.progress is None else asked.progress,
-                progress_note=job.progress_note if asked.progress is None else asked.note,
+                progress=job.progress if renewal.progress is None else renewal.progress,
+                progress_note=job.progress_note if renewal.progress is None else renewal.note,
             ),
         )
 
@@ -463,9 +463,9 @@ class Model(ScheduleStore):
         if self._swept_at is not None and now - self._swept_at > 3 * bid.every:
             self._resumed_at = now
         if self._swept_at is not None and now < self._swept_at:
-            self._shelf.look_anew(now)
-        overdue = self._shelf.suspects.first(SWEEP_LIMIT, until=now)
-        stalled = [self._take(self._jobs[ref], bid.owner, now) for ref in overdue]
+            self._indexes.recheck_rates(now)
+        overdue = self._indexes.suspects.first(SWEEP_LIMIT, until=now)
+        stalled = [self._reclaim(self._jobs[ref], bid.owner, now) for ref in overdue]
         did = {
             "reclaimed": len(stalled),
             "suspected": self._suspect(now, bid.grace),
@@ -474,11 +474,11 @@ class Model(ScheduleStore):
             "unparked": self._unpark(now),
             "redriven": self._redrive_due(now),
             "trimmed": self._trim(now),
-            "forgotten": self._journal.forget(now),
+            "forgotten": self._event_log.trim(now),
         }
-        self._forget_workers(now)
+        self._delete_old_workers(now)
         self._forget_windows(now)
-        self._shelf.forget_passed(now)
+        self._indexes.drop_outdated(now)
         self._swept_at = now
         due, next_tick = self._due_schedules(now)
         return SweepResult(
@@ -508,14 +508,16 @@ class Model(ScheduleStore):
         self._record(LeadershipAcquired(scope="*", owner=owner.id, epoch=self._epoch), now)
         return self._term[0], length
 
-    def _take(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
+    def _reclaim(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
         taken = reclaimed(job, owner.id, now)
         self._replace(job, taken)
         return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
 
     def _suspect(self, now: int, grace: int) -> int:
-        out = self._shelf.leases.first(SWEEP_LIMIT, until=now)
-        ahead = [ref for at, ref in self._shelf.leases if at > now + longest_lease(self._jobs[ref].stall)][:SWEEP_LIMIT]
+        out = self._indexes.leases.first(SWEEP_LIMIT, until=now)
+        ahead = [ref for at, ref in self._indexes.leases if at > now + longest_lease(self._jobs[ref].stall)][
+            :SWEEP_LIMIT
+        ]
         for ref in out + ahead:
             job = self._jobs[ref]
             until = grace_end(
@@ -526,9 +528,9 @@ class Model(ScheduleStore):
                 resumed_at=self._resumed_at,
             )
             self._replace(job, structs.replace(job, suspect_until=until))
-            self._tell(suspected(job, now), now)
+            self._record_on_request(suspected(job, now), now)
         # The clock may have been set back after the suspicion, too.
-        for at, ref in list(self._shelf.suspects):
+        for at, ref in list(self._indexes.suspects):
             job = self._jobs[ref]
             if at > now + max(job.stall.lease // 2, grace):
                 self._replace(job, structs.replace(job, suspect_until=now + job.stall.lease // 2))
@@ -536,38 +538,38 @@ class Model(ScheduleStore):
 
     def _expire_aged(self, now: int) -> int:
         expired = 0
-        for ref in self._shelf.aging.first(EXPIRE_LIMIT, until=now):
+        for ref in self._indexes.aging.first(EXPIRE_LIMIT, until=now):
             if expired >= EXPIRE_LIMIT:
                 break
-            answers_for = self._answers_for(ref)
+            answers_for = self._call_count(ref)
             self._expire(self._jobs[ref], now)
             expired += 1 if ref in self._jobs else answers_for
-        self._shelf.let_in(now)
+        self._indexes.release_freed(now)
         return expired
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
-        for queue, line in sorted(self._lines.items()):
+        for queue, line in sorted(self._queues.items()):
             due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
                 self._promote(self._jobs[ref], now)
             if due:
-                self.knocked.append(queue_topic(queue))
+                self.notified.append(queue_topic(queue))
             promoted += len(due)
-        self._shelf.let_in(now)
+        self._indexes.release_freed(now)
         return promoted
 
     def _unpark(self, now: int) -> int:
         unparked = 0
-        for queue, name in self._shelf.parked():
+        for queue, name in self._indexes.parked():
             if not name.startswith(RATE):
-                unparked += self._shelf.unpark(queue, name, now)
+                unparked += self._indexes.unpark(queue, name, now)
             elif self._queue_opens_at(queue, now) <= now:
-                unparked += self._shelf.open_anew(queue, name, now)
+                unparked += self._indexes.reopen_rate(queue, name, now)
         return unparked
 
     def _redrive_due(self, now: int) -> int:
-        due = self._shelf.redrives.first(SWEEP_LIMIT, until=now)
+        due = self._indexes.redrives.first(SWEEP_LIMIT, until=now)
         for ref in due:
             job = self._jobs[ref]
             if self._holder(job, now) is None:
@@ -579,27 +581,27 @@ class Model(ScheduleStore):
 
     def _trim(self, now: int) -> int:
         """Delete the jobs whose retention is over, the earliest ended first."""
-        gone = self._shelf.kept.first(TRIM_LIMIT, until=now)
-        for queue, line in sorted(self._lines.items()):
+        expired_refs = self._indexes.kept.first(TRIM_LIMIT, until=now)
+        for queue, line in sorted(self._queues.items()):
             kept = self._setting("queue", queue).retention or RetentionRules()
             for state, over in sorted(line.over.items()):
                 keep = kept.of(state)
                 surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
                 # A job that ended later than now ended before the clock was set back, so it is older than it looks.
-                gone += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(gone))))
-                room = TRIM_LIMIT - len(gone)
+                expired_refs += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(expired_refs))))
+                room = TRIM_LIMIT - len(expired_refs)
                 # Both lists begin with the earliest ended job, so the longer list contains the shorter.
-                aged, worn = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
-                gone += aged if len(aged) > len(worn) else worn
+                aged, over_count = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
+                expired_refs += aged if len(aged) > len(over_count) else over_count
         trimmed = 0
-        for ref in gone:
+        for ref in expired_refs:
             if trimmed >= TRIM_LIMIT:
                 break
-            trimmed += self._answers_for(ref)
+            trimmed += self._call_count(ref)
             self._drop(self._jobs[ref])
         return trimmed
 
-    def _forget_at_once(
+    def _trim_completed(
         self, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult], now: int
     ) -> None:
         """If a queue has too many completed jobs, delete some of the oldest together with these completions.
@@ -608,26 +610,26 @@ class Model(ScheduleStore):
         because then the earliest completed jobs do not come first.
         """
         completed = Counter(
-            asked.ref.queue
-            for asked, told in zip(settlements, verdicts, strict=True)
-            if told.verdict == "done" and uses_queue_retention(asked)
+            settlement.ref.queue
+            for settlement, result in zip(settlements, verdicts, strict=True)
+            if result.verdict == "done" and uses_queue_retention(settlement)
         )
         for queue, ended in completed.items():
-            over = self._lines[queue].over[State.COMPLETED]
+            over = self._queues[queue].over[State.COMPLETED]
             keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)
-            gone = over.first(keep.deleted_at_once(len(over), ended))
-            if gone and not over.beyond(now, 1):
-                for job in [self._jobs[ref] for ref in gone]:
+            surplus = over.first(keep.deleted_at_once(len(over), ended))
+            if surplus and not over.beyond(now, 1):
+                for job in [self._jobs[ref] for ref in surplus]:
                     if not isinstance(job.merge, DebounceKey | CollectKey):
                         self._drop(job)
 
-    def _forget_workers(self, now: int) -> None:
-        for owner in [owner for owner, seen in self._workers.items() if seen.at <= now - WORKER_KEPT]:
-            self._forget_worker(owner)
+    def _delete_old_workers(self, now: int) -> None:
+        for owner in [owner for owner, last_beat in self._workers.items() if last_beat.at <= now - WORKER_KEPT]:
+            self._delete_worker(owner)
         for key in [key for key, known in self._claims.items() if known.at <= now - WORKER_KEPT]:
             del self._claims[key]
 
-    def _forget_worker(self, owner: str) -> None:
+    def _delete_worker(self, owner: str) -> None:
         self._workers.pop(owner, None)
         self._settings.pop(Target("worker", owner), None)
 
@@ -639,7 +641,7 @@ class Model(ScheduleStore):
         incomplete = any(job.state is State.ACTIVE and job.owner == owner.id for job in self._jobs.values())
         if dead in self._workers:
             self._workers[dead].died = True
-        stalled = tuple(self._take(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
+        stalled = tuple(self._reclaim(job, owner, now, "process_died") for job in held[:SWEEP_LIMIT])
         return ReclaimResult(stalled, more=len(held) > SWEEP_LIMIT, incomplete=incomplete)
 
     # ── operator actions ──────────────────────────────────────────────────────────────────────────────────────────
@@ -648,18 +650,18 @@ class Model(ScheduleStore):
         """Cancel, redrive, delete, reschedule or retain jobs."""
         now = self._clock.now()
         revised = [self._revise(revision, now) for revision in revisions]
-        self._shelf.let_in(now)
+        self._indexes.release_freed(now)
         return revised
 
     def _revise(self, revision: Revision, now: int) -> RevisionResult:
         job = self._jobs.get(revision.ref)
-        if job is None or self._past(job, now):
+        if job is None or self._is_past_retention(job, now):
             return RevisionResult(revision.ref, "gone")
         if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
             return RevisionResult(job.ref, "refused", job.state)
         match revision:
             case CancelJob() if job.state is State.ACTIVE:
-                self._ask_to_stop(job, revision, now)
+                self._request_cancel(job, revision, now)
                 return RevisionResult(job.ref, "asked", job.state)
             case CancelJob() if job.state not in TERMINAL:
                 self._cancel(job, revision, now)
@@ -675,22 +677,22 @@ class Model(ScheduleStore):
                     now,
                 )
                 if job.state not in TERMINAL:
-                    self._tell_if_drained(job.queue, now)
+                    self._record_if_drained(job.queue, now)
             case RescheduleJob() if job.state in (State.DELAYED, State.WAITING):
                 self._reschedule(job, revision, now)
             case RetainJob(ttl=ttl) if job.state is State.COMPLETED:
                 self._replace(job, structs.replace(job, kept_until=now + ttl))
             case _:
                 return RevisionResult(job.ref, "refused", job.state)
-        self.knocked.append(job_topic(job.ref))
+        self.notified.append(job_topic(job.ref))
         return RevisionResult(job.ref, "done", job.state)
 
-    def _ask_to_stop(self, job: JobRecord, asked: CancelJob, now: int) -> None:
+    def _request_cancel(self, job: JobRecord, request: CancelJob, now: int) -> None:
         if job.cancel_at is None:
-            self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=asked.reason, cancel_by=asked.by))
-            self.knocked.append(owner_topic(job.owner or ""))
+            self._replace(job, structs.replace(job, cancel_at=now, cancel_reason=request.reason, cancel_by=request.by))
+            self.notified.append(owner_topic(job.owner or ""))
 
-    def _cancel(self, job: JobRecord, asked: CancelJob, now: int) -> None:
+    def _cancel(self, job: JobRecord, request: CancelJob, now: int) -> None:
         self._replace(
             job,
             structs.replace(
@@ -700,10 +702,10 @@ class Model(ScheduleStore):
                 quarantined=False,
                 put_back_used=False,
                 cancel_at=now,
-                cancel_reason=asked.reason,
-                cancel_by=asked.by,
+                cancel_reason=request.reason,
+                cancel_by=request.by,
                 finished=now,
-                reason=asked.reason,
+                reason=request.reason,
             ),
         )
         self._record(
@@ -712,33 +714,33 @@ class Model(ScheduleStore):
                 id=job.id,
                 task=job.task,
                 run=job.starts,
-                reason=asked.reason,
-                by=asked.by,
+                reason=request.reason,
+                by=request.by,
                 was=job.state,
             ),
             now,
         )
-        self._tell_if_drained(job.queue, now)
+        self._record_if_drained(job.queue, now)
 
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
         again = redriven(job, now, delay=delay, by_rule=by_rule)
         if again.state is State.WAITING:
-            again = structs.replace(again, score=self._shelf.score(again, again.run_at, now))
+            again = structs.replace(again, score=self._indexes.score(again, again.run_at, now))
         self._replace(job, again)
         self._record(JobRedriven(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state), now)
-        self.knocked += [queue_topic(job.queue), job_topic(job.ref)]
+        self.notified += [queue_topic(job.queue), job_topic(job.ref)]
 
     def _holder(self, job: JobRecord, now: int) -> Ref | None:
         """Return the unfinished job that holds this job's unique key."""
-        return self._living(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
+        return self._key_holder(job.queue, job.merge, now) if isinstance(job.merge, UniqueKey) else None
 
-    def _reschedule(self, job: JobRecord, asked: RescheduleJob, now: int) -> None:
-        after = retimed(job, now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
-        if asked.delay is not None and after.state is State.WAITING:
-            after = structs.replace(after, score=self._shelf.score(after, now, now))
+    def _reschedule(self, job: JobRecord, request: RescheduleJob, now: int) -> None:
+        after = retimed(job, now, delay=request.delay, priority=request.priority, boost=request.boost)
+        if request.delay is not None and after.state is State.WAITING:
+            after = structs.replace(after, score=self._indexes.score(after, now, now))
         self._replace(job, after)
-        self._tell(rescheduled(after, asked.by), now)
-        self.knocked.append(queue_topic(job.queue))
+        self._record_on_request(rescheduled(after, request.by), now)
+        self.notified.append(queue_topic(job.queue))
 
     def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
         """Merge settings into those in force."""
@@ -749,18 +751,18 @@ class Model(ScheduleStore):
             return after
         self._settings[target] = after
         if target.kind == "worker":
-            self.knocked.append(owner_topic(target.name))
+            self.notified.append(owner_topic(target.name))
         if target.kind == "queue" and bool(before.paused) != bool(after.paused):
             kind = QueuePaused if after.paused else QueueResumed
             self._record(kind(queue=target.name, by=by), now)
-            self.knocked.append(queue_topic(target.name))
+            self.notified.append(queue_topic(target.name))
         if target.kind == "task" and before.paused and not after.paused:
-            for queue in list(self._lines):
-                self._shelf.unpark(queue, PAUSED + target.name, now)
+            for queue in list(self._queues):
+                self._indexes.unpark(queue, PAUSED + target.name, now)
         if after.rate is not None and before.rate != after.rate:
-            retune = self._shelf.retune_task if target.kind == "task" else self._shelf.retune_queue
+            retune = self._indexes.retune_task if target.kind == "task" else self._indexes.retune_queue
             retune(target.name, after.rate, now)
-            self.knocked += [queue_topic(queue) for queue in self._lines]
+            self.notified += [queue_topic(queue) for queue in self._queues]
         return after
 
     def resign(self, term: Term) -> None:
@@ -780,31 +782,31 @@ class Model(ScheduleStore):
         found: list[JobDetail | None] = []
         for ref in refs:
             # The id of a merged call names the job that it was merged into.
-            ref = self._taken_in.get(ref, ref)
+            ref = self._merged_into.get(ref, ref)
             job = self._jobs.get(ref)
-            gone = job is None or self._past(job, now)
+            gone = job is None or self._is_past_retention(job, now)
             found.append(None if gone else self._detail(ref))
         return found
 
     def _detail(self, ref: Ref) -> JobDetail:
         log = tuple(self._log[ref])
         dropped = self._logged.get(ref, LogPosition()).lines - len(log)
-        return JobDetail(self._whole(ref), tuple(self._runs[ref]), log, dropped)
+        return JobDetail(self._with_calls(ref), tuple(self._runs[ref]), log, dropped)
 
     def find(self, query: Query) -> Page:
         """Return one page of records, newest first."""
         now = self._clock.now()
         before = place_of(query.after) if query.after is not None else None
         found = [
-            (made, self._jobs[ref])
-            for ref, made in reversed(self._shelf.order.items())
-            if (before is None or made < before)
-            and not self._past(self._jobs[ref], now)
-            and _asked_for(self._jobs[ref], query)
+            (number, self._jobs[ref])
+            for ref, number in reversed(self._indexes.order.items())
+            if (before is None or number < before)
+            and not self._is_past_retention(self._jobs[ref], now)
+            and _matches(self._jobs[ref], query)
         ][: query.limit + 1]
-        shown = found[: query.limit]
+        page = found[: query.limit]
         return Page(
-            tuple(self._whole(job.ref) for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None
+            tuple(self._with_calls(job.ref) for _, job in page), str(page[-1][0]) if len(found) > len(page) else None
         )
 
     def survey(self, queues: Sequence[str] = ()) -> Survey:
@@ -814,18 +816,18 @@ class Model(ScheduleStore):
         for job in self._jobs.values():
             counts[job.queue][job.state] += 1
         tuned = {target.name for target in self._settings if target.kind == "queue"}
-        spoiled = {name for name, line in self._lines.items() if line.discarded}
+        spoiled = {name for name, line in self._queues.items() if line.discarded}
         names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
-        tasks = {target.name: set_ for target, set_ in self._settings.items() if target.kind == "task"}
+        tasks = {target.name: setting for target, setting in self._settings.items() if target.kind == "task"}
         return Survey(
             queues=tuple(
                 QueueSurvey(
                     queue=name,
                     counts=dict(sorted(counts[name].items())),
                     oldest_waiting=self._oldest(name, now),
-                    parked=sum(map(len, self._lines[name].parked.values())) if name in self._lines else 0,
+                    parked=sum(map(len, self._queues[name].parked.values())) if name in self._queues else 0,
                     unknown=self._unknown(name, now),
-                    discarded=self._lines[name].discarded if name in self._lines else 0,
+                    discarded=self._queues[name].discarded if name in self._queues else 0,
                     settings=self._setting("queue", name),
                 )
                 for name in names
@@ -834,25 +836,25 @@ class Model(ScheduleStore):
             task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
             workers=tuple(
                 WorkerSurvey(
-                    owner=seen.beat.owner,
-                    queues=seen.beat.worker.queues,
-                    concurrency=seen.beat.worker.concurrency,
-                    active=seen.beat.worker.active,
-                    started=seen.started,
-                    seen_ago=max(0, now - seen.at),
-                    turned_ago=max(0, now - seen.at) + seen.beat.worker.turned_ago,
-                    stopping=seen.beat.worker.stopping,
-                    died=seen.died,
-                    lag=seen.beat.worker.lag,
-                    memory=seen.beat.worker.memory,
-                    quiet=seen.beat.worker.quiet,
-                    tasks=seen.beat.worker.tasks,
-                    unstopped=seen.beat.worker.unstopped,
-                    why=seen.beat.worker.why,
-                    alarm=seen.beat.worker.alarm,
+                    owner=worker.beat.owner,
+                    queues=worker.beat.worker.queues,
+                    concurrency=worker.beat.worker.concurrency,
+                    active=worker.beat.worker.active,
+                    started=worker.started,
+                    seen_ago=max(0, now - worker.at),
+                    turned_ago=max(0, now - worker.at) + worker.beat.worker.turned_ago,
+                    stopping=worker.beat.worker.stopping,
+                    died=worker.died,
+                    lag=worker.beat.worker.lag,
+                    memory=worker.beat.worker.memory,
+                    quiet=worker.beat.worker.quiet,
+                    tasks=worker.beat.worker.tasks,
+                    unstopped=worker.beat.worker.unstopped,
+                    why=worker.beat.worker.why,
+                    alarm=worker.beat.worker.alarm,
                 )
-                for seen in self._workers.values()
-                if seen.beat.worker is not None
+                for worker in self._workers.values()
+                if worker.beat.worker is not None
             ),
             schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
             leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
@@ -861,9 +863,9 @@ class Model(ScheduleStore):
         )
 
     def _unknown(self, queue: str, now: int) -> tuple[UnknownTask, ...]:
-        if queue not in self._lines:
+        if queue not in self._queues:
             return ()
-        parked = sorted((name, index) for name, index in self._lines[queue].parked.items() if name.startswith(UNKNOWN))
+        parked = sorted((name, index) for name, index in self._queues[queue].parked.items() if name.startswith(UNKNOWN))
         found: list[UnknownTask] = []
         for name, index in parked[:LOOK_LIMIT]:
             since = min(self._jobs[ref].run_at for ref in index.first(UNKNOWN_LOOKS))
@@ -871,9 +873,9 @@ class Model(ScheduleStore):
         return tuple(found)
 
     def _oldest(self, queue: str, now: int) -> int | None:
-        if queue not in self._lines:
+        if queue not in self._queues:
             return None
-        line = self._lines[queue]
+        line = self._queues[queue]
         waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
         return max((max(0, now - self._jobs[ref].run_at) for ref in waiting), default=None)
 
@@ -882,12 +884,12 @@ class Model(ScheduleStore):
     ) -> EventPage:
         """Return what happened after the cursor."""
         if reader is None or cursor == EVENTS_END:
-            return self._journal.page(cursor, limit, of, now=self._clock.now())
-        return self._journal.lend(cursor, limit, reader, self._clock.now())
+            return self._event_log.page(cursor, limit, of, now=self._clock.now())
+        return self._event_log.lend(cursor, limit, reader, self._clock.now())
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""
-        return self._shelf.indexed()
+        return self._indexes.indexed()
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -896,7 +898,7 @@ class Model(ScheduleStore):
         return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
 
 
-def _asked_for(job: JobRecord, query: Query) -> bool:
+def _matches(job: JobRecord, query: Query) -> bool:
     return (
         (not query.queues or job.queue in query.queues)
         and (not query.states or job.state in query.states)

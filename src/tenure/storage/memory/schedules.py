@@ -28,7 +28,7 @@ class ScheduleStore(EnqueueRules):
         """Change schedules, in the order given."""
         now = self._clock.now()
         planned = [self._change(change, now, offset) for offset, change in enumerate(changes)]
-        self._shelf.let_in(now)
+        self._indexes.release_freed(now)
         return planned
 
     def _change(self, change: Change, now: int, offset: int) -> ScheduleResult:
@@ -43,23 +43,23 @@ class ScheduleStore(EnqueueRules):
             case RemoveSchedule():
                 del self._schedules[change.name]
             case Tick():
-                return self._move_on(known, change, now, offset)
+                return self._advance(known, change, now, offset)
         return ScheduleResult(change.name, "done")
 
-    def _move_on(self, known: Schedule, asked: Tick, now: int, offset: int) -> ScheduleResult:
-        if not known.is_at_tick(asked.expected):
-            return ScheduleResult(asked.name, "superseded")
-        fate = None if asked.job is None else self._fire(known, asked.job, now, offset)
-        after, told = after_tick(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=now)
-        self._schedules[asked.name] = after
-        for event in told:
+    def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
+        if not known.is_at_tick(tick.expected):
+            return ScheduleResult(tick.name, "superseded")
+        fate = None if tick.job is None else self._fire(known, tick.job, now, offset)
+        after, events = after_tick(known, tick.tick, tick.next_tick, missed=tick.missed, fate=fate, now=now)
+        self._schedules[tick.name] = after
+        for event in events:
             self._record(event, now)
-        return ScheduleResult(asked.name, "done", fate if isinstance(fate, Ref) else None)
+        return ScheduleResult(tick.name, "done", fate if isinstance(fate, Ref) else None)
 
     def _fire(self, known: Schedule, job: NewJob, now: int, offset: int) -> Fate:
-        if not may_fire(known.overlap, self._shelf.unfinished_of(known.name)):
+        if not may_fire(known.overlap, self._indexes.unfinished_of(known.name)):
             return "overlap"
-        receipt = self._remember(job, now, offset)
+        receipt = self._enqueue(job, now, offset)
         return fate_of(receipt.made, receipt.ref)
 
     def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
@@ -68,8 +68,8 @@ class ScheduleStore(EnqueueRules):
         Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
         """
         going = [schedule for schedule in self._schedules.values() if not schedule.paused]
-        ticking = sorted((one.next_tick, one.name) for one in going if one.next_tick is not None)
-        come = [name for tick, name in ticking if tick <= now]
-        come += sorted(one.name for one in going if one.is_ahead(now) and one.name not in come)
-        coming = [tick for tick, _ in ticking if tick > now]
-        return tuple(self._schedules[name] for name in come[:DUE_LIMIT]), coming[0] - now if coming else None
+        ticking = sorted((each.next_tick, each.name) for each in going if each.next_tick is not None)
+        due = [name for tick, name in ticking if tick <= now]
+        due += sorted(each.name for each in going if each.is_ahead(now) and each.name not in due)
+        later = [tick for tick, _ in ticking if tick > now]
+        return tuple(self._schedules[name] for name in due[:DUE_LIMIT]), later[0] - now if later else None

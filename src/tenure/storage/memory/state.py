@@ -16,19 +16,19 @@ class ModelState:
     """Records and their related data. `knocked` collects the topics that each step notifies."""
 
     def __init__(self, clock: Clock) -> None:
-        self.knocked: list[str] = []
+        self.notified: list[str] = []
         self._clock = clock
-        self._shelf = JobIndexes(
-            self._task_paused, self._task_rate, lambda queue: self.knocked.append(queue_topic(queue))
+        self._indexes = JobIndexes(
+            self._task_paused, self._task_rate, lambda queue: self.notified.append(queue_topic(queue))
         )
-        self._jobs = self._shelf.jobs
-        self._lines = self._shelf.lines
+        self._jobs = self._indexes.jobs
+        self._queues = self._indexes.queues
         self._runs: dict[Ref, list[RunRecord]] = {}
         self._log: dict[Ref, list[LogLine]] = {}
         self._logged: dict[Ref, LogPosition] = {}
         """For each job, how far its log has got."""
         self._settings: dict[Target, Settings] = {}
-        self._journal = EventLog()
+        self._event_log = EventLog()
 
     @property
     def records(self) -> Mapping[Ref, JobRecord]:
@@ -36,39 +36,39 @@ class ModelState:
         return self._jobs
 
     def _replace(self, before: JobRecord, after: JobRecord) -> None:
-        self._shelf.replace(before, after)
+        self._indexes.replace(before, after)
 
     def _drop(self, job: JobRecord) -> None:
-        self._shelf.drop(job)
+        self._indexes.drop(job)
         del self._runs[job.ref], self._log[job.ref]
         self._logged.pop(job.ref, None)
 
     def _expire(self, job: JobRecord, now: int) -> None:
         if job.policy.on_expire == "discard":
             self._drop(job)
-            self._lines[job.queue].discarded += 1
+            self._queues[job.queue].discarded += 1
         else:
             self._replace(job, expired(job, now))
         self._record(expiry(job, now), now)
-        self._tell_if_drained(job.queue, now)
-        self.knocked.append(job_topic(job.ref))
+        self._record_if_drained(job.queue, now)
+        self.notified.append(job_topic(job.ref))
 
-    def _past(self, job: JobRecord, now: int) -> bool:
+    def _is_past_retention(self, job: JobRecord, now: int) -> bool:
         """Return True if a completed job's own lifetime is over: it counts as deleted, even before a sweep."""
         return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
     def _record(self, event: Event, now: int) -> None:
-        self._journal.record(event, now)
-        self.knocked.append(EVENTS_TOPIC)
+        self._event_log.record(event, now)
+        self.notified.append(EVENTS_TOPIC)
 
-    def _tell(self, event: JobEvent, now: int) -> None:
+    def _record_on_request(self, event: JobEvent, now: int) -> None:
         """Record an optional event if its queue records that type."""
         if name_of(event) in (self._setting("queue", event.queue).record or ()):
             self._record(event, now)
 
-    def _tell_if_drained(self, queue: str, now: int) -> None:
-        asked = self._setting("queue", queue).record or ()
-        if "queue_drained" in asked and not self._lines[queue].unfinished:
+    def _record_if_drained(self, queue: str, now: int) -> None:
+        recorded = self._setting("queue", queue).record or ()
+        if "queue_drained" in recorded and not self._queues[queue].unfinished:
             self._record(QueueDrained(queue=queue), now)
 
     def _setting(self, kind: str, name: str) -> Settings:

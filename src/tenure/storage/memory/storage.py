@@ -134,7 +134,7 @@ class MemoryStorage:
     def _step(self, step: Callable[[], T]) -> T:
         with self._lock:
             answer = step()
-            knocked, self.model.knocked = self.model.knocked, []
+            knocked, self.model.notified = self.model.notified, []
         if knocked:
             self._hub.knock(knocked)
         return answer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tenure.core.text import storable
 from tenure.failures import trace_of
-from tenure.handlers.context import Progress, Signs
+from tenure.handlers.context import Progress, ProgressReports
 from tenure.processes.parent_death import end_with_all
 from tenure.worker.isolation.messages import Answer, ForwardedLog, InvalidMessageError, Order, ear_of_slot, framed
 
@@ -62,7 +62,7 @@ class Channel:
         end_with_all()
 
 
-class ForwardedSigns(Signs):
+class ForwardedSigns(ProgressReports):
     """Signs that wake the thread that sends them to the worker."""
 
     def __init__(self, news: threading.Event) -> None:

@@ -49,7 +49,7 @@ class IsolatedRuns:
 
         `refused` is called with the reason when the system refuses a process. It is called from any thread.
         """
-        self._whereabouts = equipment.whereabouts
+        self._whereabouts = equipment.app_location
         self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
         self._clock = equipment.clock
         self._logger = equipment.logger
@@ -58,7 +58,7 @@ class IsolatedRuns:
         self._isolates = isolates
         """True if a job in quarantine gets its own process, even if its task does not ask for one."""
         self._terms = IsolationSettings(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
-        self._side = equipment.side("tenure-slots")
+        self._side = equipment.background_loop("tenure-slots")
         self._unfit_for: Counter[Ref] = Counter()
         """How many times in a row a job found no usable process. Cleared once a process is ready."""
         self._roster = ProcessPool(worker=worker.name, slate=slate, fit=self._unfit_for.clear)

@@ -65,7 +65,7 @@ BREATH = 0.05
 class IsolatedApp(Protocol):
     """The part of an app that an isolated process needs."""
 
-    def equipment(self) -> Runtime:
+    def runtime(self) -> Runtime:
         """Return the runtime that the app gives to its workers."""
         ...
 
@@ -86,7 +86,7 @@ class JobProcess:
             equipment.clock,
             equipment.logger,
             middleware=equipment.middleware,
-            replaced=equipment.replaced,
+            replaced=equipment.overrides,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
         )
@@ -267,7 +267,7 @@ def _serve(line: Channel) -> None:
         if not isinstance(app, IsolatedApp):
             raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
         _log_over(line, order.level)
-        equipment = app.equipment()
+        equipment = app.runtime()
         # A module of the app may have changed the signal handlers.
         _go_on()
     except BaseException as error:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tenure.client.app_location import Whereabouts
+from tenure.client.app_location import AppLocation
 from tenure.core.job import JobRecord
 from tenure.core.outcome import Outcome
 from tenure.handlers.context import Line, Progress
@@ -32,7 +32,7 @@ _LENGTH = 4
 class LoadApp(Struct, frozen=True, tag="enter"):
     """Load the app from this location, and enter its lifespan. `level`: the lowest log level to forward."""
 
-    app: Whereabouts
+    app: AppLocation
     worker: str
     level: int
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from tenure.client.app_location import Whereabouts
+from tenure.client.app_location import AppLocation
 from tenure.processes.exit_status import OomKills
 from tenure.processes.process import ProcessExit
 from tenure.waiting import first
@@ -80,7 +80,7 @@ class ProcessPool:
         self._worker = worker
         self._slate = slate
         self._fit = fit
-        self.app: Whereabouts | None = None
+        self.app: AppLocation | None = None
         """The app's location, once it is known."""
         self.kills: OomKills | None = None
         """The out-of-memory kills, counted from the first process on."""
@@ -220,7 +220,7 @@ class ProcessPool:
             raise
         return slot
 
-    async def _ready(self, slot: PoolProcess, app: Whereabouts) -> None:
+    async def _ready(self, slot: PoolProcess, app: AppLocation) -> None:
         try:
             async with asyncio.timeout(STARTING):
                 await slot.say(LoadApp(app, self._worker, logging.getLogger().level))
