@@ -90,14 +90,14 @@ class Terminal:
             out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
-    def drawn(self, *args: str, columns: int = 80) -> str:
+    def drawn(self, *args: str, columns: int = 80, env: dict[str, str] | None = None) -> str:
         """Run it as a process whose output is a terminal of so many columns, to its end; return what that shows."""
         ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (24, columns))
         with subprocess.Popen(
             [sys.executable, "-m", "tenure", "--no-color", *args],
             cwd=self.place,
-            env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1]), "TERM": "dumb"},
+            env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1]), "TERM": "dumb"} | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,

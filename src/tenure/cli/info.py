@@ -14,7 +14,7 @@ import click
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.queues import QUEUE_COLUMNS, queue_row
-from tenure.cli.render import as_json, console, drawn, moment_text, on_terminal, printable, span_text, table
+from tenure.cli.render import as_json, console, drawn, draws, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, storage
 from tenure.ops.slow_runs import Slow
 from tenure.ops.views import InfoView, WorkerView, info_view
@@ -83,7 +83,7 @@ async def _look(access: StorageAccess, slow: Slow) -> InfoView:
 
 @contextmanager
 def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
-    if session.form != "table" or not on_terminal():
+    if session.form != "table" or not draws():
         yield lambda info: _line(session, info)
         return
     from rich.live import Live
@@ -93,7 +93,7 @@ def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
 
 
 def _shown(session: CommandSession, info: InfoView) -> None:
-    if on_terminal():
+    if draws():
         console(session).print(_drawn(info))
         return
     table(session, QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COLUMNS)

@@ -1,8 +1,9 @@
-"""Prints results to stdout: tables on a terminal, aligned lines elsewhere, JSON for programs."""
+"""Prints results to stdout: tables on a terminal if rich is installed, aligned lines otherwise, JSON for programs."""
 
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,7 +52,7 @@ def table(
     session: CommandSession, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
 ) -> None:
     """Print rows under their columns; cells of the columns in `whole` are never broken into lines."""
-    if on_terminal():
+    if draws():
         console(session).print(drawn(columns, rows, title=title, whole=whole))
         return
     if title is not None:
@@ -96,9 +97,9 @@ def console(session: CommandSession) -> "Console":
     return Console(no_color=not session.color, highlight=False, markup=False)
 
 
-def on_terminal() -> bool:
-    """Return True if stdout is a terminal."""
-    return sys.stdout.isatty()
+def draws() -> bool:
+    """Return True if results are drawn with rich: it is installed (`tenure[cli]`), and stdout is a terminal."""
+    return sys.stdout.isatty() and find_spec("rich") is not None
 
 
 def printable(text: str) -> str:

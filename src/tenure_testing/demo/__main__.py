@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from tenure.cli.exits import FAILURE, OK, report_error
-from tenure.cli.render import as_json, console, on_terminal
+from tenure.cli.render import as_json, console, draws
 from tenure.cli.session import CommandSession, storage
 from tenure_testing.demo.output import Lively, PlainOutput, Show, Silent
 from tenure_testing.demo.report import Report
@@ -45,7 +45,7 @@ def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool,
 def _shown(session: CommandSession, *, plain: bool) -> Show:
     if session.form != "table" or session.quiet:
         return Silent()
-    return Lively(console(session)) if on_terminal() and not plain else PlainOutput(_line)
+    return Lively(console(session)) if draws() and not plain else PlainOutput(_line)
 
 
 def _line(text: str) -> None:
