@@ -18,7 +18,7 @@ TABLES = (
     "info",
     "jobs list",
     "dead list",
-    "dead stats",
+    "dead groups",
     "queues list",
     "queues stats",
     "workers list",
