@@ -331,7 +331,7 @@ def test_each_storage_has_one_script_for_each_verb() -> None:
     verbs -= {"open", "close", "examine"}
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind,
     # and what creates an empty partition.
-    shared = {".sql": {"session", "tally", "line", "rates", "mend"}, ".lua": {"create"}}
+    shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair"}, ".lua": {"create"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 
     assert folders

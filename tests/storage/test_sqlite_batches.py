@@ -15,7 +15,7 @@ from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
 from tenure.storage.protocol import ClaimRequest
 from tenure.storage.sql import exchange
-from tenure.storage.sql.enqueue import TOGETHER
+from tenure.storage.sql.enqueue import INSERT_BYTES
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file, quiet
@@ -81,9 +81,9 @@ def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(t
     path = str(tmp_path / "jobs.db")
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
     # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * TOGETHER)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2 * INSERT_BYTES)
     tx = SQLiteTransaction(connection)
-    each = bytes(TOGETHER // 4)
+    each = bytes(INSERT_BYTES // 4)
     (receipts,) = exchange.enqueue_all(tx, [[job(f"{number}", payload=each) for number in range(12)]])
     answer = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 3))
     connection.close()

@@ -10,7 +10,7 @@ from tenure.core.settlement import settlement
 from tenure.storage.notifications import Listener
 from tenure.storage.protocol import CancelJob, ClaimRequest, owner_topic, queue_topic
 from tenure.storage.sqlite import SQLiteStorage
-from tenure.storage.sqlite.writer import UNSEEN
+from tenure.storage.sqlite.writer import UNCHECKED_BATCHES
 from tenure_testing.conformance.notices import ready
 from tests.storage.worlds import job
 
@@ -93,4 +93,4 @@ async def test_who_never_rests_hears_of_others_all_the_same(tmp_path: Path) -> N
     await here.close()
     await there.close()
 
-    assert written < 5 * UNSEEN
+    assert written < 5 * UNCHECKED_BATCHES

@@ -10,8 +10,8 @@ from tenure.core.job import Ref
 from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, UsageError
 from tenure.storage.protocol import ClaimRequest, SweepRequest
 from tenure.storage.sqlite import SQLiteStorage, filesystem_check, health
-from tenure.storage.sqlite.checkpoint import ANYBODYS_PAGES, Checkpoints
-from tenure.storage.sqlite.database import SCHEMA, require
+from tenure.storage.sqlite.checkpoint import MAX_PAGES, Checkpoints
+from tenure.storage.sqlite.database import SCHEMA, require_version
 from tenure.testing import ManualClock
 from tests.storage.worlds import job, owner
 
@@ -190,8 +190,8 @@ def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind:
 
 
 def test_a_file_system_that_may_be_shared_is_doubted() -> None:
-    assert filesystem_check.doubtful(filesystem_check.file_system("/host/jobs.db", MOUNTS))
-    assert not filesystem_check.doubtful(filesystem_check.file_system("/var/jobs.db", MOUNTS))
+    assert filesystem_check.is_maybe_shared(filesystem_check.file_system("/host/jobs.db", MOUNTS))
+    assert not filesystem_check.is_maybe_shared(filesystem_check.file_system("/var/jobs.db", MOUNTS))
 
 
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_an_old_sqlite_is_refused() -> None:
     with pytest.raises(StorageError, match=r"3\.34\.1"):
-        require((3, 34, 1))
+        require_version((3, 34, 1))
 
 
 async def test_a_closed_storage_says_so_until_it_is_opened_again(tmp_path: Path) -> None:
@@ -329,12 +329,12 @@ def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_pa
     checkpoints = Checkpoints(str(path), ManualClock())
     longest = 0
     for _ in range(10):
-        connection.execute("INSERT INTO blob VALUES (zeroblob(?))", (ANYBODYS_PAGES * 4200,))
+        connection.execute("INSERT INTO blob VALUES (zeroblob(?))", (MAX_PAGES * 4200,))
         longest = max(longest, os.path.getsize(f"{path}-wal"))
-        checkpoints.consider(connection, leading=False)
+        checkpoints.checkpoint_if_due(connection, leading=False)
     connection.close()
 
-    assert longest < 3 * ANYBODYS_PAGES * 4200
+    assert longest < 3 * MAX_PAGES * 4200
 
 
 @pytest.mark.thorough
@@ -344,8 +344,8 @@ async def test_a_long_log_is_carried_over_by_whoever_has_written_it_though_nobod
     await storage.enqueue([job("first")])
     before = path.stat().st_size
     # A single commit may be as long as many.
-    await storage.enqueue([job("large", payload=bytes(ANYBODYS_PAGES * 4200))])
+    await storage.enqueue([job("large", payload=bytes(MAX_PAGES * 4200))])
     carried_over = path.stat().st_size
     await storage.close()
 
-    assert before < ANYBODYS_PAGES * 4096 < carried_over
+    assert before < MAX_PAGES * 4096 < carried_over

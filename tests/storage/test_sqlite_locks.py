@@ -58,7 +58,7 @@ def test_two_storages_of_one_process_exclude_each_other(tmp_path: Path) -> None:
 def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mine, theirs = Locks(str(path)), Locks(str(path))
-    mine.live("me")
+    mine.hold("me")
     path.read_bytes()
 
     assert theirs.alive("me")
@@ -74,14 +74,14 @@ def test_a_life_outlasts_the_closing_of_another_descriptor(tmp_path: Path) -> No
 
 def test_a_life_that_is_guarded_ends_when_its_guard_lets_go_or_ends(tmp_path: Path) -> None:
     mine, guard, others = (Locks(str(tmp_path / "lock")) for _ in range(3))
-    for over in (partial(guard.let_go, "me"), guard.close):
-        mine.live("me")
+    for over in (partial(guard.release, "me"), guard.close):
+        mine.hold("me")
         guard.guard("me")
         mine.close()
 
         assert others.alive("me")
         assert guard.alive("me")
-        assert not guard.lived
+        assert not guard.has_owners
         assert not guard.holds("me")
 
         over()
@@ -94,9 +94,9 @@ def test_a_life_that_is_guarded_ends_when_its_guard_lets_go_or_ends(tmp_path: Pa
 
 def test_who_guards_a_life_that_is_also_held_here_lets_go_of_the_guard_only(tmp_path: Path) -> None:
     mine, others = Locks(str(tmp_path / "lock")), Locks(str(tmp_path / "lock"))
-    mine.live("me")
+    mine.hold("me")
     mine.guard("me")
-    mine.let_go("me")
+    mine.release("me")
 
     assert others.alive("me")
 
@@ -107,7 +107,7 @@ def test_who_guards_a_life_that_is_also_held_here_lets_go_of_the_guard_only(tmp_
 def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mine = Locks(str(path))
-    mine.live("me")
+    mine.hold("me")
     path.unlink()
     newcomer = Locks(str(path))
 
@@ -125,8 +125,8 @@ def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
 def test_whom_a_replaced_lock_file_hides_is_not_dead_until_seen_at_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mover, comer, hidden = (Locks(str(path)) for _ in range(3))
-    comer.live("comer")
-    hidden.live("hidden")
+    comer.hold("comer")
+    hidden.hold("hidden")
     with mover.writing():
         path.unlink()
     with mover.writing():
@@ -433,8 +433,8 @@ async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> Non
 def test_a_storage_that_nobody_knows_any_more_lets_its_owners_go(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mine, theirs = Locks(str(path)), Locks(str(path))
-    mine.live("me")
-    mine.close_unless_lived()
+    mine.hold("me")
+    mine.close_if_unused()
     lived = theirs.alive("me")
     del mine
     gc.collect()

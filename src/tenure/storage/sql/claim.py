@@ -12,9 +12,10 @@ from tenure.core.order import entered_at
 from tenure.core.transition import begun, claimed, is_expired
 from tenure.storage.protocol import RUNS_KEPT, SCAN_LIMIT
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
-from tenure.storage.sql.settings import recorded, setting
+from tenure.storage.sql.lists import json_list
+from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import expire, the_job, whole
+from tenure.storage.sql.transitions import expire, job_at, read_job
 from tenure.storage.sql.unknown_tasks import first_seqs
 
 
@@ -25,12 +26,12 @@ def promote(tx: Transaction, queue: str, limit: int) -> int:
         return 0
     aged = [seq for seq, expires_at, _ in due if expires_at is not None and expires_at <= tx.now]
     for seq in aged:
-        expire(tx, seq, the_job(tx, seq))
+        expire(tx, seq, job_at(tx, seq))
     young = [(seq, keyed) for seq, _, keyed in due if seq not in aged]
     # `is_fair` resets the fair order of an empty queue, so call it only if a job enters the queue.
     if young and (fair_queue.is_fair(tx, queue) or any(keyed for _, keyed in young)):
         for seq, _ in young:
-            _promote(tx, seq, the_job(tx, seq))
+            _promote(tx, seq, job_at(tx, seq))
     elif young:
         promoted = tx.run("exchange.promote", {"queue": queue, "now": tx.now, "limit": len(young)})
         tx.count_move(queue, left="delayed", to="waiting", jobs=promoted)
@@ -44,7 +45,7 @@ def _promote(tx: Transaction, seq: int, job: JobRecord) -> None:
         # The repair of its record has ended the job.
         return
     at = entered_at(job.score, boost=job.boost, lifo=job.lifo)
-    tx.run("exchange.come_in", {"score": fair_queue.score(tx, job, at), "seq": seq})
+    tx.run("exchange.promote_one", {"score": fair_queue.score(tx, job, at), "seq": seq})
     tx.count_move(job.queue, left="delayed", to="waiting")
 
 
@@ -57,12 +58,12 @@ class Claim:
         self._owner = owner
         self._room = room
         self._tasks = tasks
-        self._looks = SCAN_LIMIT
+        self._examinable = SCAN_LIMIT
 
     @property
     def has_room(self) -> bool:
         """True if the claim has room for more jobs and may examine more."""
-        return min(self._room - len(self.leases), self._looks) > 0
+        return min(self._room - len(self.leases), self._examinable) > 0
 
     def take_from(self, queue: str, known: Sequence[str]) -> None:
         """Start the best jobs of a queue, and move jobs that may not start out of the way.
@@ -70,39 +71,39 @@ class Claim:
         `known`: the names of unknown tasks that jobs are parked under and that the owner knows.
         """
         tx = self._tx
-        while (limit := min(self._room - len(self.leases), self._looks, rates.free(tx, queue))) > 0:
-            found = _first_known(tx, queue, known, limit) if known else _first_in_line(tx, queue, limit)
-            if not self._go_through(queue, found) and len(found) < limit:
+        while (limit := min(self._room - len(self.leases), self._examinable, rates.free(tx, queue))) > 0:
+            found = _first_known(tx, queue, known, limit) if known else _first_ready(tx, queue, limit)
+            if not self._process(queue, found) and len(found) < limit:
                 return
 
-    def _go_through(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
+    def _process(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
         """Process the first jobs of a queue one by one, until a released job may have a better score than the next one.
 
         Returns how many jobs were released.
         """
         tx = self._tx
         stall = setting(tx, "queue", queue).stall
-        records = recorded(tx, queue, "started")
-        paced = rates.of_queue(tx, queue) is not None
+        records = records_event(tx, queue, "started")
+        paced = rates.queue_rate(tx, queue) is not None
         unbound: dict[str, bool] = {}
         started: list[tuple[int, JobRecord]] = []
         let_in = 0
         for seq, job, plain in found:
             if paced and not rates.free(tx, queue):
                 break
-            self._looks -= 1
+            self._examinable -= 1
             if job.parked_under is not None:
-                job = concurrency_keys.come_back(tx, seq, job)
+                job = concurrency_keys.unpark_one(tx, seq, job)
             if plain and job.task not in unbound:
-                unbound[job.task] = concurrency_keys.unbound(tx, queue, job.task)
+                unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
             free = plain and unbound[job.task]
             if not free and is_expired(job, tx.now):
                 expire(tx, seq, job)
-            elif not free and (full := concurrency_keys.full(tx, job, self._tasks)) is not None:
+            elif not free and (full := concurrency_keys.blocked_by(tx, job, self._tasks)) is not None:
                 concurrency_keys.park(tx, seq, job, full)
             else:
                 if not free:
-                    concurrency_keys.take(tx, job)
+                    concurrency_keys.acquire(tx, job)
                     rates.take(tx, job)
                 job = claimed(job, self._owner.id, tx.now, stall)
                 started.append((seq, job))
@@ -112,7 +113,7 @@ class Claim:
             if let_in:
                 break
         _start(tx, self._owner, started)
-        fair_queue.given_out(tx, queue, (job for _, job in started))
+        fair_queue.mark_dispatched(tx, queue, (job for _, job in started))
         tx.count_move(queue, left="waiting", to="active", jobs=len(started))
         self.leases += [Lease(job) for _, job in started]
         return let_in
@@ -121,24 +122,26 @@ class Claim:
 def _first_known(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
     seqs = first_seqs(tx, queue, known, limit)
-    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", {"seqs": rows.listed(seqs)})}
+    records = {row[0]: read_job(tx, row) for row in tx.all("get.by_seqs", {"seqs": json_list(seqs)})}
     return _waiting([(seq, records[seq], False) for seq in seqs])
 
 
-def _first_in_line(tx: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
+def _first_ready(tx: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
     """Return seqs and records of the first ready jobs, and whether each is plain."""
     row = tx.one("exchange.ready", {"queue": queue, "limit": limit})
     if row is None or row[1] is None:
         return []
     listed, payloads = row
-    line = rows.ready(listed)
+    jobs = rows.ready(listed)
     # If any text is not UTF-8, each job is read separately.
     readable = type(listed) is str
-    others = [job.seq for job in line if not (job.plain and readable)]
-    records = {row[0]: whole(tx, row) for row in tx.all("get.by_seqs", {"seqs": rows.listed(others)})} if others else {}
+    others = [job.seq for job in jobs if not (job.plain and readable)]
+    records = (
+        {row[0]: read_job(tx, row) for row in tx.all("get.by_seqs", {"seqs": json_list(others)})} if others else {}
+    )
     found: list[tuple[int, JobRecord, bool]] = []
     begins = 0
-    for job in line:
+    for job in jobs:
         ends = begins + job.size
         if job.plain and readable:
             found.append(_fresh(tx, queue, job, payloads[begins:ends]))
@@ -155,14 +158,14 @@ def _waiting(found: list[tuple[int, JobRecord, bool]]) -> list[tuple[int, JobRec
 
 def _fresh(tx: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
     try:
-        return job.seq, rows.fresh(queue, job, payload), True
+        return job.seq, rows.plain_job(queue, job, payload), True
     except MsgspecError:
-        return job.seq, the_job(tx, job.seq), False
+        return job.seq, job_at(tx, job.seq), False
 
 
 def _start(tx: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) -> None:
     if again := [seq for seq, job in started if job.starts > 1]:
-        tx.run("exchange.file_runs", {"seqs": rows.listed(again)})
+        tx.run("exchange.archive_runs", {"seqs": json_list(again)})
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for seq, job in started:
         stall = job.stall
@@ -187,7 +190,7 @@ def _start(tx: Transaction, owner: Owner, started: list[tuple[int, JobRecord]]) 
                 "run_until": run_until,
                 "progress_until": progress_until,
                 "starts": starts,
-                "seqs": rows.listed(seqs),
+                "seqs": json_list(seqs),
             },
         )
     surplus = [{"seq": seq, "number": job.starts - RUNS_KEPT} for seq, job in started if job.starts > RUNS_KEPT]

@@ -41,7 +41,7 @@ def hand_back(tx: Transaction, owner: Owner, lane: Lane) -> None:
     tx.lanes[owner.id, lane.id] = known.over(lane, tx.now)
 
 
-def keep(lanes: Lanes, tx: Transaction) -> None:
+def publish(lanes: Lanes, tx: Transaction) -> None:
     """Publish a transaction's changes after its commit."""
     lanes |= tx.lanes
     if tx.lanes and len(lanes) > _KEPT:

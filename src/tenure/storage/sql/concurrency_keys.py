@@ -16,7 +16,7 @@ from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
 
-def name(tx: Transaction, job: NewJob) -> None:
+def register(tx: Transaction, job: NewJob) -> None:
     """Register a new job's keys; the limits that it carries apply from now on."""
     count(tx, job.queue, job.keys, 1)
     for key in job.keys:
@@ -35,13 +35,13 @@ def count(tx: Transaction, queue: str, keys: Sequence[Key], more: int) -> None:
         slots.named += more
 
 
-def unbound(tx: Transaction, queue: str, task: str) -> bool:
+def may_start_freely(tx: Transaction, queue: str, task: str) -> bool:
     """Return True if a job of this task without keys and rates may start and takes nothing by its start."""
     settings = setting(tx, "task", task)
-    return not settings.paused and settings.rate is None and rates.of_queue(tx, queue) is None
+    return not settings.paused and settings.rate is None and rates.queue_rate(tx, queue) is None
 
 
-def full(tx: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
+def blocked_by(tx: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> str | None:
     """Return the name that a job must be parked under, or None if all its keys and rates let it start.
 
     `tasks`: the tasks that the caller knows. They are checked only for a job that has started before.
@@ -51,50 +51,50 @@ def full(tx: Transaction, job: JobRecord, tasks: Mapping[str, int] | None) -> st
     if job.starts and job.unreadable is None and not knows(tasks, job.task, job.policy.version):
         return unknown_place(job.task, job.policy.version)
     under = next((key.name for key in job.keys if not tx.key(job.queue, key.name).free), None)
-    return rates.closed(tx, job) if under is None else under
+    return rates.closed_rate(tx, job) if under is None else under
 
 
-def take(tx: Transaction, job: JobRecord) -> None:
+def acquire(tx: Transaction, job: JobRecord) -> None:
     """Make a starting job a holder of each of its keys."""
     for key in job.keys:
         tx.key(job.queue, key.name).held += tx.run(
-            "exchange.take_slot", {"queue": job.queue, "key": key.name, "id": job.id}
+            "exchange.insert_slot", {"queue": job.queue, "key": key.name, "id": job.id}
         )
 
 
-def leave(tx: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
+def release(tx: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
     """Remove a job that is not active any more from the holders of its keys."""
     for key in keys:
-        tx.key(queue, key.name).held -= tx.run("exchange.leave_slot", {"queue": queue, "key": key.name, "id": job})
+        tx.key(queue, key.name).held -= tx.run("exchange.delete_slot", {"queue": queue, "key": key.name, "id": job})
 
 
 def park(tx: Transaction, seq: int, job: JobRecord, under: str) -> None:
     """Park a ready job until there is room."""
     tx.run("exchange.park", {"under": under, "seq": seq})
     tx.count_move(job.queue, to="parked")
-    offer_place(tx, job)
+    mark_job_freed(tx, job)
     if under.startswith(RATE):
         rates.note_opening(tx, job.queue, under)
     if under.startswith(UNKNOWN):
         tx.topics.append(queue_topic(job.queue))
 
 
-def come_back(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
+def unpark_one(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Release a parked job, and return its new record."""
     tx.run("exchange.park", {"under": None, "seq": seq})
     tx.count_move(job.queue, left="parked")
     return structs.replace(job, parked_under=None)
 
 
-def offer(tx: Transaction, queue: str, keys: Sequence[Key]) -> None:
+def mark_freed(tx: Transaction, queue: str, keys: Sequence[Key]) -> None:
     """Record the keys of a job that was their holder."""
     tx.freed.update((queue, key.name) for key in keys)
 
 
-def offer_place(tx: Transaction, job: JobRecord) -> None:
+def mark_job_freed(tx: Transaction, job: JobRecord) -> None:
     """Record the keys and rates of a job that has left the ready jobs, because they may be free."""
-    offer(tx, job.queue, job.keys)
-    tx.freed.update((job.queue, name) for name in rates.names(tx, job))
+    mark_freed(tx, job.queue, job.keys)
+    tx.freed.update((job.queue, name) for name in rates.parking_names(tx, job))
 
 
 def release_opened(tx: Transaction, queue: str) -> None:
@@ -137,7 +137,7 @@ def _release_freed(tx: Transaction, queue: str, under: str, left: int) -> int:
         return unpark(tx, queue, under)
     unparked = unpark(tx, queue, under, room=min(rates.room(tx, queue, under), left))
     if unparked:
-        rates.forget_opening(tx, queue, under)
+        rates.delete_opening(tx, queue, under)
     return unparked
 
 

@@ -14,14 +14,16 @@ from tenure.core.order import score_at
 from tenure.core.transition import collecting, enqueued, merged
 from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_topic
 from tenure.storage.sql import concurrency_keys, fair_queue, rows
-from tenure.storage.sql.settings import recorded
+from tenure.storage.sql.columns import UndecodableText
+from tenure.storage.sql.lists import ByteSlices, json_list
+from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import drop, expire, find_job, past, record_move, taken_in, the_job
+from tenure.storage.sql.transitions import delete, expire, find_job, is_past_lifetime, job_at, merged_into, record_move
 
 _EVENTS: dict[str, OnRequest] = {"duplicate": "deduplicated", "replaced": "debounced", "gathered": "collected"}
 """The optional event for each way of merging a call into an existing job."""
 
-TOGETHER = 16 << 20
+INSERT_BYTES = 16 << 20
 """The limit for the payloads that one statement inserts, in bytes: databases refuse values that are too large."""
 
 
@@ -31,14 +33,14 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
     All calls have the same instant, so jobs of several calls are ordered by their ids, which are generated in order.
     """
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
-    receipts: list[EnqueueResult] = []
-    while (done := len(receipts)) < len(jobs):
+    results: list[EnqueueResult] = []
+    while (done := len(results)) < len(jobs):
         alike = _alike(tx, jobs, done)
         if alike and _create_alike(tx, alike):
-            receipts += [EnqueueResult("created", new.ref) for _, new in alike]
+            results += [EnqueueResult("created", new.ref) for _, new in alike]
         else:
-            receipts += [store(tx, new, offset) for offset, new in alike or jobs[done : done + 1]]
-    each = iter(receipts)
+            results += [store(tx, new, offset) for offset, new in alike or jobs[done : done + 1]]
+    each = iter(results)
     return [list(islice(each, len(call))) for call in calls]
 
 
@@ -50,15 +52,15 @@ def store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
     if plain and _create(tx, new, None, offset):
         return EnqueueResult("created", new.ref)
     known = find_job(tx, new.ref)
-    if known is None and (answering := taken_in(tx, new.ref)) is not None:
+    if known is None and (answering := merged_into(tx, new.ref)) is not None:
         known = find_job(tx, answering)
     if known is not None:
-        if not past(known[1], tx.now):
+        if not is_past_lifetime(known[1], tx.now):
             return EnqueueResult("duplicate", known[1].ref)
-        drop(tx, *known)
-    there = _come_to(tx, new)
-    if there is not None:
-        return _merge(tx, new, there, offset)
+        delete(tx, *known)
+    existing = _existing_job(tx, new)
+    if existing is not None:
+        return _merge(tx, new, existing, offset)
     if (refused := _throttled(tx, new)) is not None:
         return refused
     _create(tx, new, known[1] if known is not None and known[1].ref == new.ref else None, offset)
@@ -67,7 +69,7 @@ def store(tx: Transaction, new: NewJob, offset: int) -> EnqueueResult:
 
 def holder(tx: Transaction, job: JobRecord) -> Ref | None:
     """Return the unfinished job that holds this job's unique key; expire those that have waited too long."""
-    return _living(tx, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
+    return _key_holder(tx, job.queue, job.merge) if isinstance(job.merge, UniqueKey) else None
 
 
 def free_window(tx: Transaction, job: JobRecord) -> None:
@@ -87,10 +89,10 @@ def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> 
     _, first = jobs[begins]
     if first.merge is not None or first.throttle is not None or first.keys or _is_fair(tx, first):
         return ()
-    if recorded(tx, first.queue, "enqueued"):
+    if records_event(tx, first.queue, "enqueued"):
         return ()
     ends, size = begins + 1, len(first.payload)
-    while ends < len(jobs) and size < TOGETHER:
+    while ends < len(jobs) and size < INSERT_BYTES:
         _, new = jobs[ends]
         if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
             break
@@ -106,8 +108,8 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     _, first = alike[0]
     run_at = first.run_at if first.run_at is not None else tx.now + first.delay
     at = max(run_at, tx.now)
-    payloads = rows.ByteSlices()
-    calls = rows.listed(
+    payloads = ByteSlices()
+    calls = json_list(
         [
             (
                 new.id,
@@ -124,24 +126,24 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     values |= {"calls": calls, "payloads": payloads.joined()}
     created = tx.run("enqueue.insert_alike", values)
     if created < len(alike):
-        tx.run("enqueue.take_back", {"jobs": created})
+        tx.run("enqueue.delete_last", {"jobs": created})
         return False
     tx.count_move(first.queue, to=values["state"], jobs=created)
     tx.topics.append(queue_topic(first.queue))
     return True
 
 
-def _come_to(tx: Transaction, new: NewJob) -> Ref | None:
+def _existing_job(tx: Transaction, new: NewJob) -> Ref | None:
     """Return the existing job that a call is merged into, or None."""
     if new.merge is None:
         return None
     if isinstance(new.merge, UniqueKey) and new.merge.window is not None:
         window = _window(tx, new.queue, merge_name(new.merge), new.merge.window)
         return None if window is None else window.ref
-    return _living(tx, new.queue, new.merge)
+    return _key_holder(tx, new.queue, new.merge)
 
 
-def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
+def _key_holder(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
     """Return the job that a call with this key is merged into, or None."""
     values: dict[str, str | int] = {"queue": queue, "name": merge_name(key), "now": tx.now}
     match key:
@@ -152,20 +154,20 @@ def _living(tx: Transaction, queue: str, key: MergeKey) -> Ref | None:
         case UniqueKey():
             statement = "enqueue.holder"
         case DebounceKey():
-            statement = "enqueue.yet_to_start"
+            statement = "enqueue.unstarted_holder"
             values |= {"most": 1, "bytes": 1}
         case CollectKey(max_size=max_size):
-            statement = "enqueue.yet_to_start"
+            statement = "enqueue.unstarted_holder"
             values |= {"most": max_size, "bytes": GATHERED_LIMIT}
     while (row := tx.one(statement, values)) is not None:
         seq, id_, too_old = row
-        if type(id_) is rows.Garbled:
+        if type(id_) is UndecodableText:
             # Reading the record ends the job.
-            the_job(tx, seq)
+            job_at(tx, seq)
             continue
         if not too_old:
             return Ref(queue, id_)
-        expire(tx, seq, the_job(tx, seq))
+        expire(tx, seq, job_at(tx, seq))
     return None
 
 
@@ -181,42 +183,43 @@ def _window(tx: Transaction, queue: str, name: str, length: int) -> Window | Non
 
 
 def _merge(tx: Transaction, new: NewJob, into: Ref, offset: int) -> EnqueueResult:
-    gathered, receipt = 0, EnqueueResult("duplicate", into)
+    gathered, result = 0, EnqueueResult("duplicate", into)
     match new.merge:
         case DebounceKey():
-            _take_the_place(tx, new, into, new.merge, offset)
-            receipt = EnqueueResult("replaced", into)
+            _replace_call(tx, new, into, new.merge, offset)
+            result = EnqueueResult("replaced", into)
         case CollectKey():
             gathered = _gather(tx, new, into, new.merge, offset)
-            receipt = EnqueueResult("gathered", into)
+            result = EnqueueResult("gathered", into)
         case _:
             pass
-    if recorded(tx, into.queue, _EVENTS[receipt.made]):
+    if records_event(tx, into.queue, _EVENTS[result.made]):
         tx.record(merged(new, into, gathered))
-    return receipt
+    return result
 
 
-def _take_the_place(tx: Transaction, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
+def _replace_call(tx: Transaction, new: NewJob, into: Ref, key: DebounceKey, offset: int) -> None:
     """Replace the call that a debounced job is waiting with; the job keeps its id and fences."""
-    seq, old = _there(tx, into)
-    tx.run("enqueue.answer_for", {"queue": into.queue, "id": new.id, "job": into.id})
-    tx.run("enqueue.forget_calls", {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
-    tx.run("enqueue.give_up", {"seq": seq})
+    seq, old = _existing(tx, into)
+    tx.run("enqueue.insert_replaced_call", {"queue": into.queue, "id": new.id, "job": into.id})
+    tx.run("enqueue.trim_calls", {"queue": into.queue, "job": into.id, "kept": CALLS_KEPT})
+    tx.run("revise.delete", {"seq": seq})
     record_move(tx, old, None)
-    _put(tx, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=tx.now), offset)
+    _insert(tx, structs.replace(new, id=into.id), due_at(key, first=old.created, calls=1, now=tx.now), offset)
     tx.run(
-        "enqueue.go_on", {"fence": old.fence, "settled_fence": old.settled_fence, "queue": into.queue, "id": into.id}
+        "enqueue.set_fences",
+        {"fence": old.fence, "settled_fence": old.settled_fence, "queue": into.queue, "id": into.id},
     )
-    tx.run("enqueue.stay", {"created": min(old.created, tx.now), "queue": into.queue, "id": into.id})
+    tx.run("enqueue.set_created", {"created": min(old.created, tx.now), "queue": into.queue, "id": into.id})
 
 
 def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: int) -> int:
     """Add a call to a collecting job; return how many calls it has now."""
-    seq, job = _there(tx, into)
+    seq, job = _existing(tx, into)
     brought = framed(new.payload)
     after = collecting(job, key, tx.now, ttl=new.ttl, offset=offset, size=len(brought))
     tx.run(
-        "enqueue.take_in",
+        "enqueue.insert_call",
         {"queue": into.queue, "id": new.id, "job": into.id, "place": job.gathered, "payload": brought},
     )
     tx.run(
@@ -241,7 +244,7 @@ def _gather(tx: Transaction, new: NewJob, into: Ref, key: CollectKey, offset: in
     return after.gathered
 
 
-def _there(tx: Transaction, ref: Ref) -> tuple[int, JobRecord]:
+def _existing(tx: Transaction, ref: Ref) -> tuple[int, JobRecord]:
     found = find_job(tx, ref)
     if found is None:
         raise AssertionError(f"{ref} holds a key, but is gone")
@@ -250,20 +253,22 @@ def _there(tx: Transaction, ref: Ref) -> tuple[int, JobRecord]:
 
 def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
     """Count a job against the window of its throttle key; return the answer of a call that finds it full."""
-    asked = new.throttle
-    if asked is None:
+    throttle = new.throttle
+    if throttle is None:
         return None
-    name = throttle_name(asked)
-    window = _window(tx, new.queue, name, asked.window)
+    name = throttle_name(throttle)
+    window = _window(tx, new.queue, name, throttle.window)
     if window is None:
-        tx.run("enqueue.begin_window", {"queue": new.queue, "name": name, "until": tx.now + asked.window, "id": new.id})
+        tx.run(
+            "enqueue.begin_window", {"queue": new.queue, "name": name, "until": tx.now + throttle.window, "id": new.id}
+        )
         return None
-    if window.jobs < asked.most:
+    if window.jobs < throttle.most:
         tx.run("enqueue.count_in_window", {"id": new.id, "queue": new.queue, "name": name})
         return None
     wait = window.until - tx.now
-    if recorded(tx, new.queue, "throttled"):
-        tx.record(JobThrottled(queue=new.queue, id=new.id, task=new.task, key=asked.key, retry_in=wait / 1_000_000))
+    if records_event(tx, new.queue, "throttled"):
+        tx.record(JobThrottled(queue=new.queue, id=new.id, task=new.task, key=throttle.key, retry_in=wait / 1_000_000))
     return EnqueueResult("throttled", window.ref, wait)
 
 
@@ -272,17 +277,14 @@ def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int)
     run_at = new.run_at if new.run_at is not None else tx.now + new.delay
     if new.merge is not None and isinstance(new.merge, DebounceKey | CollectKey):
         run_at = due_at(new.merge, first=tx.now, calls=1, now=tx.now)
-    if not _put(tx, new, run_at, offset):
+    if not _insert(tx, new, run_at, offset):
         return False
     if before is not None:
-        tx.run(
-            "enqueue.go_on",
-            {"fence": before.fence, "settled_fence": before.settled_fence, "queue": new.queue, "id": new.id},
-        )
+        _set_fences(tx, new.ref, before)
     match new.merge:
         case CollectKey():
             tx.run(
-                "enqueue.take_in",
+                "enqueue.insert_call",
                 {"queue": new.queue, "id": new.id, "job": new.id, "place": 0, "payload": framed(new.payload)},
             )
         case UniqueKey(window=int() as window):
@@ -292,12 +294,17 @@ def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int)
             )
         case _:
             pass
-    if recorded(tx, new.queue, "enqueued"):
-        tx.record(enqueued(_there(tx, new.ref)[1]))
+    if records_event(tx, new.queue, "enqueued"):
+        tx.record(enqueued(_existing(tx, new.ref)[1]))
     return True
 
 
-def _put(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
+def _set_fences(tx: Transaction, ref: Ref, before: JobRecord) -> None:
+    fences = {"fence": before.fence, "settled_fence": before.settled_fence}
+    tx.run("enqueue.set_fences", fences | {"queue": ref.queue, "id": ref.id})
+
+
+def _insert(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
     """Insert a job as waiting or delayed; return True if its id was new."""
     values = rows.new_job(new, run_at, tx.now)
     values["score"] = _score(tx, new, run_at, offset)
@@ -305,7 +312,7 @@ def _put(tx: Transaction, new: NewJob, run_at: int, offset: int) -> bool:
         return False
     tx.count_move(new.queue, to=values["state"])
     if new.keys:
-        concurrency_keys.name(tx, new)
+        concurrency_keys.register(tx, new)
     tx.topics.append(queue_topic(new.queue))
     return True
 

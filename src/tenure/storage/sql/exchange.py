@@ -22,9 +22,9 @@ from tenure.storage.sql.transaction import Transaction
 
 def enqueue_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Store each new job of several calls once."""
-    receipts = enqueue.store_all(tx, calls)
+    results = enqueue.store_all(tx, calls)
     concurrency_keys.release_freed(tx)
-    return receipts
+    return results
 
 
 def exchange(
@@ -36,16 +36,16 @@ def exchange(
         return ExchangeResult(verdicts)
     lane = order.lane
     seen = lane is not None and claim_numbers.has_seen(tx, owner, lane)
-    lookout = ReadyQueues(tx, order.queues, order.tasks)
+    ready = ReadyQueues(tx, order.queues, order.tasks)
     claim = Claim(tx, owner, 0 if seen else min(order.room, CLAIM_LIMIT), order.tasks)
     visited: list[str] = []
     # The first queue is visited anyway, so it needs no check for ready jobs.
-    lined = 0
+    next_ready = 0
     for number, queue in enumerate(order.queues):
-        if lined < number and claim.has_room:
-            lined = lookout.first_in_line(number)
-        due, opens, known = lookout.is_due(queue), lookout.opens(queue), lookout.known(queue)
-        if not (due or opens or known or lined == number) or lookout.paused(queue):
+        if next_ready < number and claim.has_room:
+            next_ready = ready.next_ready(number)
+        due, opens, known = ready.is_due(queue), ready.has_opened(queue), ready.known(queue)
+        if not (due or opens or known or next_ready == number) or ready.is_paused(queue):
             continue
         visited.append(queue)
         if due:
@@ -56,12 +56,12 @@ def exchange(
     if lane is not None and not seen:
         runs = [(lease.ref, lease.fence) for lease in claim.leases]
         tx.lanes[owner.id, lane.id] = tx.lane(owner.id, lane.id).claimed(lane, runs, tx.now)
-    waiting = [queue for queue in visited if lookout.look_again(queue)]
-    left = any(not lookout.shut(queue) for queue in waiting) or lookout.left(max(1, lined))
-    return _answer(verdicts, tuple(claim.leases), left, lookout.next_due(), tx.now, seen=seen)
+    waiting = [queue for queue in visited if ready.refresh(queue)]
+    left = any(not ready.is_closed(queue) for queue in waiting) or ready.has_claimable(max(1, next_ready))
+    return _answer(verdicts, tuple(claim.leases), left, ready.next_due(), tx.now, seen=seen)
 
 
-def nothing_to_exchange(tx: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
+def exchange_read_only(tx: Transaction, owner: Owner, order: ClaimRequest | None) -> ExchangeResult | None:
     """Return the answer to a claim that changes nothing, or None if it may change something.
 
     This only reads, so it needs no lock: eight idle processes that poll do not block each other.
@@ -72,8 +72,8 @@ def nothing_to_exchange(tx: Transaction, owner: Owner, order: ClaimRequest | Non
     claims = None if lane is None else tx.lane(owner.id, lane.id)
     if lane is not None and claims is not None and (claims.has_seen(lane) or claims.lost(lane)):
         return None
-    lookout = ReadyQueues(tx, order.queues, order.tasks)
-    left, due = lookout.left(0), lookout.next_due()
+    ready = ReadyQueues(tx, order.queues, order.tasks)
+    left, due = ready.has_claimable(0), ready.next_due()
     # A job that may not start, for example of a paused task, is parked, and due jobs are promoted or expired.
     if (left and order.room > 0) or (due is not None and due <= tx.now):
         return None

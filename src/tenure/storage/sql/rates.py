@@ -21,43 +21,46 @@ _OF_TASKS_BETWEEN = (("task:", "task;"), ("task/", "task0"))
 """The ranges of the names that begin with "task:" or "task/"."""
 
 
-def of(tx: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
+def rates_of(tx: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
     """Return the rates that a job's start takes time of; a rate set for the task replaces the task's own rates."""
-    return _of(tx, job.task, job.rates)
+    return _effective(tx, job.task, job.rates)
 
 
-def closed(tx: Transaction, job: JobRecord) -> str | None:
+def closed_rate(tx: Transaction, job: JobRecord) -> str | None:
     """Return the name that a job must be parked under because of a rate, None if all its rates are open."""
-    for rate in of(tx, job):
+    for rate in rates_of(tx, job):
         if rule.opens_at(tx.rate(job.queue, rate.name).taken, rate, tx.now) > tx.now:
             return RATE + rate.name
     return None
 
 
-def of_queue(tx: Transaction, queue: str) -> RateKey | None:
+def queue_rate(tx: Transaction, queue: str) -> RateKey | None:
     """Return the rate that is set for a queue, or None."""
     rate = setting(tx, "queue", queue).rate
     return rate if rate is not None and rate.interval else None
 
 
+def _with_queue_rate(tx: Transaction, job: JobRecord) -> list[RateKey]:
+    rate = queue_rate(tx, job.queue)
+    return rates_of(tx, job) if rate is None else [*rates_of(tx, job), rate]
+
+
 def free(tx: Transaction, queue: str) -> int:
     """Return how many jobs the queue's own rate lets start now; without a rate, how many may be examined."""
-    rate = of_queue(tx, queue)
+    rate = queue_rate(tx, queue)
     return SCAN_LIMIT if rate is None else rule.free(tx.rate(queue, rate.name).taken, rate, tx.now)
 
 
 def take(tx: Transaction, job: JobRecord) -> None:
     """Take the rates' time for one start."""
-    queue_rate = of_queue(tx, job.queue)
-    for rate in [*of(tx, job), *(() if queue_rate is None else (queue_rate,))]:
+    for rate in _with_queue_rate(tx, job):
         known = tx.rate(job.queue, rate.name)
         known.taken = rule.taken(known.taken, rate, tx.now)
 
 
 def give_back(tx: Transaction, job: JobRecord) -> None:
     """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
-    queue_rate = of_queue(tx, job.queue)
-    for rate in [*of(tx, job), *(() if queue_rate is None else (queue_rate,))]:
+    for rate in _with_queue_rate(tx, job):
         known = tx.rate(job.queue, rate.name)
         if known.taken.until > tx.now:
             more = rule.refund(rate, job.started or tx.now, tx.now)
@@ -78,7 +81,7 @@ def opened(tx: Transaction, queue: str) -> list[str]:
     """Return the names of the rates that have parked jobs and let one start by now."""
     if not tx.fair_queue(queue).opening:
         return []
-    return [RATE + name for (name,) in tx.all("rates.open", {"queue": queue, "now": tx.now, "limit": PROMOTE_LIMIT})]
+    return [RATE + name for (name,) in tx.all("rates.opened", {"queue": queue, "now": tx.now, "limit": PROMOTE_LIMIT})]
 
 
 def starts(tx: Transaction, queue: str, under: str, limit: int, *, afresh: bool) -> tuple[int, RateReservation | None]:
@@ -110,7 +113,7 @@ def note_opening(tx: Transaction, queue: str, under: str, *, so_far: RateReserva
     _note(tx, queue, under, opens)
 
 
-def forget_opening(tx: Transaction, queue: str, under: str) -> None:
+def delete_opening(tx: Transaction, queue: str, under: str) -> None:
     """Delete a rate's opening time if no job is parked under it any more."""
     if not _first(tx, queue, under)[0]:
         _note(tx, queue, under, None)
@@ -125,15 +128,15 @@ def retune(tx: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
 
 def queues_of(tx: Transaction, rate: RateKey) -> list[str]:
     """Return the queues in which time of a rate is taken."""
-    return [queue for (queue,) in tx.all("rates.retuned", {"name": rate.name})]
+    return [queue for (queue,) in tx.all("rates.queues", {"name": rate.name})]
 
 
-def of_task(tx: Transaction, queue: str, task: str) -> list[str]:
+def parked_rates(tx: Transaction, queue: str, task: str) -> list[str]:
     """Return the names of a task's own rates under which jobs are parked."""
     names = [
         name
         for first, end in _OF_TASKS_BETWEEN
-        for (name,) in tx.all("rates.of_tasks", {"queue": queue, "first": first, "end": end})
+        for (name,) in tx.all("rates.parked_rates", {"queue": queue, "first": first, "end": end})
     ]
     return [RATE + name for name in names if rule.is_of_task(name, task)]
 
@@ -144,29 +147,29 @@ def check_all(tx: Transaction) -> None:
     for (queue,) in tx.all("rates.opening_ahead", {"now": tx.now}):
         tx.topics.append(queue_topic(queue))
     tx.run("rates.check_all", {"now": tx.now})
-    tx.forget_rates()
+    tx.drop_rates()
 
 
 def opens_at(tx: Transaction, queue: str) -> int:
     """Return when a queue's own rate lets its next job start."""
-    rate = of_queue(tx, queue)
+    rate = queue_rate(tx, queue)
     return tx.now if rate is None else rule.opens_at(tx.rate(queue, rate.name).taken, rate, tx.now)
 
 
-def names(tx: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
+def parking_names(tx: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
     """Return the names that a job may be parked under because of its rates."""
-    return (RATE + rate.name for rate in of(tx, job))
+    return (RATE + rate.name for rate in rates_of(tx, job))
 
 
 def _note(tx: Transaction, queue: str, under: str, opens: int | None) -> None:
     known = tx.rate(queue, under.removeprefix(RATE))
     if opens != known.opens:
         known.opens = opens
-        tx.run("rates.note_opening", {"queue": queue, "name": under.removeprefix(RATE), "opens_at": opens})
+        tx.run("rates.set_opening", {"queue": queue, "name": under.removeprefix(RATE), "opens_at": opens})
         tx.fair_queue(queue).opening = True
 
 
-def _of(tx: Transaction, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
+def _effective(tx: Transaction, task: str, rates: Iterable[RateKey]) -> list[RateKey]:
     return rule.effective_rates(rates, setting(tx, "task", task).rate, task)
 
 
@@ -180,9 +183,9 @@ def _read(written: str | None) -> Sequence[RateKey]:
 
 def _first(tx: Transaction, queue: str, under: str) -> tuple[bool, RateKey | None]:
     """Return whether a job is parked under a rate, and the first such job's rate, None if it no longer has it."""
-    row = tx.one("rates.first", {"queue": queue, "under": under})
+    row = tx.one("rates.first_parked", {"queue": queue, "under": under})
     if row is None:
         return False, None
     task, written = row
-    rates = _of(tx, task, _read(written))
+    rates = _effective(tx, task, _read(written))
     return True, next((rate for rate in rates if RATE + rate.name == under), None)

@@ -25,10 +25,12 @@ from tenure.storage.protocol import (
     WorkerSurvey,
 )
 from tenure.storage.sql import rows, settings, unknown_tasks
+from tenure.storage.sql.columns import Row
+from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.schedules import schedules
-from tenure.storage.sql.sweep import reigning
+from tenure.storage.sql.sweep import current_term
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import past, taken_in, whole
+from tenure.storage.sql.transitions import is_past_lifetime, merged_into, read_job
 
 _UNFINISHED = {State.WAITING: "find.waiting", State.DELAYED: "find.delayed", State.ACTIVE: "find.active"}
 
@@ -43,13 +45,13 @@ def get(tx: Transaction, refs: Sequence[Ref]) -> list[JobDetail | None]:
     return [_detail(tx, ref) for ref in refs]
 
 
-def find(tx: Transaction, asked: Query) -> Page:
+def find(tx: Transaction, query: Query) -> Page:
     """Return one page of records, newest first."""
-    before = place_of(asked.after) if asked.after is not None else _NEWEST
-    seqs = _matches(tx, asked, before, asked.limit + 1)
-    shown = seqs[: asked.limit]
+    before = place_of(query.after) if query.after is not None else _NEWEST
+    seqs = _matches(tx, query, before, query.limit + 1)
+    shown = seqs[: query.limit]
     found = [row for seq in shown if (row := tx.one("get.by_seq", {"seq": seq})) is not None]
-    return Page(tuple(whole(tx, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
+    return Page(tuple(read_job(tx, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
 
 
 def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
@@ -61,7 +63,7 @@ def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
     tuned = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "queue"})}
     tasks = {name: settings.decode(body) for name, body in tx.all("survey.settings", {"kind": "task"})}
     names = sorted(set(queues) or {*counts, *tuned})
-    terms, swept_at = reigning(tx)
+    terms, swept_at = current_term(tx)
     return Survey(
         queues=tuple(
             QueueSurvey(
@@ -98,13 +100,13 @@ def lend_events(tx: Transaction, cursor: str | None, limit: int, reader: EventRe
     """Lend a named reader's next batch to this caller only, and keep the reader's cursor."""
     handled = place_of(cursor) if cursor else 0
     tx.flush()
-    kept, lent_to, until, lent_upto = _place(tx, reader, cursor)
+    kept, lent_to, until, lent_upto = _reader_state(tx, reader, cursor)
     # A cursor beyond what was lent belongs to an earlier log and is meaningless in this one.
     if kept < handled <= lent_upto:
         # Handled events count as handled, even if the batch has been lent to another caller since.
         kept = handled
         tx.run(
-            "events.keep",
+            "events.set_reader",
             {"name": reader.name, "cursor": kept, "lent_to": lent_to, "until": until, "lent_upto": lent_upto},
         )
     if _lent_elsewhere(tx, reader, lent_to, until):
@@ -112,13 +114,13 @@ def lend_events(tx: Transaction, cursor: str | None, limit: int, reader: EventRe
     page = _read(tx, kept, limit)
     lent_to, lent_upto = reader.caller if page.events else None, max(lent_upto, place_of(page.next))
     tx.run(
-        "events.keep",
+        "events.set_reader",
         {"name": reader.name, "cursor": kept, "lent_to": lent_to, "until": tx.now + EVENT_LOAN, "lent_upto": lent_upto},
     )
     return page
 
 
-def nothing_to_lend(tx: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage | None:
+def lend_read_only(tx: Transaction, cursor: str | None, limit: int, reader: EventReader) -> EventPage | None:
     """Return the answer to a named reader's call that changes nothing, or None if it may change something."""
     row = tx.one("events.reader", {"name": reader.name})
     if row is None:
@@ -134,9 +136,9 @@ def nothing_to_lend(tx: Transaction, cursor: str | None, limit: int, reader: Eve
 
 def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
     row = tx.one("get.job", {"queue": ref.queue, "id": ref.id})
-    if row is None and (answering := taken_in(tx, ref)) is not None:
+    if row is None and (answering := merged_into(tx, ref)) is not None:
         row = tx.one("get.job", {"queue": answering.queue, "id": answering.id})
-    if row is None or past(job := whole(tx, row), tx.now):
+    if row is None or is_past_lifetime(job := read_job(tx, row), tx.now):
         return None
     seq = row[0]
     log = tx.all("get.log", {"seq": seq})
@@ -148,42 +150,42 @@ def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
     )
 
 
-def _matches(tx: Transaction, asked: Query, before: int, limit: int) -> list[int]:
+def _matches(tx: Transaction, query: Query, before: int, limit: int) -> list[int]:
     """Return the seqs of the newest matches: from the index of each queue and state, or from all jobs in order."""
     values = {
-        "tasks": _named(asked.tasks),
-        "reasons": _named(asked.reasons),
-        "tags": _named(asked.tags),
-        "ended_after": asked.ended_after,
-        "ended_before": asked.ended_before,
+        "tasks": _named(query.tasks),
+        "reasons": _named(query.reasons),
+        "tags": _named(query.tags),
+        "ended_after": query.ended_after,
+        "ended_before": query.ended_before,
         "now": tx.now,
         "before": before,
         "limit": limit,
     }
-    if asked.merge is None and asked.id is None and not asked.states:
-        return [seq for (seq,) in tx.all("find.all", {**values, "queues": _named(asked.queues)})]
-    queues = dict.fromkeys(asked.queues) if asked.queues else [queue for (queue,) in tx.all("find.queues")]
-    if asked.merge is not None:
-        values |= {"merge": asked.merge, "id": asked.id, "states": _named([state.value for state in asked.states])}
+    if query.merge is None and query.id is None and not query.states:
+        return [seq for (seq,) in tx.all("find.all", {**values, "queues": _named(query.queues)})]
+    queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
+    if query.merge is not None:
+        values |= {"merge": query.merge, "id": query.id, "states": _named([state.value for state in query.states])}
         return sorted(
             (seq for queue in queues for (seq,) in tx.all("find.merging", {**values, "queue": queue})), reverse=True
         )[:limit]
-    if asked.id is not None:
-        named = [row for queue in queues for row in tx.all("find.named", {**values, "queue": queue, "id": asked.id})]
-        return sorted((seq for seq, state in named if not asked.states or state in asked.states), reverse=True)[:limit]
+    if query.id is not None:
+        named = [row for queue in queues for row in tx.all("find.named", {**values, "queue": queue, "id": query.id})]
+        return sorted((seq for seq, state in named if not query.states or state in query.states), reverse=True)[:limit]
     pages = [
         [
             seq
             for (seq,) in tx.all(_UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value})
         ]
         for queue in queues
-        for state in dict.fromkeys(asked.states)
+        for state in dict.fromkeys(query.states)
     ]
     return list(islice(merge(*pages, reverse=True), limit))
 
 
 def _named(names: Sequence[str]) -> str | None:
-    return rows.names(names) if names else None
+    return json_names(names) if names else None
 
 
 def _oldest(tx: Transaction, queue: str) -> int | None:
@@ -191,7 +193,7 @@ def _oldest(tx: Transaction, queue: str) -> int | None:
     return None if row is None or row[0] is None else max(0, tx.now - row[0])
 
 
-def _worker(row: rows.Row, now: int) -> WorkerSurvey:
+def _worker(row: Row, now: int) -> WorkerSurvey:
     owner, name, host, pid, body, started, seen_at, died = row
     info = _info(body)
     return WorkerSurvey(
@@ -214,7 +216,7 @@ def _worker(row: rows.Row, now: int) -> WorkerSurvey:
     )
 
 
-def _place(tx: Transaction, reader: EventReader, cursor: str | None) -> rows.Row:
+def _reader_state(tx: Transaction, reader: EventReader, cursor: str | None) -> Row:
     row = tx.one("events.reader", {"name": reader.name})
     if row is not None:
         return row

@@ -6,7 +6,8 @@ All answers come from the indexes of the jobs, so no separate record can be wron
 from collections.abc import Iterator, Mapping, Sequence
 
 from tenure.storage.protocol import PLACE_LIMIT, Settings
-from tenure.storage.sql import rates, rows
+from tenure.storage.sql import rates
+from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.settings import queue_settings
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.unknown_tasks import first_seqs, known_places
@@ -18,32 +19,32 @@ class ReadyQueues:
     def __init__(self, tx: Transaction, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
         self._tx = tx
         self._queues = queues
-        self._listed = rows.names(queues)
+        self._listed = json_names(queues)
         self._settings: dict[str, Settings] = queue_settings(tx, self._listed)
-        self._coming: dict[str, tuple[int | None, int | None]] = {}
+        self._due: dict[str, tuple[int | None, int | None]] = {}
         self._known: dict[str, tuple[list[str], bool]] = {}
-        coming = tx.all("exchange.coming", {"queues": self._listed})
+        coming = tx.all("exchange.due_queues", {"queues": self._listed})
         parked = sum(1 for *_, unknown in coming if unknown)
         for queue, falls_due, opening, unknown in coming:
-            self._coming[queue] = falls_due, opening
+            self._due[queue] = falls_due, opening
             if unknown:
                 names, more = known_places(tx, queue, tasks, max(1, PLACE_LIMIT // parked))
                 if names:
                     self._known[queue] = names, more
 
-    def paused(self, queue: str) -> bool:
+    def is_paused(self, queue: str) -> bool:
         """Return True if nothing may be claimed from a queue."""
         settings = self._settings.get(queue)
         return settings is not None and bool(settings.paused)
 
     def is_due(self, queue: str) -> bool:
         """Return True if a delayed job is due."""
-        due, _ = self._coming.get(queue, (None, None))
+        due, _ = self._due.get(queue, (None, None))
         return due is not None and due <= self._tx.now
 
-    def opens(self, queue: str) -> bool:
+    def has_opened(self, queue: str) -> bool:
         """Return True if a rate lets one of its parked jobs start."""
-        _, opening = self._coming.get(queue, (None, None))
+        _, opening = self._due.get(queue, (None, None))
         return opening is not None and opening <= self._tx.now
 
     def known(self, queue: str) -> Sequence[str]:
@@ -51,49 +52,49 @@ class ReadyQueues:
         names, _ = self._known.get(queue, ((), False))
         return names
 
-    def first_in_line(self, number: int) -> int:
+    def next_ready(self, number: int) -> int:
         """Return the number of the first queue, from `number` on, that has a ready job; else the number of queues."""
         if number >= len(self._queues):
             return number
-        row = self._tx.one("exchange.in_line", {"queues": self._listed, "number": number})
+        row = self._tx.one("exchange.next_ready", {"queues": self._listed, "number": number})
         return len(self._queues) if row is None else int(row[0])
 
-    def look_again(self, queue: str) -> bool:
+    def refresh(self, queue: str) -> bool:
         """Read a queue's state again; return True if it has a ready job for this caller."""
-        seen = self._tx.one("exchange.glance", {"queue": queue})
+        seen = self._tx.one("exchange.queue_state", {"queue": queue})
         if seen is None:
             raise AssertionError("exchange.glance returns a row for every queue")
         lined, falls_due, opening = seen
-        self._coming[queue] = falls_due, opening
+        self._due[queue] = falls_due, opening
         if queue in self._known:
             names, more = self._known[queue]
             if not more and not first_seqs(self._tx, queue, names, 1):
                 del self._known[queue]
         return bool(lined) or queue in self._known
 
-    def left(self, number: int) -> bool:
+    def has_claimable(self, number: int) -> bool:
         """Return True if a queue has a claimable job; ready jobs count only in the queues from `number` on."""
-        if any(not self.shut(queue) for queue in self._known):
+        if any(not self.is_closed(queue) for queue in self._known):
             return True
-        while (number := self.first_in_line(number)) < len(self._queues):
-            if not self.shut(self._queues[number]):
+        while (number := self.next_ready(number)) < len(self._queues):
+            if not self.is_closed(self._queues[number]):
                 return True
             number += 1
         return False
 
     def next_due(self) -> int | None:
         """Return when time alone makes another job of the queues claimable, None if it never does."""
-        return min(self._dues(), default=None)
+        return min(self._next_times(), default=None)
 
-    def shut(self, queue: str) -> bool:
+    def is_closed(self, queue: str) -> bool:
         """Return True if nothing may be claimed from a queue now, even if it has ready jobs."""
         settings = self._settings.get(queue)
         return settings is not None and (bool(settings.paused) or rates.opens_at(self._tx, queue) > self._tx.now)
 
-    def _dues(self) -> Iterator[int]:
+    def _next_times(self) -> Iterator[int]:
         tx = self._tx
-        for queue, (falls_due, opening) in self._coming.items():
-            if self.paused(queue):
+        for queue, (falls_due, opening) in self._due.items():
+            if self.is_paused(queue):
                 continue
             if falls_due is not None:
                 yield falls_due
@@ -103,5 +104,5 @@ class ReadyQueues:
         for queue, settings in self._settings.items():
             if settings.rate is not None and not settings.paused:
                 opens_at = rates.opens_at(tx, queue)
-                if opens_at > tx.now and self.look_again(queue):
+                if opens_at > tx.now and self.refresh(queue):
                     yield opens_at

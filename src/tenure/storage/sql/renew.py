@@ -11,8 +11,8 @@ from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
 from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.storage.sql import claim_numbers, rows
-from tenure.storage.sql.rows import Row
-from tenure.storage.sql.settings import recorded, setting
+from tenure.storage.sql.columns import Row, is_sane
+from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job
 
@@ -23,26 +23,26 @@ def renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     """Record that an owner is alive, and extend every lease in the request that it still holds."""
     lost: list[tuple[Ref, int]] = []
     cancelling: list[CancelRequest] = []
-    for asked in beat.renewals:
-        ref = asked.ref
-        run = {"queue": ref.queue, "id": ref.id, "fence": asked.fence, "owner": beat.owner.id}
-        row = tx.one("renew.standing", run)
-        if row is not None and not rows.is_sane(row[1:10]):
+    for renewal in beat.renewals:
+        ref = renewal.ref
+        run = {"queue": ref.queue, "id": ref.id, "fence": renewal.fence, "owner": beat.owner.id}
+        row = tx.one("renew.run", run)
+        if row is not None and not is_sane(row[1:10]):
             # Reading the whole record repairs values that cannot be used in calculations.
             find_job(tx, ref)
-            row = tx.one("renew.standing", run)
+            row = tx.one("renew.run", run)
         if row is None:
-            _refuse(tx, beat.owner, asked)
-            lost.append((ref, asked.fence))
+            _refuse(tx, beat.owner, renewal)
+            lost.append((ref, renewal.fence))
             continue
-        cancel_at, cancel_reason = _extend(tx, asked, row)
+        cancel_at, cancel_reason = _extend(tx, renewal, row)
         if cancel_at is not None:
-            cancelling.append(CancelRequest(ref, asked.fence, cancel_reason))
+            cancelling.append(CancelRequest(ref, renewal.fence, cancel_reason))
     for lane in beat.lanes:
         claim_numbers.hand_back(tx, beat.owner, lane)
     partitions = () if beat.seen is None else (_partition(tx, beat.seen),)
     orders = setting(tx, "worker", beat.owner.id)
-    _remember(tx, beat, _announce(tx, beat))
+    _update_worker(tx, beat, _record_events(tx, beat))
     commands = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
     return RenewResult(tuple(lost), tuple(cancelling), commands, partitions=partitions)
 
@@ -78,25 +78,25 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
     )
 
 
-def _refuse(tx: Transaction, owner: Owner, asked: LeaseRenewal) -> None:
-    found = find_job(tx, asked.ref)
+def _refuse(tx: Transaction, owner: Owner, renewal: LeaseRenewal) -> None:
+    found = find_job(tx, renewal.ref)
     # A run that this owner has settled meanwhile is not fenced off: beat and settlement crossed.
-    if found is not None and found[1].settled_fence != asked.fence:
-        tx.record(refused(found[1], owner.id, asked.fence, "renew"))
+    if found is not None and found[1].settled_fence != renewal.fence:
+        tx.record(refused(found[1], owner.id, renewal.fence, "renew"))
 
 
-def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Sequence[Any]:
+def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row) -> Sequence[Any]:
     """Extend the run of this row, if requested; return when and why it was asked to stop."""
     now = tx.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until, *cancel = (
         row
     )
-    if asked.trace is not None:
-        tx.run("renew.trace", {"trace": asked.trace, "seq": seq})
-    if not asked.extend:
+    if renewal.trace is not None:
+        tx.run("renew.trace", {"trace": renewal.trace, "seq": seq})
+    if not renewal.extend:
         return cancel
-    if asked.log:
-        _keep_log(tx, seq, run, asked)
+    if renewal.log:
+        _keep_log(tx, seq, run, renewal)
     run_until, progress_until = renewed_limits(
         now,
         lease=lease,
@@ -105,8 +105,8 @@ def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Sequence[Any]:
         heartbeat_timeout=heartbeat_timeout,
         run_until=run_until,
         progress_until=progress_until,
-        ran=asked.ran,
-        silent=0 if asked.sign and asked.silent is None else asked.silent,
+        ran=renewal.ran,
+        silent=0 if renewal.sign and renewal.silent is None else renewal.silent,
     )
     end = lease_end(
         now,
@@ -115,10 +115,10 @@ def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Sequence[Any]:
         progress_until=progress_until,
         # A run cannot have started later than now. If it seems so, the clock was set back since.
         not_before=min(started or now, now) + start_grace,
-        exclusive=asked.exclusive,
+        exclusive=renewal.exclusive,
     )
-    if asked.progress is not None:
-        _tell(tx, asked.ref, asked.progress, asked.note)
+    if renewal.progress is not None:
+        _record_progress(tx, renewal.ref, renewal.progress, renewal.note)
     tx.run(
         "renew.extend",
         {
@@ -126,23 +126,23 @@ def _extend(tx: Transaction, asked: LeaseRenewal, row: Row) -> Sequence[Any]:
             "lease_until": end,
             "run_until": run_until,
             "progress_until": progress_until,
-            "progress": asked.progress,
-            "note": asked.note,
+            "progress": renewal.progress,
+            "note": renewal.note,
             "seq": seq,
         },
     )
     return cancel
 
 
-def _tell(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
-    if recorded(tx, ref.queue, "progressed") and (found := find_job(tx, ref)) is not None:
+def _record_progress(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
+    if records_event(tx, ref.queue, "progressed") and (found := find_job(tx, ref)) is not None:
         tx.record(progressed(found[1], progress, note))
 
 
-def _keep_log(tx: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
+def _keep_log(tx: Transaction, seq: int, run: int, renewal: LeaseRenewal) -> None:
     last = LogPosition(*(tx.one("renew.logged", {"seq": seq}) or ()))
     new: list[Values] = []
-    for line in asked.log:
+    for line in renewal.log:
         if not line.number or (run, line.number) > (last.run, last.number):
             last = last.then(run, line.number)
             fields = rows.text(line.fields)
@@ -163,7 +163,7 @@ def _keep_log(tx: Transaction, seq: int, run: int, asked: LeaseRenewal) -> None:
         tx.run("renew.trim_log", {"seq": seq, "kept": LOG_LINES_KEPT})
 
 
-def _announce(tx: Transaction, beat: RenewRequest) -> int:
+def _record_events(tx: Transaction, beat: RenewRequest) -> int:
     """Record the events that were not recorded before.
 
     Returns the number of the last event, or 0 if the events have no numbers.
@@ -181,15 +181,15 @@ def _announce(tx: Transaction, beat: RenewRequest) -> int:
     return first + len(beat.events) - 1
 
 
-def _remember(tx: Transaction, beat: RenewRequest, announced: int) -> None:
+def _update_worker(tx: Transaction, beat: RenewRequest, announced: int) -> None:
     owner = beat.owner
     if beat.last:
-        tx.run("renew.forget_worker", {"owner": owner.id})
-        tx.run("renew.forget_orders", {"owner": owner.id})
+        tx.run("renew.delete_worker", {"owner": owner.id})
+        tx.run("renew.delete_commands", {"owner": owner.id})
         tx.settings.pop(("worker", owner.id), None)
     elif beat.worker is not None:
         tx.run(
-            "renew.seen",
+            "renew.update_worker",
             {
                 "owner": owner.id,
                 "name": owner.name,

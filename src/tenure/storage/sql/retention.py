@@ -7,23 +7,23 @@ from tenure.core.lifecycle import State
 from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, uses_queue_retention
 from tenure.storage.protocol import SettlementResult
-from tenure.storage.sql import rows
+from tenure.storage.sql.lists import json_list
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
-_FORGET = ("sweep.forget_jobs", "sweep.forget_runs", "sweep.forget_logs")
+_FORGET = ("sweep.delete_jobs", "sweep.delete_runs", "sweep.delete_logs")
 
 
-def forget_plain(tx: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
+def delete_plain(tx: Transaction, queue: str, state: str, seqs: Sequence[int]) -> None:
     """Delete ended jobs that answer for no other calls, with their runs and logs."""
-    listed = rows.listed(seqs)
+    listed = json_list(seqs)
     if listed is not None:
         for statement in _FORGET:
             tx.run(statement, {"seqs": listed})
         tx.count_move(queue, left=state, jobs=len(seqs))
 
 
-def forget_at_once(tx: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
+def delete_surplus(tx: Transaction, settlements: Sequence[Settlement], verdicts: Sequence[SettlementResult]) -> None:
     """If a queue has too many completed jobs, delete some of the oldest together with these completions."""
     completed = Counter(
         settlement.ref.queue
@@ -36,4 +36,4 @@ def forget_at_once(tx: Transaction, settlements: Sequence[Settlement], verdicts:
             continue
         if surplus := keep.deleted_at_once(tx.kept(queue), ended):
             gone = tx.all("sweep.longest_completed", {"queue": queue, "now": tx.now, "limit": surplus})
-            forget_plain(tx, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])
+            delete_plain(tx, queue, State.COMPLETED, [seq for seq, merges in gone if not merges])

@@ -20,9 +20,9 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import concurrency_keys, fair_queue, rows
 from tenure.storage.sql.enqueue import free_window, holder
-from tenure.storage.sql.settings import recorded
+from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import drop, find_job, past, record_if_drained, record_move
+from tenure.storage.sql.transitions import delete, find_job, is_past_lifetime, record_if_drained, record_move
 
 
 def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResult]:
@@ -34,7 +34,7 @@ def revise(tx: Transaction, revisions: Sequence[Revision]) -> list[RevisionResul
 
 def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
     found = find_job(tx, revision.ref)
-    if found is None or past(found[1], tx.now):
+    if found is None or is_past_lifetime(found[1], tx.now):
         return RevisionResult(revision.ref, "gone")
     seq, job = found
     if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
@@ -45,12 +45,12 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
             return RevisionResult(job.ref, "asked", job.state)
         case CancelJob() if job.state not in TERMINAL:
             _cancel(tx, seq, job, revision)
-        case RedriveJob() if job.state in REDRIVABLE and (there := holder(tx, job)) is not None:
-            return RevisionResult(job.ref, "refused", job.state, there)
+        case RedriveJob() if job.state in REDRIVABLE and (replacement := holder(tx, job)) is not None:
+            return RevisionResult(job.ref, "refused", job.state, replacement)
         case RedriveJob(by=by, delay=delay) if job.state in REDRIVABLE:
             redrive(tx, seq, job, delay=delay, by=by)
         case DeleteJob(by=by) if job.state is not State.ACTIVE:
-            drop(tx, seq, job)
+            delete(tx, seq, job)
             free_window(tx, job)
             tx.record(JobDeleted(queue=job.queue, id=job.id, task=job.task, run=job.starts, by=by, was=job.state))
             if job.state not in TERMINAL:
@@ -89,14 +89,14 @@ def redrive(
     tx.topics += [queue_topic(job.queue), job_topic(job.ref)]
 
 
-def _ask_to_stop(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
+def _ask_to_stop(tx: Transaction, seq: int, job: JobRecord, revision: CancelJob) -> None:
     if job.cancel_at is None:
-        tx.run("revise.ask_to_stop", {"now": tx.now, "reason": asked.reason, "by": asked.by, "seq": seq})
+        tx.run("revise.ask_to_stop", {"now": tx.now, "reason": revision.reason, "by": revision.by, "seq": seq})
         tx.topics.append(owner_topic(job.owner or ""))
 
 
-def _cancel(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None:
-    tx.run("revise.cancel", {"now": tx.now, "reason": asked.reason, "by": asked.by, "seq": seq})
+def _cancel(tx: Transaction, seq: int, job: JobRecord, revision: CancelJob) -> None:
+    tx.run("revise.cancel", {"now": tx.now, "reason": revision.reason, "by": revision.by, "seq": seq})
     record_move(tx, job, State.CANCELLED)
     tx.record(
         JobCancelled(
@@ -104,17 +104,17 @@ def _cancel(tx: Transaction, seq: int, job: JobRecord, asked: CancelJob) -> None
             id=job.id,
             task=job.task,
             run=job.starts,
-            reason=asked.reason,
-            by=asked.by,
+            reason=revision.reason,
+            by=revision.by,
             was=job.state,
         )
     )
     record_if_drained(tx, job.queue)
 
 
-def _reschedule(tx: Transaction, seq: int, job: JobRecord, asked: RescheduleJob) -> None:
-    after = retimed(job, tx.now, delay=asked.delay, priority=asked.priority, boost=asked.boost)
-    in_line = asked.delay is not None and after.state is State.WAITING
+def _reschedule(tx: Transaction, seq: int, job: JobRecord, revision: RescheduleJob) -> None:
+    after = retimed(job, tx.now, delay=revision.delay, priority=revision.priority, boost=revision.boost)
+    in_line = revision.delay is not None and after.state is State.WAITING
     score = fair_queue.score(tx, after, tx.now) if in_line else after.score
     tx.run(
         "revise.reschedule",
@@ -129,6 +129,6 @@ def _reschedule(tx: Transaction, seq: int, job: JobRecord, asked: RescheduleJob)
         },
     )
     record_move(tx, job, after.state)
-    if recorded(tx, job.queue, "rescheduled"):
-        tx.record(rescheduled(after, asked.by))
+    if records_event(tx, job.queue, "rescheduled"):
+        tx.record(rescheduled(after, revision.by))
     tx.topics.append(queue_topic(job.queue))

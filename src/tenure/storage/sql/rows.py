@@ -1,8 +1,7 @@
 """Converts between records and table rows of jobs, runs, log lines and events."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -27,20 +26,17 @@ from tenure.core.job import (
 )
 from tenure.core.lifecycle import State
 from tenure.core.retry import Backoff
-
-Row = tuple[Any, ...]
-
-
-class GarbledRow(tuple[Any, ...]):
-    """A row with text that is not UTF-8."""
-
-    __slots__ = ()
-
-
-class Garbled(str):
-    """A text of a row that is not UTF-8, with U+FFFD in place of the undecodable bytes."""
-
-    __slots__ = ()
+from tenure.storage.sql.columns import (
+    COLUMNS,
+    COUNTS,
+    LARGE,
+    NEUTRAL,
+    NUMBERS,
+    TOO_LARGE,
+    Row,
+    UndecodableText,
+    is_sane_row,
+)
 
 
 class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -77,84 +73,11 @@ _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _read_policy = msgspec.json.Decoder(Policy).decode
 _ready = msgspec.json.Decoder(list[ReadyJob]).decode
-_COLUMNS = (
-    *("seq", "queue", "id", "task", "state", "headers", "tags", "score", "priority", "boost", "lifo", "fair_key"),
-    *("weight", "run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "keys", "rates"),
-    *("merge_key", "merge", "gathered", "gathered_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
-    *("renewed", "pinned", "policy", "fence", "settled_fence", "owner", "heard_at", "lease_until", "suspect_until"),
-    *("run_until", "progress_until", "starts", "failures", "stalls", "releases", "cancel_at", "cancel_reason"),
-    *("cancel_by", "created", "started", "finished", "kept_until", "redrive_at", "redrives", "error", "reason"),
-    *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
-)
-"""The columns of `job` that a record is read from, in order."""
-
-_LARGE = ("score", "priority", "boost")
-_COUNTS = (
-    *("weight", "gathered", "gathered_bytes", "lease", "max_stalls", "start_grace", "fence", "settled_fence"),
-    *("starts", "failures", "stalls", "releases", "redrives"),
-)
-_NUMBERS = (
-    *("run_at", "ttl", "expires_at", "timeout", "deadline", "heartbeat_timeout", "heard_at", "lease_until"),
-    *("suspect_until", "run_until", "progress_until", "cancel_at", "created", "started", "finished", "kept_until"),
-    *("redrive_at", "tick"),
-)
-_NEUTRAL: dict[str, Any] = {
-    "weight": 1,
-    "lease": StallTerms().lease,
-    "max_stalls": 1,
-    "state": "failed",
-} | dict.fromkeys(
-    ("score", "priority", "boost", "run_at", "created", *(name for name in _COUNTS if name not in ("weight", "lease"))),
-    0,
-)
-"""The neutral values that replace unreadable ones in columns that cannot be empty."""
-
-_TOO_LARGE = 1 << 58
-"""The upper bound of instants, durations, counts and scores. The year 9999 is below it, and two such values can be
-added."""
-_counts = itemgetter(*map(_COLUMNS.index, _COUNTS))
-_all_numbers = itemgetter(*map(_COLUMNS.index, (*_LARGE, *_COUNTS, *_NUMBERS)))
 _STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 UNREADABLE_ERROR = _encode(unreadable_record("*")).decode().partition("*")[0]
 """The beginning of a stored error that says that the record was unreadable."""
 _DEFAULT_POLICY = Policy()
 _DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
-
-
-class ByteSlices:
-    """The bytes that belong to the rows of a JSON list, which cannot hold them: each row states where its bytes are."""
-
-    def __init__(self) -> None:
-        # In some dialects a part of an empty value is NULL.
-        self._parts = [b"."]
-        self._length = 1
-
-    def add(self, part: bytes | None) -> tuple[int | None, int | None]:
-        """Return the position of these bytes, counted from 1 as SQL does, and their length."""
-        if part is None:
-            return None, None
-        begins = self._length + 1
-        self._parts.append(part)
-        self._length += len(part)
-        return begins, len(part)
-
-    def joined(self) -> bytes:
-        """Return all bytes, concatenated."""
-        return b"".join(self._parts)
-
-
-def listed(values: Sequence[object]) -> str | None:
-    """Return values as a JSON list, which one statement processes in a single call of the library.
-
-    Returns None for an empty list, and if a value contains a NUL, at which some databases end a text in JSON.
-    """
-    body = _encode(values) if values else b""
-    return body.decode() if body and b"\\u0000" not in body else None
-
-
-def names(names: Sequence[str]) -> str:
-    """Return names as such a list; names contain no NUL, so every database can read all of them."""
-    return _encode(names).decode()
 
 
 def text(value: object) -> str | None:
@@ -210,12 +133,12 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
     }
 
 
-def ready(line: str) -> list[ReadyJob]:
+def ready(jobs: str) -> list[ReadyJob]:
     """Return the jobs of a list made by `exchange.ready`."""
-    return _ready(str(line))
+    return _ready(str(jobs))
 
 
-def fresh(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
+def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
     return JobRecord(
         queue=queue,
@@ -247,7 +170,7 @@ def record(row: Row) -> JobRecord:
 def checked(row: Row) -> tuple[JobRecord, str | None]:
     """Return the record in a row, and which of its columns are unreadable and why; None if all are readable."""
     try:
-        if _is_sane(row):
+        if is_sane_row(row):
             return _record(row), None
     except (msgspec.MsgspecError, KeyError):
         pass
@@ -259,23 +182,14 @@ def checked(row: Row) -> tuple[JobRecord, str | None]:
     return structs.replace(_record(cleaned), error=unreadable_record(flaws)), flaws
 
 
-def as_kept(row: Row, job: JobRecord) -> dict[str, Any]:
+def repaired_values(row: Row, job: JobRecord) -> dict[str, Any]:
     """Return by name the values that replace an unreadable row: neutral values, and an error that says so."""
     cleaned, _ = _cleaned(row)
-    values = dict(zip(_COLUMNS, cleaned, strict=False))
+    values = dict(zip(COLUMNS, cleaned, strict=False))
     values["merge_key"] = None if job.merge is None else merge_name(job.merge)
     if job.state is not State.COMPLETED:
         values["error"] = error_text(job.error)
     return values
-
-
-def is_sane(numbers: Iterable[int | None]) -> bool:
-    """Return True if a row's numbers are small enough to be used in calculations."""
-    least = -_TOO_LARGE
-    for number in numbers:  # noqa: SIM110 (`all` with a generator takes twice as long, for each lease of each beat)
-        if number and not least < number < _TOO_LARGE:
-            return False
-    return True
 
 
 def _record(row: Row) -> JobRecord:
@@ -475,25 +389,17 @@ _DECODERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def _is_sane(row: Row) -> bool:
-    if type(row) is GarbledRow:
-        return False
-    counts: tuple[int, ...] = _counts(row)
-    numbers: list[int] = list(filter(None, _all_numbers(row)))
-    return min(counts) >= 0 and counts[0] > 0 and max(numbers) < _TOO_LARGE and min(numbers) > -_TOO_LARGE
-
-
 def _cleaned(row: Row) -> tuple[Row, list[str]]:
     """Return a row with neutral values in place of unreadable ones, and the list of these with reasons."""
     values, bad = list(row), list[str]()
-    for place, (name, value) in enumerate(zip(_COLUMNS, row, strict=False)):
+    for place, (name, value) in enumerate(zip(COLUMNS, row, strict=False)):
         why = _flaw(name, value)
         if why is not None:
             bad.append(f"{name}: {why}")
             if name == "policy":
                 values[place] = _STRICTEST_TEXT
-            elif type(value) is not Garbled or name in _DECODERS or name in _NEUTRAL:
-                values[place] = _NEUTRAL.get(name)
+            elif type(value) is not UndecodableText or name in _DECODERS or name in NEUTRAL:
+                values[place] = NEUTRAL.get(name)
             else:
                 values[place] = str(value)
     return tuple(values), bad
@@ -501,7 +407,7 @@ def _cleaned(row: Row) -> tuple[Row, list[str]]:
 
 def _flaw(name: str, value: Any) -> str | None:
     """Return why a column's value is unreadable, None if it is readable."""
-    if type(value) is Garbled:
+    if type(value) is UndecodableText:
         return "not UTF-8"
     if value is None:
         return None
@@ -513,11 +419,11 @@ def _flaw(name: str, value: Any) -> str | None:
         except msgspec.MsgspecError as error:
             return str(error) if value or name == "policy" else None
         return None
-    if name in _COUNTS:
-        return None if (name == "weight") <= value < _TOO_LARGE else f"{value} is out of range"
-    if name not in _LARGE and name not in _NUMBERS:
+    if name in COUNTS:
+        return None if (name == "weight") <= value < TOO_LARGE else f"{value} is out of range"
+    if name not in LARGE and name not in NUMBERS:
         return None
-    return None if -_TOO_LARGE < value < _TOO_LARGE else f"{value} is out of range"
+    return None if -TOO_LARGE < value < TOO_LARGE else f"{value} is out of range"
 
 
 _STRICTEST_TEXT = _encode(_STRICTEST).decode()

@@ -35,11 +35,11 @@ def due(tx: Transaction) -> tuple[tuple[Schedule, ...], int | None]:
 
     Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.
     """
-    come = tx.all("plan.due", {"now": tx.now, "limit": DUE_LIMIT})
-    come += tx.all("plan.ahead", {"until": tx.now + AHEAD, "now": tx.now, "limit": DUE_LIMIT - len(come)})
-    row = tx.one("plan.coming", {"now": tx.now})
+    due_now = tx.all("plan.due", {"now": tx.now, "limit": DUE_LIMIT})
+    due_now += tx.all("plan.ahead", {"until": tx.now + AHEAD, "now": tx.now, "limit": DUE_LIMIT - len(due_now)})
+    row = tx.one("plan.next_tick", {"now": tx.now})
     coming = None if row is None or row[0] is None else row[0] - tx.now
-    return tuple(_decode(body) for (body,) in come), coming
+    return tuple(_decode(body) for (body,) in due_now), coming
 
 
 def schedules(tx: Transaction) -> tuple[Schedule, ...]:
@@ -52,38 +52,38 @@ def _change(tx: Transaction, change: Change, offset: int) -> ScheduleResult:
     known = None if row is None else _decode(row[0])
     match change:
         case PutSchedule(schedule):
-            _keep(tx, redefined(known, schedule, tx.now))
+            _store(tx, redefined(known, schedule, tx.now))
         case _ if known is None:
             return ScheduleResult(change.name, "gone")
         case PauseSchedule(paused=paused, next_tick=next_tick):
-            _keep(tx, paused_at(known, tx.now, paused=paused, next_tick=next_tick))
+            _store(tx, paused_at(known, tx.now, paused=paused, next_tick=next_tick))
         case RemoveSchedule():
             tx.run("plan.remove", {"name": change.name})
         case Tick():
-            return _move_on(tx, known, change, offset)
+            return _tick(tx, known, change, offset)
     return ScheduleResult(change.name, "done")
 
 
-def _move_on(tx: Transaction, known: Schedule, asked: Tick, offset: int) -> ScheduleResult:
-    if not known.is_at_tick(asked.expected):
-        return ScheduleResult(asked.name, "superseded")
-    fate = None if asked.job is None else _fire(tx, known, asked.job, offset)
-    after, events = after_tick(known, asked.tick, asked.next_tick, missed=asked.missed, fate=fate, now=tx.now)
-    _keep(tx, after)
+def _tick(tx: Transaction, known: Schedule, tick: Tick, offset: int) -> ScheduleResult:
+    if not known.is_at_tick(tick.expected):
+        return ScheduleResult(tick.name, "superseded")
+    fate = None if tick.job is None else _fire(tx, known, tick.job, offset)
+    after, events = after_tick(known, tick.tick, tick.next_tick, missed=tick.missed, fate=fate, now=tx.now)
+    _store(tx, after)
     for event in events:
         tx.record(event)
-    return ScheduleResult(asked.name, "done", fate if isinstance(fate, Ref) else None)
+    return ScheduleResult(tick.name, "done", fate if isinstance(fate, Ref) else None)
 
 
 def _fire(tx: Transaction, known: Schedule, job: NewJob, offset: int) -> Fate:
-    unfinished = (State(state) for (state,) in tx.all("plan.unfinished", {"name": known.name}))
+    unfinished = (State(state) for (state,) in tx.all("plan.unfinished_states", {"name": known.name}))
     if not may_fire(known.overlap, unfinished):
         return "overlap"
     receipt = enqueue.store(tx, job, offset)
     return fate_of(receipt.made, receipt.ref)
 
 
-def _keep(tx: Transaction, schedule: Schedule) -> None:
+def _store(tx: Transaction, schedule: Schedule) -> None:
     body = _encode(schedule).decode()
     tx.run(
         "plan.put",

@@ -29,7 +29,7 @@ def queue_settings(tx: Transaction, listed: str) -> dict[str, Settings]:
     return found
 
 
-def recorded(tx: Transaction, queue: str, event: OnRequest) -> bool:
+def records_event(tx: Transaction, queue: str, event: OnRequest) -> bool:
     """Return True if a queue records this optional event."""
     names = setting(tx, "queue", queue).record
     return names is not None and event in names

@@ -12,10 +12,11 @@ from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
-from tenure.storage.sql.retention import forget_at_once
-from tenure.storage.sql.rows import ByteSlices, Row
+from tenure.storage.sql.columns import Row, is_sane
+from tenure.storage.sql.lists import ByteSlices, json_list
+from tenure.storage.sql.retention import delete_surplus
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import find_job, record_if_drained, the_job
+from tenure.storage.sql.transitions import find_job, job_at, record_if_drained
 
 _COMPLETED = RunEnd("completed")
 
@@ -25,18 +26,20 @@ def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> 
     verdicts: list[SettlementResult] = []
     for batch in _without_repeats(settlements):
         completed = _complete(tx, owner, batch)
-        page = _SettlementBatch()
+        pending = _PendingWrites()
         verdicts += [
-            _completed(tx, asked) if (asked.ref.queue, asked.ref.id) in completed else _settle(tx, owner, asked, page)
-            for asked in batch
+            _completed(tx, settlement)
+            if (settlement.ref.queue, settlement.ref.id) in completed
+            else _settle(tx, owner, settlement, pending)
+            for settlement in batch
         ]
-        page.write(tx)
+        pending.write(tx)
     concurrency_keys.release_freed(tx)
-    forget_at_once(tx, settlements, verdicts)
+    delete_surplus(tx, settlements, verdicts)
     return tuple(verdicts)
 
 
-class _SettlementBatch:
+class _PendingWrites:
     """The changes of a batch of settlements, written statement by statement."""
 
     def __init__(self) -> None:
@@ -51,17 +54,17 @@ class _SettlementBatch:
 
 def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
     """Yield batches of settlements in which no job occurs twice: a later one must see the earlier one's effect."""
-    if len({asked.ref for asked in settlements}) == len(settlements):
+    if len({settlement.ref for settlement in settlements}) == len(settlements):
         yield list(settlements)
         return
     batch: list[Settlement] = []
     named: set[Ref] = set()
-    for asked in settlements:
-        if asked.ref in named:
+    for settlement in settlements:
+        if settlement.ref in named:
             yield batch
             batch, named = [], set()
-        batch.append(asked)
-        named.add(asked.ref)
+        batch.append(settlement)
+        named.add(settlement.ref)
     if batch:
         yield batch
 
@@ -70,16 +73,18 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Col
     """Complete all plain completions of a batch in one statement; return the queues and ids of those jobs."""
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
-    for asked in batch:
-        match asked.decision:
+    for settlement in batch:
+        match settlement.decision:
             case Finish(state=State.COMPLETED, result=result, error=None, reason=None, charge=None, keep=keep) if (
-                asked.ended == _COMPLETED
+                settlement.ended == _COMPLETED
             ):
                 kept_until = None if keep is None else tx.now + keep
-                plain.append((asked.ref.queue, asked.ref.id, asked.fence, kept_until, *results.add(result)))
+                plain.append(
+                    (settlement.ref.queue, settlement.ref.id, settlement.fence, kept_until, *results.add(result))
+                )
             case _:
                 continue
-    listed = rows.listed(plain)
+    listed = json_list(plain)
     if listed is None:
         return ()
     values = {
@@ -92,34 +97,34 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Col
     return set(tx.all("exchange.complete", values))
 
 
-def _completed(tx: Transaction, asked: Settlement) -> SettlementResult:
+def _completed(tx: Transaction, settlement: Settlement) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
-    queue = asked.ref.queue
+    queue = settlement.ref.queue
     tx.count_move(queue, left="active", to="completed")
-    if isinstance(asked.decision, Finish) and asked.decision.keep is not None:
+    if isinstance(settlement.decision, Finish) and settlement.decision.keep is not None:
         tx.count_move(queue, to="kept")
-    tx.topics.append(job_topic(asked.ref))
-    return _tell(tx, asked)
+    tx.topics.append(job_topic(settlement.ref))
+    return _record_events(tx, settlement)
 
 
-def _settle(tx: Transaction, owner: Owner, asked: Settlement, page: _SettlementBatch) -> SettlementResult:
-    row = tx.one("exchange.standing", {"queue": asked.ref.queue, "id": asked.ref.id})
+def _settle(tx: Transaction, owner: Owner, settlement: Settlement, pending: _PendingWrites) -> SettlementResult:
+    row = tx.one("exchange.run", {"queue": settlement.ref.queue, "id": settlement.ref.id})
     if row is None:
-        return SettlementResult(asked.ref, asked.fence, "gone")
+        return SettlementResult(settlement.ref, settlement.fence, "gone")
     seq, state, fence, holder, cancel_at, named, boost = row[:7]
-    if state != "active" or fence != asked.fence or holder != owner.id:
-        return _refused(tx, owner, asked)
+    if state != "active" or fence != settlement.fence or holder != owner.id:
+        return _refused(tx, owner, settlement)
     if cancel_at is not None:
-        asked = _when_cancelling(tx, asked)
+        settlement = _when_cancelling(tx, settlement)
     keys = _keys(named)
-    if keys is None or not rows.is_sane(row[6:]):
+    if keys is None or not is_sane(row[6:]):
         # Reading the whole record repairs values that cannot be used in calculations.
-        job = the_job(tx, seq)
+        job = job_at(tx, seq)
         boost, keys = job.boost, job.keys
-    _note(tx, owner, asked, seq, boost, page)
+    _collect(tx, owner, settlement, seq, boost, pending)
     if keys:
-        _leave(tx, asked, keys)
-    return _tell(tx, asked)
+        _release_keys(tx, settlement, keys)
+    return _record_events(tx, settlement)
 
 
 def _keys(named: str | None) -> Sequence[Key] | None:
@@ -130,48 +135,50 @@ def _keys(named: str | None) -> Sequence[Key] | None:
         return None
 
 
-def _tell(tx: Transaction, asked: Settlement) -> SettlementResult:
-    for event in asked.events:
+def _record_events(tx: Transaction, settlement: Settlement) -> SettlementResult:
+    for event in settlement.events:
         tx.record(event)
-    record_if_drained(tx, asked.ref.queue)
-    return SettlementResult(asked.ref, asked.fence, "done")
+    record_if_drained(tx, settlement.ref.queue)
+    return SettlementResult(settlement.ref, settlement.fence, "done")
 
 
-def _refused(tx: Transaction, owner: Owner, asked: Settlement) -> SettlementResult:
-    found = find_job(tx, asked.ref)
+def _refused(tx: Transaction, owner: Owner, settlement: Settlement) -> SettlementResult:
+    found = find_job(tx, settlement.ref)
     if found is None:
-        return SettlementResult(asked.ref, asked.fence, "gone")
+        return SettlementResult(settlement.ref, settlement.fence, "gone")
     _, job = found
-    if job.settled_fence == asked.fence:
-        return SettlementResult(asked.ref, asked.fence, "duplicate")
-    tx.record(refused(job, owner.id, asked.fence, "settle"))
-    return SettlementResult(asked.ref, asked.fence, "lost")
+    if job.settled_fence == settlement.fence:
+        return SettlementResult(settlement.ref, settlement.fence, "duplicate")
+    tx.record(refused(job, owner.id, settlement.fence, "settle"))
+    return SettlementResult(settlement.ref, settlement.fence, "lost")
 
 
-def _when_cancelling(tx: Transaction, asked: Settlement) -> Settlement:
-    """Return the settlement that applies if the job was asked to stop."""
-    found = find_job(tx, asked.ref)
-    return asked if found is None else when_cancelling(asked, found[1])
+def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
+    """Return the settlement that applies if the job was settlement to stop."""
+    found = find_job(tx, settlement.ref)
+    return settlement if found is None else when_cancelling(settlement, found[1])
 
 
-def _note(tx: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int, page: _SettlementBatch) -> None:
-    ref, charge = asked.ref, asked.decision.charge
+def _collect(
+    tx: Transaction, owner: Owner, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites
+) -> None:
+    ref, charge = settlement.ref, settlement.decision.charge
     values: dict[str, Any] = {
         "now": tx.now,
         "failures": charge == "failures",
         "stalls": charge == "stalls",
         "releases": charge == "releases",
-        "ended": asked.ended.ended,
-        "why": asked.ended.reason,
-        "detail": asked.ended.detail,
+        "ended": settlement.ended.ended,
+        "why": settlement.ended.reason,
+        "detail": settlement.ended.detail,
         "seq": seq,
-        "fence": asked.fence,
+        "fence": settlement.fence,
         "owner": owner.id,
-        "error": rows.error_text(asked.decision.error),
-        "reason": asked.decision.reason,
+        "error": rows.error_text(settlement.decision.error),
+        "reason": settlement.decision.reason,
         "unreadable": rows.UNREADABLE_ERROR,
     }
-    match asked.decision:
+    match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
             tx.count_move(ref.queue, left="active", to=state.value)
             if keep is not None and state is State.COMPLETED:
@@ -182,7 +189,7 @@ def _note(tx: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int
             values["result"] = result
             values["kept_until"] = None if keep is None else tx.now + keep
             values["redrive_at"] = None if redrive_after is None else tx.now + redrive_after
-            page.finished.append(values)
+            pending.finished.append(values)
         case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
             tx.count_move(ref.queue, left="active", to="delayed" if after else "waiting")
             values["parked_under"] = _park_until_known(tx, ref) if until_known else None
@@ -191,7 +198,7 @@ def _note(tx: Transaction, owner: Owner, asked: Settlement, seq: int, boost: int
             values["reached"] = tx.now if after else fair_queue.reached(tx, ref.queue, boost)
             values["quarantine"] = quarantine
             values["put_back_used"] = put_back_used
-            page.put_back.append(values)
+            pending.put_back.append(values)
     tx.topics.append(job_topic(ref))
 
 
@@ -206,10 +213,10 @@ def _park_until_known(tx: Transaction, ref: Ref) -> str:
     return unknown_place(job.task, job.policy.version)
 
 
-def _leave(tx: Transaction, asked: Settlement, keys: Sequence[Key]) -> None:
+def _release_keys(tx: Transaction, settlement: Settlement, keys: Sequence[Key]) -> None:
     """Free the concurrency keys of a run."""
-    ref = asked.ref
-    concurrency_keys.leave(tx, ref.queue, ref.id, keys)
-    if isinstance(asked.decision, Finish):
+    ref = settlement.ref
+    concurrency_keys.release(tx, ref.queue, ref.id, keys)
+    if isinstance(settlement.decision, Finish):
         concurrency_keys.count(tx, ref.queue, keys, -1)
-    concurrency_keys.offer(tx, ref.queue, keys)
+    concurrency_keys.mark_freed(tx, ref.queue, keys)

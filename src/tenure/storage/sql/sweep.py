@@ -18,9 +18,9 @@ from tenure.storage.protocol import (
     SweepResult,
 )
 from tenure.storage.sql import concurrency_keys, rates, schedules, sweep_steps
-from tenure.storage.sql.rows import Row
+from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sql.transitions import whole
+from tenure.storage.sql.transitions import read_job
 
 Alive = Callable[[str], bool]
 """Returns True if the process of an owner is alive, that is, if the kernel still holds its lock."""
@@ -47,7 +47,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     did, troubles = {"reclaimed": len(stalled)}, [recovery_failed, reclaim_failed]
     if clock_set_back:
         troubles.append(tx.savepoint(lambda: rates.check_all(tx), None)[1])
-    troubles.append(tx.savepoint(lambda: sweep_steps.set_aside(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.fail_unreadable(tx), None)[1])
     # In the order of the protocol: an expired job is not promoted, and a redriven job is not trimmed.
     for name, chore in (
         ("suspected", lambda: sweep_steps.suspect(tx, bid.grace, resumed_at)),
@@ -56,14 +56,14 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
         ("unparked", lambda: sweep_steps.unpark(tx)),
         ("redriven", lambda: sweep_steps.redrive_due(tx)),
         ("trimmed", lambda: sweep_steps.trim(tx)),
-        ("forgotten", lambda: sweep_steps.forget_events(tx)),
+        ("forgotten", lambda: sweep_steps.delete_events(tx)),
     ):
         did[name], trouble = tx.savepoint(chore, 0)
         troubles.append(trouble)
-    troubles.append(tx.savepoint(lambda: sweep_steps.forget_workers(tx), None)[1])
-    troubles.append(tx.savepoint(lambda: sweep_steps.forget_windows(tx), None)[1])
-    troubles.append(tx.savepoint(lambda: sweep_steps.forget_tags(tx), None)[1])
-    troubles.append(tx.savepoint(lambda: sweep_steps.forget_rates(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.delete_workers(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.delete_windows(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.delete_tags(tx), None)[1])
+    troubles.append(tx.savepoint(lambda: sweep_steps.delete_rates(tx), None)[1])
     nothing_due: tuple[tuple[Schedule, ...], int | None] = (), None
     (due, next_tick), no_look = tx.savepoint(lambda: schedules.due(tx), nothing_due)
     troubles.append(no_look)
@@ -95,7 +95,7 @@ def reclaim(tx: Transaction, dead: str, owner: Owner) -> ReclaimResult:
     held = tx.all("reclaim.held", {"owner": dead, "limit": SWEEP_LIMIT + 1})
     incomplete = tx.one("reclaim.held", {"owner": owner.id, "limit": 1}) is not None
     tx.run("reclaim.mark_dead", {"owner": dead})
-    stalled = _taken(tx, held[:SWEEP_LIMIT], owner, "process_died")
+    stalled = _take_all(tx, held[:SWEEP_LIMIT], owner, "process_died")
     return ReclaimResult(tuple(stalled), more=len(held) > SWEEP_LIMIT, incomplete=incomplete)
 
 
@@ -105,7 +105,7 @@ def resign(tx: Transaction, term: Term) -> None:
         tx.record(LeadershipLost(scope=term.scope, owner=term.owner, epoch=term.epoch, reason="resigned"))
 
 
-def reigning(tx: Transaction) -> tuple[tuple[Term, ...], int | None]:
+def current_term(tx: Transaction) -> tuple[tuple[Term, ...], int | None]:
     """Return the term in force, and when a leader last swept."""
     owner, epoch, length, until, swept_at, _ = _leader(tx)
     return ((Term("*", owner, epoch, length),) if owner is not None and until > tx.now else ()), swept_at
@@ -114,21 +114,21 @@ def reigning(tx: Transaction) -> tuple[tuple[Term, ...], int | None]:
 def _leader(tx: Transaction) -> Row:
     row = tx.one("sweep.leader")
     if row is None:
-        raise AssertionError("the migration has put a leader's row there")
+        raise AssertionError("the schema creates the leader's row")
     return row
 
 
 def _elect(tx: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[Term, int]:
     """Return the current leader's term, which is the caller's if possible, and how long it still lasts."""
     now = tx.now
-    owner, epoch, given, until, _, _ = _leader(tx)
+    owner, epoch, term, until, _, _ = _leader(tx)
     if owner == bidder.id and now < until:
         tx.run("sweep.elect", {"owner": owner, "epoch": epoch, "length": length, "until": now + length})
         return Term("*", owner, epoch, length), length
     if owner is not None:
         # A term that ends further ahead than its length was given before the clock was set back.
-        if now < until <= now + given and alive(owner):
-            return Term("*", owner, epoch, given), until - now
+        if now < until <= now + term and alive(owner):
+            return Term("*", owner, epoch, term), until - now
         tx.record(LeadershipLost(scope="*", owner=owner, epoch=epoch, reason="expired"))
     epoch += 1
     tx.run("sweep.elect", {"owner": bidder.id, "epoch": epoch, "length": length, "until": now + length})
@@ -142,7 +142,7 @@ def _recover_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledL
     for (owner,) in tx.all("sweep.holders"):
         if owner is not None and len(stalled) < SWEEP_LIMIT and not alive(owner):
             held = tx.all("reclaim.held", {"owner": owner, "limit": SWEEP_LIMIT - len(stalled)})
-            stalled += _taken(tx, held, bidder, "process_died")
+            stalled += _take_all(tx, held, bidder, "process_died")
     for (owner,) in tx.all("sweep.workers"):
         if not alive(owner):
             tx.run("reclaim.mark_dead", {"owner": owner})
@@ -151,12 +151,14 @@ def _recover_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledL
 
 def _reclaim_overdue(tx: Transaction, bidder: Owner, limit: int) -> list[StalledLease]:
     """Take the leases whose grace is over."""
-    return _taken(tx, tx.all("sweep.overdue", {"now": tx.now, "limit": limit}), bidder)
+    return _take_all(tx, tx.all("sweep.overdue", {"now": tx.now, "limit": limit}), bidder)
 
 
-def _taken(tx: Transaction, held: Sequence[Row], owner: Owner, reason: StallReason | None = None) -> list[StalledLease]:
+def _take_all(
+    tx: Transaction, held: Sequence[Row], owner: Owner, reason: StallReason | None = None
+) -> list[StalledLease]:
     """Take the leases in these rows, except those of jobs that the repair of their records has ended."""
-    jobs = [(row[0], whole(tx, row)) for row in held]
+    jobs = [(row[0], read_job(tx, row)) for row in held]
     concurrency_keys.release_freed(tx)
     return [_take(tx, seq, job, owner, reason) for seq, job in jobs if job.state is State.ACTIVE]
 

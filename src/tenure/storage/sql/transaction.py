@@ -20,7 +20,8 @@ from tenure.core.order import Fairness
 from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import EVENTS_TOPIC, Settings
-from tenure.storage.sql.rows import ByteSlices, Row, listed
+from tenure.storage.sql.columns import Row
+from tenure.storage.sql.lists import ByteSlices, json_list
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -103,7 +104,7 @@ class Transaction(ABC):
         self._events: list[tuple[int, str | None, str | None, bytes]] = []
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._keys: dict[tuple[str, str], KeyCounts] = {}
-        self._lines: dict[str, FairQueueState] = {}
+        self._fair_queues: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
 
     @abstractmethod
@@ -138,9 +139,9 @@ class Transaction(ABC):
             return
         if left is not None:
             self._counts[queue, left] -= jobs
-            if left == "waiting" and queue in self._lines:
-                self._lines[queue].waits = False
-                self._lines[queue].tenants.clear()
+            if left == "waiting" and queue in self._fair_queues:
+                self._fair_queues[queue].waits = False
+                self._fair_queues[queue].tenants.clear()
         if to is not None:
             self._counts[queue, to] += jobs
 
@@ -160,18 +161,18 @@ class Transaction(ABC):
         """Return a queue's concurrency key; changes of its limit and count are written at the end."""
         known = self._keys.get((queue, name))
         if known is None:
-            row = self.one("tally.slots", {"queue": queue, "name": name})
+            row = self.one("tally.key", {"queue": queue, "name": name})
             limit, named, held = (0, 0, 0) if row is None else row
             known = self._keys[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
         return known
 
     def fair_queue(self, queue: str) -> FairQueueState:
         """Return a queue's fair order; its changes are written at the end."""
-        known = self._lines.get(queue)
+        known = self._fair_queues.get(queue)
         if known is None:
-            row = self.one("line.line", {"queue": queue})
+            row = self.one("fair_queue.state", {"queue": queue})
             front, opening = (None, 0) if row is None else row
-            known = self._lines[queue] = FairQueueState(None, bool(opening))
+            known = self._fair_queues[queue] = FairQueueState(None, bool(opening))
             if front is not None:
                 known.fairness, known.written = Fairness(front), Fairness(front)
         return known
@@ -191,7 +192,7 @@ class Transaction(ABC):
         place = owner, lane
         return self.lanes.get(place) or self._committed_lanes.get(place) or LaneClaims()
 
-    def forget_rates(self) -> None:
+    def drop_rates(self) -> None:
         """Drop the cached rates: a statement has changed their table directly."""
         self._rates.clear()
 
@@ -211,7 +212,7 @@ class Transaction(ABC):
             self._events.clear()
             self._counts.clear()
             self._keys.clear()
-            self._lines.clear()
+            self._fair_queues.clear()
             self._rates.clear()
             self.freed.clear()
             self.recounted.clear()
@@ -233,18 +234,18 @@ class Transaction(ABC):
         for (queue, name), key in self._keys.items():
             if (key.limit, key.named) != key.written:
                 values = {"queue": queue, "name": name, "limit": key.limit, "named": key.named}
-                self.run("tally.name_key" if key.named else "tally.forget_key", values)
+                self.run("tally.set_key" if key.named else "tally.delete_key", values)
                 key.written = (key.limit, key.named)
-        for queue, line in self._lines.items():
-            if line.fairness is not None and line.fairness != line.written:
-                self._write_line(queue, line.fairness, line.written)
-                line.written = deepcopy(line.fairness)
+        for queue, state in self._fair_queues.items():
+            if state.fairness is not None and state.fairness != state.written:
+                self._write_fair_queue(queue, state.fairness, state.written)
+                state.written = deepcopy(state.fairness)
 
         for (queue, name), rate in self._rates.items():
             if rate.taken != rate.written:
                 taken = rate.taken
                 values = {"queue": queue, "name": name, "taken_until": taken.until, "reach": taken.reach}
-                self.run("rates.take", values)
+                self.run("rates.set_taken", values)
                 rate.written = rate.taken
 
     def _write_counts(self) -> None:
@@ -253,11 +254,11 @@ class Transaction(ABC):
             self.run(statement, {"queue": queue, "state": state, "jobs": jobs})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
-        self.many("tally.look_at_once", unruled)
+        self.many("tally.trim_now", unruled)
 
     def _write_events(self) -> None:
         bodies = ByteSlices()
-        events = listed([(at, queue, job, *bodies.add(body)) for at, queue, job, body in self._events])
+        events = json_list([(at, queue, job, *bodies.add(body)) for at, queue, job, body in self._events])
         if events is not None:
             self.run("events.record", {"events": events, "bodies": bodies.joined()})
         else:
@@ -268,22 +269,23 @@ class Transaction(ABC):
                     for at, queue, job, body in self._events
                 ],
             )
-        self._forget_events(len(self._events))
+        self._trim_events(len(self._events))
 
-    def _forget_events(self, recorded: int) -> None:
+    def _trim_events(self, recorded: int) -> None:
         """Delete the oldest events if there are too many, but not many more than were recorded."""
         row = self.one("events.bounds")
         oldest, last = (0, 0) if row is None else row
         surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
-            self.run("sweep.forget", {"last": oldest + surplus})
+            self.run("sweep.delete_events", {"last": oldest + surplus})
 
-    def _write_line(self, queue: str, now: Fairness, then: Fairness | None) -> None:
+    def _write_fair_queue(self, queue: str, now: Fairness, then: Fairness | None) -> None:
         if then is None or now.front != then.front:
-            self.run("line.keep_front", {"queue": queue, "front": now.front})
+            self.run("fair_queue.set_front", {"queue": queue, "front": now.front})
         reached = now.reached.items() - ({} if then is None else then.reached).items()
         tags = now.tags.items() - ({} if then is None else then.tags).items()
-        self.many("line.keep_reached", [{"queue": queue, "boost": boost, "at": at} for boost, at in reached])
+        self.many("fair_queue.set_reached", [{"queue": queue, "boost": boost, "at": at} for boost, at in reached])
         self.many(
-            "line.keep_tag", [{"queue": queue, "boost": boost, "key": key, "tag": tag} for (boost, key), tag in tags]
+            "fair_queue.set_tag",
+            [{"queue": queue, "boost": boost, "key": key, "tag": tag} for (boost, key), tag in tags],
         )

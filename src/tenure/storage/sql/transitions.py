@@ -10,8 +10,8 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.transition import expired, expiry
 from tenure.storage.protocol import RATE, job_topic
 from tenure.storage.sql import concurrency_keys, rates, rows
-from tenure.storage.sql.rows import Row
-from tenure.storage.sql.settings import recorded
+from tenure.storage.sql.columns import Row, UndecodableText
+from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
 
 _DELETE = ("revise.delete", "revise.delete_runs", "revise.delete_log")
@@ -25,7 +25,7 @@ def find_job(tx: Transaction, ref: Ref) -> tuple[int, JobRecord] | None:
     return None if row is None else (row[0], _read(tx, row))
 
 
-def the_job(tx: Transaction, seq: int) -> JobRecord:
+def job_at(tx: Transaction, seq: int) -> JobRecord:
     """Return the record of an existing job as this transaction has left it, without its collected calls."""
     row = tx.one("get.by_seq", {"seq": seq})
     if row is None:
@@ -33,12 +33,12 @@ def the_job(tx: Transaction, seq: int) -> JobRecord:
     return _read(tx, row)
 
 
-def whole(tx: Transaction, row: Row) -> JobRecord:
+def read_job(tx: Transaction, row: Row) -> JobRecord:
     """Return the record in a row of `job`, with all of its collected calls."""
     job = _read(tx, row)
     if not job.gathered:
         return job
-    calls = tx.all("get.gathered", {"queue": job.queue, "job": job.id})
+    calls = tx.all("get.calls", {"queue": job.queue, "job": job.id})
     return structs.replace(job, payload=b"".join(payload for (payload,) in calls))
 
 
@@ -48,21 +48,21 @@ def _read(tx: Transaction, row: Row) -> JobRecord:
     The repair may end the job: then its state is failed, although the caller looked for another one.
     """
     job, flaws = rows.checked(row)
-    return _mend(tx, row, job, flaws) if flaws is not None and tx.repairs else job
+    return _repair(tx, row, job, flaws) if flaws is not None and tx.repairs else job
 
 
-def _mend(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
+def _repair(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
     """Replace unreadable values by neutral ones, and record an error that says so.
 
     Because of the error the job fails at its next run, instead of running with neutral values. A job without a valid
     state, queue or id cannot run, and fails at once.
     """
-    seq, was, kept = row[0], row[4], rows.as_kept(row, job)
-    renamed = rows.Garbled in (type(row[1]), type(row[2]))
+    seq, was, kept = row[0], row[4], rows.repaired_values(row, job)
+    renamed = UndecodableText in (type(row[1]), type(row[2]))
     if renamed:
         job = _rename(tx, seq, job)
     ends = was != job.state or (renamed and job.state not in TERMINAL)
-    tx.run("mend.mend", kept)
+    tx.run("repair.repair", kept)
     tx.record(
         JobRepaired(
             queue=job.queue,
@@ -75,7 +75,7 @@ def _mend(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
     )
     logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)
     if ends:
-        tx.run("mend.set_aside", {"now": tx.now, "seq": seq})
+        tx.run("repair.fail", {"now": tx.now, "seq": seq})
         tx.record(
             JobFailed(
                 queue=job.queue,
@@ -98,13 +98,13 @@ def _mend(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
 def _rename(tx: Transaction, seq: int, job: JobRecord) -> JobRecord:
     """Give a job a queue and an id that can be read. Its former ones are lost, and with them what it held by them."""
     id_ = f"{job.id}-{seq}"
-    while tx.one("mend.named", {"queue": job.queue, "id": id_}) is not None:
+    while tx.one("repair.exists", {"queue": job.queue, "id": id_}) is not None:
         id_ += "-"
-    tx.run("mend.rename", {"queue": job.queue, "id": id_, "seq": seq})
-    for queue, key, holder in tx.all("mend.slots_of_none"):
+    tx.run("repair.rename", {"queue": job.queue, "id": id_, "seq": seq})
+    for queue, key, holder in tx.all("repair.orphaned_slots"):
         held = (Key(key, 1),)
-        concurrency_keys.leave(tx, queue, holder, held)
-        concurrency_keys.offer(tx, queue, held)
+        concurrency_keys.release(tx, queue, holder, held)
+        concurrency_keys.mark_freed(tx, queue, held)
     tx.recounted.update(queue for (queue,) in tx.all("find.queues"))
     if isinstance(job.merge, DebounceKey | CollectKey):
         _move_calls(tx, job, id_)
@@ -121,21 +121,21 @@ def _move_calls(tx: Transaction, job: JobRecord, id_: str) -> None:
     def similarity(row: Row) -> int:
         return sum(map(str.__eq__, row[1], job.queue)) + sum(map(str.__eq__, row[2], job.id))
 
-    calls = max(tx.all("mend.calls_of_none"), key=similarity, default=None)
+    calls = max(tx.all("repair.orphaned_calls"), key=similarity, default=None)
     if calls is not None:
-        tx.run("mend.move_calls", {"queue": job.queue, "id": id_, "row": calls[0]})
+        tx.run("repair.move_calls", {"queue": job.queue, "id": id_, "row": calls[0]})
 
 
 def recount(tx: Transaction) -> None:
     """Correct the counters of queues with repaired jobs, after all other writes of the transaction."""
     for queue in sorted(tx.recounted):
         unfinished = tx.unfinished(queue)
-        for state, difference in tx.all("mend.miscounted", {"queue": queue}):
+        for state, difference in tx.all("repair.wrong_counters", {"queue": queue}):
             tx.run("tally.count", {"queue": queue, "state": state, "jobs": -difference})
-        tx.run("mend.recount_keys", {"queue": queue})
-        tx.run("mend.forget_keys", {"queue": queue})
+        tx.run("repair.recount_keys", {"queue": queue})
+        tx.run("repair.delete_keys", {"queue": queue})
         # Jobs that were repaired into an end state are under the queue's retention from now on.
-        tx.run("tally.look_at_once", {"queue": queue})
+        tx.run("tally.trim_now", {"queue": queue})
         if unfinished:
             record_if_drained(tx, queue)
     tx.recounted.clear()
@@ -144,18 +144,18 @@ def recount(tx: Transaction) -> None:
 
 def _free_keys(tx: Transaction, job: JobRecord) -> None:
     """Remove a job from the holders of all keys that it holds, and offer these and its own keys to other jobs."""
-    held = tuple(Key(name, 1) for (name,) in tx.all("mend.slots_of", {"queue": job.queue, "id": job.id}))
-    concurrency_keys.leave(tx, job.queue, job.id, held)
-    concurrency_keys.offer(tx, job.queue, (*job.keys, *held))
+    held = tuple(Key(name, 1) for (name,) in tx.all("repair.slots", {"queue": job.queue, "id": job.id}))
+    concurrency_keys.release(tx, job.queue, job.id, held)
+    concurrency_keys.mark_freed(tx, job.queue, (*job.keys, *held))
 
 
-def taken_in(tx: Transaction, call: Ref) -> Ref | None:
+def merged_into(tx: Transaction, call: Ref) -> Ref | None:
     """Return the job that a call was merged into."""
-    row = tx.one("get.taken_in", {"queue": call.queue, "id": call.id})
+    row = tx.one("get.merged_into", {"queue": call.queue, "id": call.id})
     return None if row is None else Ref(call.queue, row[0])
 
 
-def past(job: JobRecord, now: int) -> bool:
+def is_past_lifetime(job: JobRecord, now: int) -> bool:
     """Return True if a completed job's own lifetime is over: it counts as deleted, even before a sweep."""
     return job.state is State.COMPLETED and job.kept_until is not None and job.kept_until <= now
 
@@ -166,7 +166,7 @@ def record_move(tx: Transaction, job: JobRecord, to: State | None) -> None:
     if job.parked_under is not None and to is not State.WAITING:
         tx.count_move(job.queue, left="parked")
         if job.parked_under.startswith(RATE):
-            rates.forget_opening(tx, job.queue, job.parked_under)
+            rates.delete_opening(tx, job.queue, job.parked_under)
     if job.kept_until is not None and job.state is State.COMPLETED:
         tx.count_move(job.queue, left="kept")
     if job.redrive_at is not None and job.state is State.FAILED:
@@ -174,10 +174,10 @@ def record_move(tx: Transaction, job: JobRecord, to: State | None) -> None:
     concurrency_keys.count(tx, job.queue, job.keys, _unfinished(to) - _unfinished(job.state))
     was_in_line = job.state is State.WAITING and job.parked_under is None
     if was_in_line and to is not State.WAITING:
-        concurrency_keys.offer_place(tx, job)
+        concurrency_keys.mark_job_freed(tx, job)
 
 
-def drop(tx: Transaction, seq: int, job: JobRecord) -> int:
+def delete(tx: Transaction, seq: int, job: JobRecord) -> int:
     """Delete a job that is not active, with its runs, its log and its merged calls.
 
     Returns how many calls it answered for, including its own.
@@ -199,7 +199,7 @@ def expire(tx: Transaction, seq: int, job: JobRecord) -> int:
         # The repair of its record has ended the job.
         return calls
     if job.policy.on_expire == "discard":
-        calls = drop(tx, seq, job)
+        calls = delete(tx, seq, job)
         tx.count_move(job.queue, to="discarded")
     else:
         error = rows.error_text(expired(job, tx.now).error)
@@ -213,7 +213,7 @@ def expire(tx: Transaction, seq: int, job: JobRecord) -> int:
 
 def record_if_drained(tx: Transaction, queue: str) -> None:
     """Record that a queue has no unfinished jobs, if it records that event."""
-    if recorded(tx, queue, "queue_drained") and not tx.unfinished(queue):
+    if records_event(tx, queue, "queue_drained") and not tx.unfinished(queue):
         tx.record(QueueDrained(queue=queue))
 
 

@@ -32,7 +32,7 @@ def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) ->
         for (queue,) in tx.all("tally.queues_parked"):
             concurrency_keys.unpark(tx, queue, PAUSED + target.name)
     if after.retention != before.retention:
-        tx.run("tally.look_at_once", {"queue": target.name})
+        tx.run("tally.trim_now", {"queue": target.name})
     if after.rate is not None and before.rate != after.rate:
         _retune(tx, target, after.rate)
     return after
@@ -47,6 +47,6 @@ def _retune(tx: Transaction, target: Target, rate: RateKey) -> None:
     tx.flush()
     rates.retune(tx, rate, rates.queues_of(tx, rate))
     for (queue,) in tx.all("tally.queues_waiting"):
-        for under in rates.of_task(tx, queue, target.name):
+        for under in rates.parked_rates(tx, queue, target.name):
             concurrency_keys.release_allowed(tx, queue, under)
         tx.topics.append(queue_topic(queue))

@@ -13,7 +13,7 @@ from tenure.storage.protocol import (
     task_of_place,
     unknown_place,
 )
-from tenure.storage.sql import rows
+from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.transaction import Transaction
 
 _END = UNKNOWN[:-1] + chr(ord(UNKNOWN[-1]) + 1)
@@ -35,7 +35,9 @@ def known_places(
     more = len(found) > most
     if more and tasks is not None and sum(tasks.values()) <= most:
         names = [unknown_place(task, version) for task, newest in tasks.items() for version in range(1, newest + 1)]
-        return [name for (name,) in tx.all("exchange.places_of", {"names": rows.names(names), "queue": queue})], False
+        return [
+            name for (name,) in tx.all("exchange.parking_names_of", {"names": json_names(names), "queue": queue})
+        ], False
     if more and tasks is not None:
         first = next(islice(tasks, tx.now % len(tasks), None))
         found = _between(tx, queue, UNKNOWN + first, _END, most)
@@ -45,8 +47,8 @@ def known_places(
 
 def first_seqs(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[int]:
     """Return the seqs of the first ready jobs and of jobs parked under known names, in the order of their scores."""
-    found = tx.all("exchange.first_in_line", {"queue": queue, "limit": limit})
-    for score, id_, name in sorted(tx.all("exchange.heads", {"names": rows.names(known), "queue": queue})):
+    found = tx.all("exchange.first_ready", {"queue": queue, "limit": limit})
+    for score, id_, name in sorted(tx.all("exchange.heads", {"names": json_names(known), "queue": queue})):
         last = found[-1] if len(found) == limit else None
         if last is not None and (score, id_) > last[:2]:
             break
@@ -68,5 +70,5 @@ def survey(tx: Transaction, queue: str) -> tuple[UnknownTask, ...]:
 
 
 def _between(tx: Transaction, queue: str, first: str, end: str, limit: int) -> list[str]:
-    asked = {"queue": queue, "first": first, "end": end, "limit": limit}
-    return [name for (name,) in tx.all("exchange.places", asked)]
+    values = {"queue": queue, "first": first, "end": end, "limit": limit}
+    return [name for (name,) in tx.all("exchange.parking_names", values)]

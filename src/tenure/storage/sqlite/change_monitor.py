@@ -24,7 +24,7 @@ class ChangeMonitor:
         self._seen: tuple[sqlite3.Connection, int] | None = None
         self._cancelling: dict[str, set[Run]] = {}
 
-    def note(self, connection: sqlite3.Connection) -> None:
+    def mark_seen(self, connection: sqlite3.Connection) -> None:
         """Mark the current state as seen: a listener that starts later has not missed it."""
         self._seen = (connection, _version(connection))
         self._cancelling.clear()
@@ -32,20 +32,20 @@ class ChangeMonitor:
     def note_cancellations(self, connection: sqlite3.Connection, topics: Iterable[str]) -> None:
         """Mark the requests to stop of these owners as notified: this process notifies them next."""
         for topic in {topic for topic in topics if topic.startswith(_OWNER)}:
-            self._cancelling[topic] = _asked_to_stop(connection, topic)
+            self._cancelling[topic] = _cancelling(connection, topic)
 
-    def look(self, connection: sqlite3.Connection, topics: Sequence[str]) -> list[str] | None:
+    def changed_topics(self, connection: sqlite3.Connection, topics: Sequence[str]) -> list[str] | None:
         """Return the topics to notify, out of those that have listeners; None if no other process has committed."""
         now = (connection, _version(connection))
         if now == self._seen:
             return None
         before = self._cancelling
-        cancelling = {topic: _asked_to_stop(connection, topic) for topic in topics if topic.startswith(_OWNER)}
+        cancelling = {topic: _cancelling(connection, topic) for topic in topics if topic.startswith(_OWNER)}
         self._seen, self._cancelling = now, cancelling
         return [topic for topic in topics if topic not in cancelling or cancelling[topic] - before.get(topic, set())]
 
 
-def _asked_to_stop(connection: sqlite3.Connection, topic: str) -> set[Run]:
+def _cancelling(connection: sqlite3.Connection, topic: str) -> set[Run]:
     return set(connection.execute(_CANCELLING, {"owner": topic.removeprefix(_OWNER)}))
 
 

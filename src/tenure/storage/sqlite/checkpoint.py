@@ -10,10 +10,10 @@ import sqlite3
 from tenure.clock import Clock
 from tenure.storage.sqlite.statements import STATEMENTS
 
-LEADERS_PAGES = 1000
+LEADER_PAGES = 1000
 """The leader checkpoints at its sweep when the log has grown by this number of pages."""
 
-ANYBODYS_PAGES = 8 * LEADERS_PAGES
+MAX_PAGES = 8 * LEADER_PAGES
 """Any process checkpoints above this growth, in case a million jobs are enqueued without a leader."""
 
 EVERY = 5.0
@@ -32,14 +32,14 @@ class Checkpoints:
         self._at = clock.uptime()
         self._size = 0
 
-    def consider(self, connection: sqlite3.Connection, *, leading: bool) -> None:
+    def checkpoint_if_due(self, connection: sqlite3.Connection, *, leading: bool) -> None:
         """Checkpoint if it is time. The caller holds the writers' lock and has committed."""
         try:
             size = os.stat(self._log).st_size
         except OSError:
             return
         self._size = min(self._size, size)
-        pages = LEADERS_PAGES if leading else ANYBODYS_PAGES
+        pages = LEADER_PAGES if leading else MAX_PAGES
         now = self._clock.uptime()
         if size - self._size < pages * _PAGE and not (leading and now - self._at >= EVERY):
             return

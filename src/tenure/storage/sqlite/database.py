@@ -52,26 +52,26 @@ class Database:
             UsageError: this path cannot hold a database.
             SchemaMismatchError: the file is not ours or not of our version; it was left unchanged.
         """
-        require(sqlite3.sqlite_version_info)
+        require_version(sqlite3.sqlite_version_info)
         filesystem_check.check(self.path)
         try:
-            self._look()
+            self._check_file()
             with self._locks.writing():
-                self._look()
-                return self._ready()
+                self._check_file()
+                return self._open()
         except (sqlite3.Error, OSError) as error:
-            raise errors.unopenable(error, self.path) from error
+            raise errors.cannot_open(error, self.path) from error
 
     def reader(self) -> sqlite3.Connection:
         """Return a read-only connection."""
         connection = self._connect("rw")
-        _tell(connection, "patience", "memory", "cache", "no_checkpoint", "read_only")
+        _run(connection, "busy_timeout", "temp_in_memory", "cache", "no_checkpoint", "read_only")
         return connection
 
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         """Refuse a file that is not ours, without a change to it or its directory."""
         if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:
-            self._admit(0)
+            self._check_version(0)
             return
         # Without a log the file holds all data, and `immutable` tells SQLite that the file does not change. So SQLite
         # creates no file of its own. (Reading the file without SQLite would release the locks of our other connections
@@ -87,11 +87,11 @@ class Database:
                     f"{self.path} belongs to another program; it was left untouched. Give Tenure a file of its own, "
                     "such as sqlite:///tenure.db"
                 )
-            self._admit(_version(connection))
+            self._check_version(_version(connection))
         finally:
             connection.close()
 
-    def _admit(self, version: int) -> None:
+    def _check_version(self, version: int) -> None:
         if version > SCHEMA:
             raise SchemaMismatchError(
                 f"{self.path} has schema {version}, this Tenure knows up to {SCHEMA}; it was left untouched. "
@@ -107,16 +107,16 @@ class Database:
                 f"{self.path} has no schema yet, this Tenure needs {SCHEMA}; run `tenure migrate`"
             )
 
-    def _ready(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         connection = self._connect("rwc")
         try:
-            _tell(connection, "patience", "memory", "cache", "no_checkpoint", "wal_limit", self.durability)
+            _run(connection, "busy_timeout", "temp_in_memory", "cache", "no_checkpoint", "wal_limit", self.durability)
             if sys.platform == "darwin":
-                _tell(connection, "fullfsync")
+                _run(connection, "fullfsync")
             if _number(connection, "application") != APPLICATION:
                 # Write the application id first, so that a crash in between leaves a file that we recognize.
-                _tell(connection, "vacuum", "sign")
-            _tell(connection, "wal")
+                _run(connection, "vacuum", "set_application")
+            _run(connection, "wal")
             _create(connection, self._clock.now())
         except BaseException:
             connection.close()
@@ -134,7 +134,7 @@ class Database:
         )
 
 
-def require(version: tuple[int, ...]) -> None:
+def require_version(version: tuple[int, ...]) -> None:
     """Refuse a SQLite library that lacks features of our statements.
 
     Raises:
@@ -155,15 +155,15 @@ def schema() -> str:
 def _create(connection: sqlite3.Connection, now: int) -> None:
     if _version(connection) == SCHEMA:
         return
-    _tell(connection, "write")
+    _run(connection, "write")
     try:
         for statement in _split(schema()):
             connection.execute(statement)
         connection.execute(STATEMENTS["session.created"], {"version": SCHEMA, "now": now})
-        _tell(connection, "commit")
+        _run(connection, "commit")
     except BaseException:
         if connection.in_transaction:
-            _tell(connection, "rollback")
+            _run(connection, "rollback")
         raise
 
 
@@ -188,6 +188,6 @@ def _number(connection: sqlite3.Connection, name: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def _tell(connection: sqlite3.Connection, *names: str) -> None:
+def _run(connection: sqlite3.Connection, *names: str) -> None:
     for name in names:
         connection.execute(STATEMENTS[f"session.{name}"]).fetchall()

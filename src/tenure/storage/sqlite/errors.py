@@ -19,12 +19,12 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
-def busy(error: BaseException) -> bool:
+def is_busy(error: BaseException) -> bool:
     """Return True if a retry may succeed in a moment."""
     return isinstance(error, sqlite3.Error) and _code(error) in _BUSY
 
 
-def ours(error: BaseException, path: str) -> BaseException:
+def translate_error(error: BaseException, path: str) -> BaseException:
     """Return the error for the caller; errors that do not come from the storage are returned unchanged."""
     match error:
         case TenureError():
@@ -32,29 +32,29 @@ def ours(error: BaseException, path: str) -> BaseException:
         case sqlite3.Error():
             return _translated(error, path)
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _full(path)
+            return _disk_full(path)
         case OSError():
             return StorageUnavailableError(f"{path} cannot be reached: {error.strerror or error}")
         case _:
             return error
 
 
-def threadless(error: RuntimeError, path: str) -> BaseException:
+def no_thread(error: RuntimeError, path: str) -> BaseException:
     """Return the error of a call whose thread has stopped accepting work, or could not be started."""
     return StorageUnavailableError(
-        f"{path} can no longer be asked ({error}): it is being closed, or this process is ending. Ask before that, not "
-        "from an atexit handler or from a thread that outlives the main program"
+        f"{path} can no longer be used ({error}): it is being closed, or this process is ending. Use it before that, "
+        "not from an atexit handler or from a thread that outlives the main program"
     )
 
 
-def unopenable(error: BaseException, path: str) -> BaseException:
+def cannot_open(error: BaseException, path: str) -> BaseException:
     """Return the error of a failed attempt to open: here a file that is not a database does not belong to us."""
     if isinstance(error, sqlite3.Error) and _code(error) in _BROKEN:
         return SchemaMismatchError(
             f"{path} is not a SQLite database, or a damaged one; it was left untouched. Name another file, or restore "
             "it from a backup"
         )
-    return ours(error, path)
+    return translate_error(error, path)
 
 
 def _translated(error: sqlite3.Error, path: str) -> BaseException:
@@ -62,9 +62,13 @@ def _translated(error: sqlite3.Error, path: str) -> BaseException:
         case code if code in _BUSY:
             return StorageUnavailableError(f"{path} was kept busy by others for too long; try again")
         case sqlite3.SQLITE_FULL:
-            return _full(path)
+            return _disk_full(path)
         case sqlite3.SQLITE_IOERR:
-            return _full(path) if _crammed(path) else StorageUnavailableError(f"{path} cannot be reached: {error}")
+            return (
+                _disk_full(path)
+                if _is_disk_full(path)
+                else StorageUnavailableError(f"{path} cannot be reached: {error}")
+            )
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_INTERRUPT:
             return StorageUnavailableError(f"{path} cannot be reached: {error}")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
@@ -86,11 +90,11 @@ def _code(error: sqlite3.Error) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _full(path: str) -> StorageFullError:
+def _disk_full(path: str) -> StorageFullError:
     return StorageFullError(f"the disk of {path} is full; nothing was written. Free some space and try again")
 
 
-def _crammed(path: str) -> bool:
+def _is_disk_full(path: str) -> bool:
     try:
         left = os.statvfs(os.path.dirname(path))
     except OSError:

@@ -55,7 +55,7 @@ def file_system(path: str, mountinfo: str | None = None) -> str | None:
     return found[1] if found else None
 
 
-def doubtful(kind: str | None) -> bool:
+def is_maybe_shared(kind: str | None) -> bool:
     """Return True if it is unknown whether this type of file system is local."""
     return kind is not None and _DOUBTFUL.fullmatch(kind) is not None
 

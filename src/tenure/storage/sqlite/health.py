@@ -65,7 +65,7 @@ def _schema(tx: Transaction) -> Finding:
 
 def _place(path: str) -> Finding:
     kind = filesystem_check.file_system(path)
-    if not filesystem_check.doubtful(kind):
+    if not filesystem_check.is_maybe_shared(kind):
         return Finding("ok", "file system", f"{path} lies on {kind or 'a file system of unknown type'}")
     return Finding(
         "warning",

@@ -47,14 +47,14 @@ class Locks:
     @contextmanager
     def writing(self) -> Generator[None]:
         """Be the only writer on this machine while the block runs."""
-        self._take_turn()
+        self._wait_for_turn()
         try:
             yield
         finally:
             if self._fd is not None:
                 _apply(self._fd, _SETLK, _END_TURN)
 
-    def live(self, owner: str) -> None:
+    def hold(self, owner: str) -> None:
         """Hold an owner's life lock from now on, until `close` or the end of the process."""
         self._parted.discard(owner)
         if owner not in self._lives and _share(self._open(), _byte(owner)):
@@ -65,19 +65,19 @@ class Locks:
         if owner not in self._guarded and _share(self._open(), _byte(owner)):
             self._guarded.add(owner)
 
-    def let_go(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         """Stop guarding an owner. Idempotent."""
         if owner in self._guarded:
             self._guarded.discard(owner)
             if owner not in self._lives and self._fd is not None:
                 _lock(self._fd, _SETLK, fcntl.F_UNLCK, _byte(owner))
 
-    def leave(self, owner: str) -> None:
+    def sign_off(self, owner: str) -> None:
         """Record that an owner has signed off. Its process is alive, so its life lock is kept until `close`."""
         self._parted.add(owner)
 
     @property
-    def lived(self) -> bool:
+    def has_owners(self) -> bool:
         """True if this object holds the life lock of an owner that has not signed off."""
         return not self._lives <= self._parted
 
@@ -85,9 +85,9 @@ class Locks:
         """Return True if this object holds the owner's life lock."""
         return owner in self._lives
 
-    def close_unless_lived(self) -> None:
+    def close_if_unused(self) -> None:
         """Release all locks, unless an owner has not signed off yet."""
-        if not self.lived:
+        if not self.has_owners:
             self.close()
 
     def alive(self, owner: str) -> bool:
@@ -117,10 +117,10 @@ class Locks:
         # A storage that is garbage-collected has no owners.
         self.close()
 
-    def _take_turn(self) -> None:
+    def _wait_for_turn(self) -> None:
         while True:
             _apply(self._open(), _SETLKW, _TURN)
-            if self._in_place():
+            if self._is_current():
                 return
             # The file was replaced. Other processes lock the new file, so our locks must move there.
             self._move()
@@ -133,12 +133,12 @@ class Locks:
         self._fd, self._file = fd, (here.st_dev, here.st_ino)
         return fd
 
-    def _in_place(self) -> bool:
+    def _is_current(self) -> bool:
         try:
-            there = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return (there.st_dev, there.st_ino) == self._file
+        return (current.st_dev, current.st_ino) == self._file
 
     def _move(self) -> None:
         before, fd = self._fd, self._use(_open(self.path))

@@ -14,11 +14,11 @@ class PollInterval:
     def __init__(self) -> None:
         self._looks = 0
 
-    def hurry(self) -> None:
+    def reset(self) -> None:
         """Return to the short interval: a change was seen, and more may follow at once."""
         self._looks = 0
 
-    def rest(self) -> float:
+    def next(self) -> float:
         """Return the seconds until the next check."""
         self._looks += 1
         beyond = min(max(0, self._looks - LOOKS), 10)

@@ -27,29 +27,29 @@ class DatabaseReader:
         self._clock = clock
         self._thread: ThreadPoolExecutor | None = None
 
-    async def read(self, ask: Callable[[Transaction], T]) -> T:
+    async def read(self, run: Callable[[Transaction], T]) -> T:
         """Run a read on the thread and return its answer."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tenure-sqlite-reader")
         try:
-            answer = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
+            answer = asyncio.get_running_loop().run_in_executor(self._thread, self._run, run)
         except RuntimeError as error:
-            raise errors.threadless(error, self._path) from error
+            raise errors.no_thread(error, self._path) from error
         return await answer
 
     def stop(self) -> None:
         """Finish the submitted reads, then end the thread and close the connection."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
-        self.forget()
+        self.reset()
         with self._session.gate:
             self._session.close()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset, for example after a fork."""
         self._thread = None
 
-    def _ask(self, ask: Callable[[Transaction], T]) -> T:
+    def _run(self, ask: Callable[[Transaction], T]) -> T:
         with self._session.gate:
             try:
                 connection = self._session.use()
@@ -66,4 +66,4 @@ class DatabaseReader:
                     if connection.in_transaction:
                         connection.execute(_COMMIT)
             except Exception as error:
-                raise errors.ours(error, self._path) from error
+                raise errors.translate_error(error, self._path) from error

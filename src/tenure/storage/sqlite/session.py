@@ -52,8 +52,8 @@ class ThreadConnection:
         match self._there("-wal"):
             case None:
                 return "deleted"
-            case there:
-                return "kept" if there == self._log else "replaced"
+            case current:
+                return "kept" if current == self._log else "replaced"
 
     def leave_log(self) -> None:
         """Close a connection whose log was deleted or replaced; the next use opens the new log."""

@@ -118,28 +118,28 @@ class SQLiteStorage:
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        await self._opened()
+        await self._reopen()
         return await self._reading.read(lambda tx: health.examine(tx, self._database, deep=deep))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        await self._opened()
+        await self._reopen()
         return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        await self._opened(owner)
+        await self._reopen(owner)
         return await self._writer.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, order),
-            peek=None if settlements else lambda tx: exchange.nothing_to_exchange(tx, owner, order),
+            peek=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
             owner=owner.id,
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        await self._opened(beat.owner)
+        await self._reopen(beat.owner)
         pulse = await self._writer.submit(
             lambda tx: renew.renew(tx, beat),
             # An ExternalRenewer renews for another process. That process's life lock must not be held here, unless the
@@ -149,7 +149,7 @@ class SQLiteStorage:
             guarding=beat.guarding,
             front=True,
         )
-        if beat.last and self._reopened and not self._locks.lived:
+        if beat.last and self._reopened and not self._locks.has_owners:
             await self.close()
         if pulse.partitions and self._sessions[0].log_lost:
             self._sessions[0].log_lost = False
@@ -158,7 +158,7 @@ class SQLiteStorage:
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
-        await self._opened(bid.owner)
+        await self._reopen(bid.owner)
         alive = self._locks.alive
         return await self._writer.submit(
             lambda tx: sweep.sweep(tx, bid, alive),
@@ -168,47 +168,47 @@ class SQLiteStorage:
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
-        await self._opened(owner)
+        await self._reopen(owner)
 
         def forget_dead(taken: ReclaimResult) -> None:
             if not taken.more:
-                self._locks.let_go(dead)
+                self._locks.release(dead)
 
         return await self._writer.submit(lambda tx: sweep.reclaim(tx, dead, owner), owner=owner.id, then=forget_dead)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        await self._opened()
+        await self._reopen()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        await self._opened()
+        await self._reopen()
         return await self._writer.submit(lambda tx: schedules.plan(tx, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
-        await self._opened()
+        await self._reopen()
         return await self._writer.submit(lambda tx: tune.tune(tx, target, settings, by))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
-        await self._opened()
+        await self._reopen()
         await self._writer.submit(lambda tx: sweep.resign(tx, term))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
-        await self._opened()
+        await self._reopen()
         return await self._reading.read(lambda tx: reading.get(tx, refs))
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
-        await self._opened()
+        await self._reopen()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
-        await self._opened()
+        await self._reopen()
         return await self._reading.read(lambda tx: reading.survey(tx, queues))
 
     async def events(
@@ -220,12 +220,12 @@ class SQLiteStorage:
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
-        await self._opened()
+        await self._reopen()
         if reader is None or cursor == EVENTS_END:
             return await self._reading.read(lambda tx: reading.events(tx, cursor, limit, ref))
         return await self._writer.submit(
             lambda tx: reading.lend_events(tx, cursor, limit, reader),
-            peek=lambda tx: reading.nothing_to_lend(tx, cursor, limit, reader),
+            peek=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
         )
 
     def notices(self, topics: Iterable[str]) -> Listener:
@@ -251,11 +251,11 @@ class SQLiteStorage:
         for session in self._sessions:
             session.after_fork_in_child()
         self._hub.clear()
-        self._writer.forget()
-        self._reading.forget()
+        self._writer.reset()
+        self._reading.reset()
         self._open = False
 
-    async def _opened(self, by: Owner | None = None) -> None:
+    async def _reopen(self, by: Owner | None = None) -> None:
         if self._closed:
             if by is None or not self._locks.holds(by.id):
                 raise StorageUnavailableError(f"{self.url} is closed; open() it again")

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from tenure.storage.sql.rows import Garbled, GarbledRow, Row
+from tenure.storage.sql.columns import Row, UndecodableRow, UndecodableText
 from tenure.storage.sql.transaction import NO_VALUES, Lanes, Transaction, Values
 from tenure.storage.sqlite.statements import NUMBERED
 
@@ -22,14 +22,14 @@ class SQLiteTransaction(Transaction):
         self._execute = self._cursor.execute
 
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
-        """See `Transaction.all`. A row with text that is not UTF-8 becomes a `GarbledRow`."""
+        """See `Transaction.all`. A row with text that is not UTF-8 becomes a `UndecodableRow`."""
         sql, order = NUMBERED[statement]
         try:
             return self._execute(sql, order(values)).fetchall()
         except sqlite3.OperationalError as error:
             if not str(error).startswith(_NOT_TEXT):
                 raise
-            return self._garbled(sql, order(values))
+            return self._all_undecodable(sql, order(values))
 
     def run(self, statement: str, values: Values = NO_VALUES) -> int:
         """See `Transaction.run`."""
@@ -45,20 +45,20 @@ class SQLiteTransaction(Transaction):
         """See `Transaction.is_fatal`."""
         return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
-    def _garbled(self, sql: str, values: Sequence[Any]) -> list[Row]:
+    def _all_undecodable(self, sql: str, values: Sequence[Any]) -> list[Row]:
         connection = self._cursor.connection
         before = connection.text_factory
-        connection.text_factory = _garbled
+        connection.text_factory = _decoded
         try:
             found = self._cursor.execute(sql, values).fetchall()
         finally:
             connection.text_factory = before
-        return [GarbledRow(row) if Garbled in map(type, row) else row for row in found]
+        return [UndecodableRow(row) if UndecodableText in map(type, row) else row for row in found]
 
 
-def _garbled(text: bytes) -> str:
-    """Return a decoded text, as `Garbled` if it is not UTF-8."""
+def _decoded(text: bytes) -> str:
+    """Return a decoded text, as `UndecodableText` if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
-        return Garbled(text.decode(errors="replace"))
+        return UndecodableText(text.decode(errors="replace"))

@@ -38,13 +38,13 @@ Q = TypeVar("Q")
 BATCH = 256
 """The maximum number of operations in one transaction."""
 
-UNSEEN = 8
+UNCHECKED_BATCHES = 8
 """After this number of batches the thread checks for changes by other processes, even without a pause in its work."""
 
-UNSEEN_FOR = 0.04
+UNCHECKED_SECONDS = 0.04
 """The same limit in seconds, for slow batches."""
 
-BUDGET = 30.0
+CALL_TIMEOUT = 30.0
 """After this number of seconds a caller gets an error, for any cause of the delay."""
 
 _WRITE = STATEMENTS["session.write"]
@@ -60,19 +60,19 @@ class Operation:
     """
 
     __slots__ = (
+        "after_commit",
         "answer",
-        "asked",
+        "argument",
         "error",
         "future",
         "guarding",
         "loop",
         "owner",
-        "parting",
-        "peek",
         "run",
         "run_all",
+        "signing_off",
         "since",
-        "then",
+        "try_read_only",
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class Operation:
         run: Callable[[Transaction], Any] | None = None,
         peek: Callable[[Transaction], Any] | None = None,
         run_all: Callable[[Transaction, Sequence[Any]], Sequence[Any]] | None = None,
-        asked: Any = None,
+        argument: Any = None,
         owner: str | None = None,
         parting: bool = False,
         guarding: bool = False,
@@ -91,12 +91,12 @@ class Operation:
     ) -> None:
         self.run = run
         self.run_all = run_all
-        self.asked = asked
-        self.peek = peek
+        self.argument = argument
+        self.try_read_only = peek
         self.owner = owner
-        self.parting = parting
+        self.signing_off = parting
         self.guarding = guarding
-        self.then = then
+        self.after_commit = then
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = since
@@ -116,14 +116,14 @@ class Writer:
         self._checkpoints = Checkpoints(path, clock)
         self._jitter = entropy()
         self._lanes: Lanes = {}
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset after a fork: the thread and all waiting operations stayed in the parent."""
         self._guard = threading.Lock()
-        self._begin_again()
+        self._reset_state()
 
-    def _begin_again(self) -> None:
+    def _reset_state(self) -> None:
         self._queue: deque[Operation] = deque()
         self._front: deque[Operation] = deque()
         self._hand: list[Operation] = []
@@ -169,7 +169,7 @@ class Writer:
         return operation.future
 
     def submit_with_others(
-        self, run_all: Callable[[Transaction, Sequence[Q]], Sequence[T]], asked: Q
+        self, run_all: Callable[[Transaction, Sequence[Q]], Sequence[T]], argument: Q
     ) -> "asyncio.Future[T]":
         """Submit a request that is handled together with other requests of its kind; the future gets its own answer.
 
@@ -177,7 +177,7 @@ class Writer:
             StorageUnavailableError: no thread can run it.
         """
         loop = asyncio.get_running_loop()
-        operation = Operation(loop, self._clock.uptime(), run_all=run_all, asked=asked)
+        operation = Operation(loop, self._clock.uptime(), run_all=run_all, argument=argument)
         self._send(operation, front=False)
         return operation.future
 
@@ -227,7 +227,7 @@ class Writer:
             thread.join(timeout)
         with self._guard:
             late = [*self._front, *self._queue]
-            self._begin_again()
+            self._reset_state()
             # These operations came after the thread had ended, or while it hung. A new thread handles them.
             self._queue.extend(late)
         if late:
@@ -240,7 +240,7 @@ class Writer:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise errors.threadless(error, self._path) from error
+                    raise errors.no_thread(error, self._path) from error
                 self._thread = thread
 
     # ── on the callers' loops ─────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +253,7 @@ class Writer:
             if not waiting:
                 self._watched.discard(loop)
         for operation in waiting:
-            if now - operation.since > BUDGET and not operation.future.done():
+            if now - operation.since > CALL_TIMEOUT and not operation.future.done():
                 operation.future.set_exception(_overdue(self._path))
         if waiting:
             loop.call_later(1, self._watch, loop)
@@ -268,19 +268,19 @@ class Writer:
             worked = self._take()
             if worked:
                 self._perform()
-                self._pace.hurry()
+                self._pace.reset()
                 unseen += 1
             elif self._stopping:
                 break
             heard = self._hub.heard
             # The next batch usually arrives before there is any change to see.
-            overdue = unseen >= UNSEEN or self._clock.uptime() - seen_at >= UNSEEN_FOR
+            overdue = unseen >= UNCHECKED_BATCHES or self._clock.uptime() - seen_at >= UNCHECKED_SECONDS
             if heard and (overdue if worked else rested):
-                self._look_around()
+                self._check_changes()
                 unseen, seen_at = 0, self._clock.uptime()
             if not worked:
                 with suppress(Empty):
-                    bell.get(timeout=self._pace.rest() if heard else None)
+                    bell.get(timeout=self._pace.next() if heard else None)
             rested = not worked
         self._leave()
 
@@ -302,7 +302,7 @@ class Writer:
                 connection = self._session.use()
                 if self._session.log_state() != "kept":
                     connection = self._save_log(connection)
-                left = self._peek(connection, wanted)
+                left = self._try_read_only(connection, wanted)
                 if left:
                     self._write(left, topics)
                 if topics and self._hub.heard:
@@ -311,7 +311,7 @@ class Writer:
             # After any exception the callers get the error, and the thread goes on.
             for operation in wanted:
                 if operation.error is None and operation.answer is None:
-                    operation.error = errors.ours(error, self._path)
+                    operation.error = errors.translate_error(error, self._path)
         self._hand = []
         try:
             if topics:
@@ -320,23 +320,23 @@ class Writer:
             # Deliver last: each woken caller wants the interpreter lock at once, and the thread has only to wait then.
             _deliver(wanted)
 
-    def _peek(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
+    def _try_read_only(self, connection: sqlite3.Connection, wanted: list[Operation]) -> list[Operation]:
         """Answer operations that need no transaction; if one operation needs a transaction, all operations use it."""
-        if any(operation.peek is None for operation in wanted):
+        if any(operation.try_read_only is None for operation in wanted):
             return wanted
         if not self._hub.heard:
-            self._others.note(connection)
+            self._others.mark_seen(connection)
         tx = SQLiteTransaction(connection, self._lanes)
         left: list[Operation] = []
         for operation in wanted:
             self._begin(tx, operation)
             try:
-                operation.answer = operation.peek(tx) if operation.peek else None
+                operation.answer = operation.try_read_only(tx) if operation.try_read_only else None
             except sqlite3.Error:
                 operation.answer = None
             if operation.answer is None:
                 left.append(operation)
-        claim_numbers.keep(self._lanes, tx)
+        claim_numbers.publish(self._lanes, tx)
         return left
 
     def _write(self, batch: list[Operation], topics: list[str]) -> None:
@@ -352,11 +352,11 @@ class Writer:
             except Exception as error:
                 if connection.in_transaction:
                     connection.execute(_ROLLBACK)
-                if errors.busy(error):
-                    batch = self._still_waiting(batch)
+                if errors.is_busy(error):
+                    batch = self._without_overdue(batch)
                     self._rest()
                 elif len(batch) == 1:
-                    batch[0].error = errors.ours(error, self._path)
+                    batch[0].error = errors.translate_error(error, self._path)
                     return
                 else:
                     half = len(batch) // 2
@@ -397,9 +397,9 @@ class Writer:
         answers: list[Any] = []
         for run_all, operations in groupby(batch, key=lambda operation: operation.run_all):
             if run_all is not None:
-                asked = [operation.asked for operation in operations]
+                argument = [operation.argument for operation in operations]
                 tx.now = self._clock.now()
-                answers += run_all(tx, asked)
+                answers += run_all(tx, argument)
                 continue
             for operation in operations:
                 self._begin(tx, operation)
@@ -408,50 +408,50 @@ class Writer:
         recount(tx)
         if not self._hub.heard:
             # No other process can commit before this transaction does, and the check is cheap while its locks are held.
-            self._others.note(connection)
+            self._others.mark_seen(connection)
         connection.execute(_COMMIT)
-        claim_numbers.keep(self._lanes, tx)
+        claim_numbers.publish(self._lanes, tx)
         for operation, answer in zip(batch, answers, strict=True):
             operation.answer = answer
-            if operation.parting and operation.owner is not None:
-                self._locks.leave(operation.owner)
-            if operation.then is not None:
-                operation.then(answer)
+            if operation.signing_off and operation.owner is not None:
+                self._locks.sign_off(operation.owner)
+            if operation.after_commit is not None:
+                operation.after_commit(answer)
         topics += tx.topics
-        self._checkpoints.consider(connection, leading=tx.leading)
+        self._checkpoints.checkpoint_if_due(connection, leading=tx.leading)
 
     def _begin(self, tx: Transaction, operation: Operation) -> None:
         tx.now = self._clock.now()
         if operation.owner is not None:
-            hold = self._locks.guard if operation.guarding else self._locks.live
+            hold = self._locks.guard if operation.guarding else self._locks.hold
             hold(operation.owner)
 
-    def _still_waiting(self, batch: list[Operation]) -> list[Operation]:
+    def _without_overdue(self, batch: list[Operation]) -> list[Operation]:
         now = self._clock.uptime()
         for operation in batch:
-            if now - operation.since > BUDGET:
+            if now - operation.since > CALL_TIMEOUT:
                 operation.error = _overdue(self._path)
         return [operation for operation in batch if operation.error is None and not operation.future.done()]
 
     def _rest(self) -> None:
         threading.Event().wait(0.005 + 0.045 * self._jitter.random())
 
-    def _look_around(self) -> None:
+    def _check_changes(self) -> None:
         """Notify listeners of possible changes if another process has committed since the last check."""
         try:
             with self._session.gate:
-                hinted = self._others.look(self._session.use(), self._hub.topics)
+                hinted = self._others.changed_topics(self._session.use(), self._hub.topics)
         except Exception:
             # The next call reports the problem to its caller; a notification may be lost.
             return
         if hinted is not None:
-            self._pace.hurry()
+            self._pace.reset()
             self._hub.knock(hinted)
 
     def _leave(self) -> None:
         with self._session.gate:
             self._session.close()
-            self._locks.close_unless_lived()
+            self._locks.close_if_unused()
 
 
 def _deliver(batch: list[Operation]) -> None:
@@ -478,6 +478,6 @@ def _resolve(operations: list[Operation]) -> None:
 
 def _overdue(path: str) -> StorageUnavailableError:
     return StorageUnavailableError(
-        f"{path} did not answer within {BUDGET:.0f} s: another process keeps it locked (is one of them stopped?), or "
-        "the disk hangs"
+        f"{path} did not answer within {CALL_TIMEOUT:.0f} s: another process keeps it locked (is one of them stopped?) "
+        "or the disk hangs"
     )

@@ -36,15 +36,15 @@ SELECT :queue,
  WHERE TRUE
 ON CONFLICT (queue, id) DO NOTHING;
 
--- name: take_back
+-- name: delete_last
 -- Deletes the jobs that the previous statement inserted; their seqs are consecutive.
 DELETE FROM job WHERE seq > (SELECT max(seq) FROM job) - :jobs;
 
--- name: go_on
+-- name: set_fences
 -- The next job of an id continues from the fences of the previous one.
 UPDATE job SET fence = :fence, settled_fence = :settled_fence WHERE queue = :queue AND id = :id;
 
--- name: stay
+-- name: set_created
 -- A debounced job keeps its creation time when a later call replaces its own.
 UPDATE job SET created = :created WHERE queue = :queue AND id = :id;
 
@@ -71,7 +71,7 @@ SELECT seq, id, expires_at <= :now
  ORDER BY seq
  LIMIT 1;
 
--- name: yet_to_start
+-- name: unstarted_holder
 -- The same for jobs that have never started, and have collected fewer calls than `most` and fewer bytes than `bytes`.
 SELECT seq, id, expires_at <= :now
   FROM job INDEXED BY job_merge
@@ -85,12 +85,12 @@ SELECT seq, id, expires_at <= :now
  ORDER BY seq
  LIMIT 1;
 
--- name: take_in
+-- name: insert_call
 -- Records a call that was merged into a job.
 -- `payload`: its framed arguments.
 INSERT INTO call (queue, id, job, place, payload) VALUES (:queue, :id, :job, :place, :payload);
 
--- name: answer_for
+-- name: insert_replaced_call
 -- Records a later call of a debounced job.
 INSERT INTO call (queue, id, job, place)
 SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
@@ -98,7 +98,7 @@ SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
  WHERE queue = :queue
    AND job = :job;
 
--- name: forget_calls
+-- name: trim_calls
 -- Deletes all but the latest calls of a job.
 DELETE FROM call
  WHERE queue = :queue
@@ -119,10 +119,6 @@ UPDATE job
        expires_at = :expires_at,
        created = :created
  WHERE seq = :seq;
-
--- name: give_up
--- Deletes a job that a later call replaces. It has never started, so it has neither runs nor a log.
-DELETE FROM job WHERE seq = :seq;
 
 -- name: window
 SELECT until, jobs, id FROM window WHERE queue = :queue AND name = :name;

@@ -30,7 +30,7 @@ SELECT id, at, body
 -- name: reader
 SELECT cursor, lent_to, until, lent_upto FROM reader WHERE name = :name;
 
--- name: keep
+-- name: set_reader
 INSERT INTO reader (name, cursor, lent_to, until, lent_upto) VALUES (:name, :cursor, :lent_to, :until, :lent_upto)
 ON CONFLICT (name) DO UPDATE
    SET cursor = excluded.cursor,

@@ -1,6 +1,6 @@
 -- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
--- name: standing
+-- name: run
 SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
   FROM job
  WHERE queue = :queue
@@ -143,7 +143,7 @@ UPDATE job
         LIMIT :limit
  );
 
--- name: come_in
+-- name: promote_one
 -- Promotes one job whose score depends on the jobs that wait before it.
 UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
 
@@ -190,7 +190,7 @@ SELECT json_group_array(
         LIMIT :limit
  );
 
--- name: first_in_line
+-- name: first_ready
 -- Returns scores, ids and seqs of the first ready jobs.
 SELECT score, id, seq
   FROM job INDEXED BY job_ready
@@ -227,7 +227,7 @@ SELECT job.score, job.id, listed.value
         LIMIT 1
        );
 
--- name: places_of
+-- name: parking_names_of
 -- Returns those of several keys that jobs are parked under.
 -- `names`: a list.
 SELECT value
@@ -240,7 +240,7 @@ SELECT value
                  AND parked_under = listed.value
        );
 
--- name: places
+-- name: parking_names
 -- Returns the keys that jobs are parked under, from one key up to another, with one index step per key.
 WITH RECURSIVE place (name) AS (
      SELECT min(parked_under)
@@ -293,14 +293,14 @@ UPDATE job
         LIMIT :limit
  );
 
--- name: take_slot
+-- name: insert_slot
 INSERT INTO slot (queue, key, id) VALUES (:queue, :key, :id)
 ON CONFLICT DO NOTHING;
 
--- name: leave_slot
+-- name: delete_slot
 DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;
 
--- name: file_runs
+-- name: archive_runs
 -- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
 -- values, from any cause, must not block a claim.
 -- `seqs`: a list.
@@ -345,7 +345,7 @@ UPDATE job
 -- `number`: of the newest run to delete.
 DELETE FROM run WHERE seq = :seq AND number <= :number;
 
--- name: coming
+-- name: due_queues
 -- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
 -- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
 -- all has such work.
@@ -382,7 +382,7 @@ SELECT queue, falls_due, opening, unknown
     OR opening IS NOT NULL
     OR unknown;
 
--- name: in_line
+-- name: next_ready
 -- Returns the number of the first queue, from a given number on, that has a ready job. SQLite reads the list in order,
 -- and stops there.
 -- `queues`: a list.
@@ -398,7 +398,7 @@ SELECT key
        )
  LIMIT 1;
 
--- name: glance
+-- name: queue_state
 -- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
 -- jobs opens.
 SELECT EXISTS (

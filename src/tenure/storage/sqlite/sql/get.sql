@@ -6,11 +6,11 @@ SELECT * FROM job WHERE queue = :queue AND id = :id;
 -- name: by_seq
 SELECT * FROM job WHERE seq = :seq;
 
--- name: taken_in
+-- name: merged_into
 -- The job that a call was merged into.
 SELECT job FROM call WHERE queue = :queue AND id = :id;
 
--- name: gathered
+-- name: calls
 -- The arguments that a job has collected, each in its frame.
 SELECT payload FROM call INDEXED BY call_of_job WHERE queue = :queue AND job = :job ORDER BY place;
 

@@ -15,7 +15,7 @@ ON CONFLICT (name) DO UPDATE
 -- name: remove
 DELETE FROM schedule WHERE name = :name;
 
--- name: unfinished
+-- name: unfinished_states
 -- The states of a schedule's unfinished jobs, each once, with one index step per state.
 WITH RECURSIVE standing (state) AS (
        SELECT (SELECT min(state) FROM job INDEXED BY job_scheduled WHERE schedule = :name AND finished IS NULL)
@@ -48,7 +48,7 @@ SELECT body
  ORDER BY name
  LIMIT :limit;
 
--- name: coming
+-- name: next_tick
 -- The next tick of any schedule that is not due yet.
 SELECT min(next_tick)
   FROM schedule INDEXED BY schedule_due

@@ -3,19 +3,19 @@
 -- name: rate
 SELECT taken_until, reach, opens_at FROM rate WHERE queue = :queue AND name = :name;
 
--- name: take
+-- name: set_taken
 -- `taken_until`: up to when its time is taken. `reach`: how far ahead the latest start could take time.
 INSERT INTO rate (queue, name, taken_until, reach) VALUES (:queue, :name, :taken_until, :reach)
 ON CONFLICT (queue, name) DO UPDATE
    SET taken_until = excluded.taken_until,
        reach = excluded.reach;
 
--- name: note_opening
+-- name: set_opening
 -- `opens_at`: when it opens, or NULL.
 INSERT INTO rate (queue, name, taken_until, opens_at) VALUES (:queue, :name, 0, :opens_at)
 ON CONFLICT (queue, name) DO UPDATE SET opens_at = excluded.opens_at;
 
--- name: open
+-- name: opened
 -- The rates that let a parked job start by now, the earliest opened first.
 SELECT name
   FROM rate INDEXED BY rate_opening
@@ -25,16 +25,16 @@ SELECT name
  ORDER BY opens_at, name
  LIMIT :limit;
 
--- name: of_tasks
+-- name: parked_rates
 -- The task rates that jobs of a queue are parked under, by the prefixes of their names.
 -- `first`: the first possible name. `end`: the first name after all possible ones.
 SELECT name FROM rate WHERE queue = :queue AND opens_at IS NOT NULL AND name >= :first AND name < :end;
 
--- name: retuned
+-- name: queues
 -- The queues in which time of a rate is taken.
 SELECT queue FROM rate WHERE name = :name AND taken_until > 0;
 
--- name: first
+-- name: first_parked
 -- The task and rates of the first job that is parked under a rate.
 SELECT task, rates
   FROM job INDEXED BY job_parked

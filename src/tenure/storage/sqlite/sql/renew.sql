@@ -1,6 +1,6 @@
 -- renew: extends leases that the owner still holds, stores log lines, and updates the worker's record.
 
--- name: standing
+-- name: run
 -- Returns the values that a renewal needs of the run, if it is the current one.
 SELECT seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until,
        cancel_at, cancel_reason
@@ -44,7 +44,7 @@ VALUES (:seq, :line, :at, :run, :level, :message, :fields, :number);
 -- The number of the last event that an owner has reported.
 SELECT announced FROM worker WHERE owner = :owner;
 
--- name: seen
+-- name: update_worker
 INSERT INTO worker (owner, name, host, pid, info, started, seen_at, announced)
 VALUES (:owner, :name, :host, :pid, :info, :now, :now, :announced)
 ON CONFLICT (owner) DO UPDATE
@@ -56,10 +56,10 @@ ON CONFLICT (owner) DO UPDATE
        announced = max(worker.announced, excluded.announced),
        died = 0;
 
--- name: forget_worker
+-- name: delete_worker
 DELETE FROM worker WHERE owner = :owner;
 
--- name: forget_orders
+-- name: delete_commands
 DELETE FROM setting WHERE kind = 'worker' AND name = :owner;
 
 -- name: partition

@@ -3,7 +3,7 @@
 -- name: application
 PRAGMA application_id;
 
--- name: sign
+-- name: set_application
 -- "Hold": this number in the header identifies a file as ours, without a read of its tables.
 PRAGMA application_id = 1215261796;
 
@@ -30,13 +30,13 @@ PRAGMA fullfsync = ON;
 -- Checkpoints are explicit, under the writers' lock (checkpoint.py).
 PRAGMA wal_autocheckpoint = 0;
 
--- name: patience
+-- name: busy_timeout
 PRAGMA busy_timeout = 5000;
 
 -- name: wal_limit
 PRAGMA journal_size_limit = 67108864;
 
--- name: memory
+-- name: temp_in_memory
 PRAGMA temp_store = MEMORY;
 
 -- name: cache

@@ -18,19 +18,19 @@ SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NOT NULL
 -- name: workers
 SELECT owner FROM worker WHERE died = 0;
 
--- name: forget_workers
+-- name: delete_workers
 -- Workers that have been silent for long without signing off.
 -- `until`: the latest beat to delete.
 DELETE FROM worker WHERE seen_at <= :until;
 
--- name: forget_orders
+-- name: delete_commands
 -- The orders for these workers.
 -- `until`: the latest beat to delete.
 DELETE FROM setting
  WHERE kind = 'worker'
    AND name IN (SELECT owner FROM worker WHERE seen_at <= :until);
 
--- name: forget_windows
+-- name: delete_windows
 -- Key windows whose time is over, the earliest first.
 DELETE FROM window
  WHERE (queue, name) IN (
@@ -41,7 +41,7 @@ DELETE FROM window
         LIMIT :limit
  );
 
--- name: forget_time
+-- name: reset_rates
 -- Taken rate time that has passed, the earliest first.
 UPDATE rate
    SET taken_until = 0
@@ -54,14 +54,14 @@ UPDATE rate
         LIMIT :limit
  );
 
--- name: forget_rates
+-- name: delete_rates
 -- Rates without taken time and without parked jobs.
 DELETE FROM rate
  WHERE (queue, name) IN (
        SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT :limit
  );
 
--- name: forget_tags
+-- name: delete_tags
 -- Virtual instants of tenants that are below their queue's virtual time.
 DELETE FROM fair_tag
  WHERE (queue, boost, key) IN (
@@ -75,7 +75,7 @@ DELETE FROM fair_tag
         LIMIT :limit
  );
 
--- name: idle_lines
+-- name: idle_fair_queues
 -- Fair queues that have no unfinished jobs.
 SELECT queue
   FROM fair_line
@@ -88,7 +88,7 @@ SELECT queue
  )
  LIMIT :limit;
 
--- name: forget_idle_tags
+-- name: delete_idle_tags
 DELETE FROM fair_tag
  WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = :queue LIMIT :limit);
 
@@ -121,7 +121,7 @@ WITH RECURSIVE length (value) AS (
 )
 SELECT value FROM length WHERE value IS NOT NULL;
 
--- name: out
+-- name: expired
 -- Leases of one length that have run out.
 SELECT lease_until, queue, id, seq
   FROM job
@@ -151,7 +151,7 @@ SELECT seq
    AND run_at >= 288230376151711744
  LIMIT :limit;
 
--- name: stateless
+-- name: invalid_state
 -- Jobs whose state is not valid. Only a damaged record can be so.
 SELECT seq
   FROM job INDEXED BY job_stateless
@@ -207,7 +207,7 @@ SELECT lease_until, queue, id, seq
 -- name: suspect
 UPDATE job SET suspect_until = :until WHERE seq = :seq;
 
--- name: recall
+-- name: shorten_suspicions
 -- Shortens suspicions from before the clock was set back.
 UPDATE job
    SET suspect_until = :now + lease / 2
@@ -216,7 +216,7 @@ UPDATE job
    AND suspect_until > :now + :grace
    AND suspect_until > :now + lease / 2;
 
--- name: aged
+-- name: expirable
 -- Jobs that are too old to start.
 SELECT seq
   FROM job INDEXED BY job_ttl
@@ -226,10 +226,10 @@ SELECT seq
  ORDER BY expires_at, queue, id
  LIMIT :limit;
 
--- name: looked_at
+-- name: parked_cursor
 SELECT value FROM meta WHERE key = 'looked_at';
 
--- name: look_on
+-- name: set_parked_cursor
 -- `value`: the queue and key after which the next sweep continues.
 INSERT INTO meta VALUES ('looked_at', :value)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
@@ -255,7 +255,7 @@ SELECT name
    AND substr(name, 1, length(:paused)) <> :paused
  LIMIT :limit;
 
--- name: parked_behind
+-- name: first_parked_after
 -- The first job of a queue that is parked under a later name than the given one.
 SELECT seq
   FROM job INDEXED BY job_parked
@@ -275,11 +275,11 @@ SELECT seq
  ORDER BY redrive_at, queue, id
  LIMIT :limit;
 
--- name: give_up
+-- name: end_redrives
 -- Only an operator can redrive this failed job from now on.
 UPDATE job SET redrive_at = NULL WHERE seq = :seq;
 
--- name: outlived
+-- name: past_lifetime
 -- Completed jobs whose own lifetime is over.
 SELECT seq
   FROM job INDEXED BY job_kept
@@ -312,7 +312,7 @@ SELECT queue, state, jobs
  )
  ORDER BY queue, state;
 
--- name: trimmed
+-- name: set_trim_at
 -- Sets the sweep's next check to the time when the earliest ended job will be too old.
 UPDATE tally
    SET trim_at = (
@@ -327,21 +327,21 @@ UPDATE tally
  WHERE queue = :queue
    AND state = :state;
 
--- name: forget_queue
+-- name: delete_counters
 -- Deletes the counters of a queue that has no jobs.
 DELETE FROM tally
  WHERE queue = :queue
    AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
 
--- name: forget_jobs
+-- name: delete_jobs
 -- `seqs`: a list.
 DELETE FROM job WHERE seq IN (SELECT value FROM json_each(:seqs));
 
--- name: forget_runs
+-- name: delete_runs
 -- `seqs`: a list.
 DELETE FROM run WHERE seq IN (SELECT value FROM json_each(:seqs));
 
--- name: forget_logs
+-- name: delete_logs
 -- `seqs`: a list.
 DELETE FROM log WHERE seq IN (SELECT value FROM json_each(:seqs));
 
@@ -393,7 +393,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
  ORDER BY finished, id
  LIMIT :limit;
 
--- name: lined
+-- name: has_ready
 -- Whether a job of the queue is ready.
 SELECT EXISTS (
               SELECT 1
@@ -403,11 +403,11 @@ SELECT EXISTS (
                  AND parked_under IS NULL
        );
 
--- name: young
+-- name: first_kept_event
 -- The first of the oldest events that is still to be kept.
 -- `last`: the last event to examine. `at`: the latest instant to delete.
 SELECT id FROM event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
 
--- name: forget
+-- name: delete_events
 -- `last`: the last event to delete.
 DELETE FROM event WHERE id <= :last;

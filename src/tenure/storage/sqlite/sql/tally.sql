@@ -11,7 +11,7 @@ ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
        trim_at = 0;
 
--- name: look_at_once
+-- name: trim_now
 -- Makes the next sweep check whether jobs of a queue are past retention.
 UPDATE tally
    SET trim_at = 0
@@ -67,20 +67,20 @@ SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
  WHERE queue = :queue
    AND state IN ('completed', 'kept');
 
--- name: slots
+-- name: key
 -- Returns a key's limit, how many unfinished jobs name it, and how many of them are active.
 SELECT "limit", named, (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name)
   FROM key
  WHERE queue = :queue
    AND name = :name;
 
--- name: name_key
+-- name: set_key
 INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
 ON CONFLICT (queue, name) DO UPDATE
    SET "limit" = excluded."limit",
        named = excluded.named;
 
--- name: forget_key
+-- name: delete_key
 DELETE FROM key WHERE queue = :queue AND name = :name;
 
 -- name: recount

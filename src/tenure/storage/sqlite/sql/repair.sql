@@ -1,6 +1,6 @@
--- mend: writes neutral values into unreadable records, and corrects the counters of their queues.
+-- repair: writes neutral values into unreadable records, and corrects the counters of their queues.
 
--- name: mend
+-- name: repair
 UPDATE job
    SET task = :task,
        state = :state,
@@ -61,7 +61,7 @@ UPDATE job
        quarantined = :quarantined
  WHERE seq = :seq;
 
--- name: set_aside
+-- name: fail
 -- Ends a job with an unreadable state.
 UPDATE job
    SET state = 'failed',
@@ -78,16 +78,16 @@ UPDATE job
 -- name: rename
 UPDATE job SET queue = :queue, id = :id WHERE seq = :seq;
 
--- name: named
+-- name: exists
 SELECT 1 FROM job WHERE queue = :queue AND id = :id;
 
--- name: slots_of_none
+-- name: orphaned_slots
 -- The slots of jobs that do not exist.
 SELECT queue, key, id
   FROM slot
  WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = slot.queue AND job.id = slot.id);
 
--- name: calls_of_none
+-- name: orphaned_calls
 -- The merged calls whose job does not exist: one row of each such job.
 SELECT min(rowid), queue, job
   FROM call
@@ -99,11 +99,11 @@ SELECT min(rowid), queue, job
 -- `row`: of one of the calls.
 UPDATE call SET queue = :queue, job = :id WHERE (queue, job) = (SELECT queue, job FROM call WHERE rowid = :row);
 
--- name: slots_of
+-- name: slots
 -- The keys that a job holds.
 SELECT key FROM slot WHERE queue = :queue AND id = :id;
 
--- name: miscounted
+-- name: wrong_counters
 -- Returns the counters of a queue that differ from its jobs, with the difference.
 SELECT state, sum(jobs)
   FROM (
@@ -135,7 +135,7 @@ UPDATE key
    AND key.name = counted.name
    AND key.named <> counted.jobs;
 
--- name: forget_keys
+-- name: delete_keys
 DELETE FROM key
  WHERE queue = :queue
    AND name NOT IN (

@@ -1,11 +1,11 @@
--- line: the virtual time of fair queues: of the queue, of each priority, and of each tenant.
+-- fair_queue: the virtual time of fair queues: of the queue, of each priority, and of each tenant.
 
--- name: line
+-- name: state
 -- Returns the front of a queue, NULL if it is not fair, and whether a rate of the queue has an opening time.
 SELECT (SELECT front FROM fair_line WHERE queue = :queue),
        EXISTS (SELECT 1 FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);
 
--- name: waits
+-- name: has_waiting
 -- Whether a job of the queue is ready or parked.
 SELECT EXISTS (
               SELECT 1
@@ -14,7 +14,7 @@ SELECT EXISTS (
                  AND state = 'waiting'
        );
 
--- name: tenant_waits
+-- name: tenant_has_waiting
 -- The same for a tenant's jobs of one priority.
 SELECT EXISTS (
               SELECT 1
@@ -33,23 +33,23 @@ SELECT at FROM fair_reached WHERE queue = :queue AND boost = :boost;
 -- name: tag
 SELECT tag FROM fair_tag WHERE queue = :queue AND boost = :boost AND key = :key;
 
--- name: keep_front
+-- name: set_front
 INSERT INTO fair_line (queue, front) VALUES (:queue, :front)
 ON CONFLICT (queue) DO UPDATE SET front = excluded.front;
 
--- name: keep_reached
+-- name: set_reached
 INSERT INTO fair_reached (queue, boost, at) VALUES (:queue, :boost, :at)
 ON CONFLICT (queue, boost) DO UPDATE SET at = excluded.at;
 
--- name: keep_tag
+-- name: set_tag
 INSERT INTO fair_tag (queue, boost, key, tag) VALUES (:queue, :boost, :key, :tag)
 ON CONFLICT (queue, boost, key) DO UPDATE SET tag = excluded.tag;
 
--- name: forget_front
+-- name: delete_front
 DELETE FROM fair_line WHERE queue = :queue;
 
--- name: forget_reached
+-- name: delete_reached
 DELETE FROM fair_reached WHERE queue = :queue;
 
--- name: forget_tags
+-- name: delete_tags
 DELETE FROM fair_tag WHERE queue = :queue;

@@ -1,0 +1,43 @@
+"""Parameters for many values at once: lists as JSON texts, and the bytes that belong to their rows."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ByteSlices:
+    """The bytes that belong to the rows of a JSON list, which cannot hold them: each row states where its bytes are."""
+
+    def __init__(self) -> None:
+        # In some dialects a part of an empty value is NULL.
+        self._parts = [b"."]
+        self._length = 1
+
+    def add(self, part: bytes | None) -> tuple[int | None, int | None]:
+        """Return the position of these bytes, counted from 1 as SQL does, and their length."""
+        if part is None:
+            return None, None
+        begins = self._length + 1
+        self._parts.append(part)
+        self._length += len(part)
+        return begins, len(part)
+
+    def joined(self) -> bytes:
+        """Return all bytes, concatenated."""
+        return b"".join(self._parts)
+
+
+def json_list(values: Sequence[object]) -> str | None:
+    """Return values as a JSON list, which one statement processes in a single call of the library.
+
+    Returns None for an empty list, and if a value contains a NUL, at which some databases end a text in JSON.
+    """
+    body = _encode(values) if values else b""
+    return body.decode() if body and b"\\u0000" not in body else None
+
+
+def json_names(names: Sequence[str]) -> str:
+    """Return names as such a list; names contain no NUL, so every database can read all of them."""
+    return _encode(names).decode()
