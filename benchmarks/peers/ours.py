@@ -8,7 +8,7 @@ from typing import Any, cast
 from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 from tenure import Job, Task, Tenure, Timing, __version__
-from tenure.worker.prefetch_policy import MOST
+from tenure.worker.prefetch_policy import MOST_HELD
 
 TIGHT = Timing(lease="1s", beat="0.25s", grace="0.25s", sweep="0.25s")
 
@@ -85,7 +85,7 @@ class Ours(AsyncPeer):
     async def work(self) -> None:
         """Run a worker of this process."""
         concurrency = self.order.concurrency
-        await self._app.worker(concurrency=concurrency, prefetch=max(0, MOST - concurrency)).run()
+        await self._app.worker(concurrency=concurrency, prefetch=max(0, MOST_HELD - concurrency)).run()
 
 
 if __name__ == "__main__":

@@ -385,8 +385,8 @@ class Tenure(Decorators):
         max_jobs: int | None = None,
         max_memory: Size | None = None,
         prefetch: int | None = None,
-        incarnation: str | None = None,
-        slate: Scoreboard | None = None,
+        owner_id: str | None = None,
+        scoreboard: Scoreboard | None = None,
     ) -> Worker:
         """Return a worker that runs in this process; start it with `async with`, `start()` or `run()`.
 
@@ -400,7 +400,7 @@ class Tenure(Decorators):
         - `prefetch`: how many jobs the worker may claim beyond those that it runs. The default is 0, or 100 in all
           under a supervisor. It prefetches only while runs take less than 50 ms, and 10 ms of work at a time; it hands
           back jobs that have not begun after 0.2 s.
-        - `incarnation`, `slate`: the owner id and the scoreboard for the runs; both come from a supervisor.
+        - `incarnation`, `scoreboard`: the owner id and the scoreboard for the runs; both come from a supervisor.
 
         A thread of this process renews the leases, even while a handler blocks the event loop. A handler that holds the
         GIL (in a call into C) for as long as a lease loses the job to another worker. Under `tenure worker` the
@@ -420,7 +420,7 @@ class Tenure(Decorators):
         equipment = self.runtime()
         equipment.check_migrations()
         # The reaper within a worker uses the worker's owner, because both live exactly as long.
-        owner = equipment.owner(None if name is None else named(name, field="name"), incarnation=incarnation)
+        owner = equipment.owner(None if name is None else named(name, field="name"), id_=owner_id)
         return Worker(
             equipment,
             queues=served,
@@ -429,9 +429,9 @@ class Tenure(Decorators):
             reaper=Sweeper(equipment, owner, election).run if flag(reaper, field="reaper") else None,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
-            supervised=incarnation is not None,
-            slate=slate,
-            wear=RecyclePolicy(
+            supervised=owner_id is not None,
+            scoreboard=scoreboard,
+            recycle_policy=RecyclePolicy(
                 max_jobs=None if max_jobs is None else whole(max_jobs, field="max_jobs", least=1),
                 max_memory=None if max_memory is None else size(max_memory, field="max_memory"),
             ),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tenure")
 
-LONGEST_GOODBYE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that the coroutines of a thread get to end when it is stopped."""
 
 
@@ -50,7 +50,7 @@ class BackgroundLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._farewell: Callable[[], object] = lambda: None
+        self._on_end: Callable[[], object] = lambda: None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start a coroutine on the thread's loop; any thread may wait for its future.
@@ -80,11 +80,11 @@ class BackgroundLoop:
         here = asyncio.get_running_loop()
         stopped = here.create_future()
         # The thread itself reports its end: a join would need another thread, and all of those may hang in handlers.
-        self._farewell = lambda: here.call_soon_threadsafe(_resolve, stopped)
+        self._on_end = lambda: here.call_soon_threadsafe(_resolve, stopped)
         cancelled = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
         cancelled.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         try:
-            async with asyncio.timeout(LONGEST_GOODBYE):
+            async with asyncio.timeout(STOP_TIMEOUT):
                 await stopped
         except TimeoutError:
             logger.warning("the coroutines of the thread %s do not end; they are abandoned", self._name)
@@ -112,7 +112,7 @@ class BackgroundLoop:
         finally:
             loop.close()
             with contextlib.suppress(RuntimeError):
-                self._farewell()
+                self._on_end()
 
     def _ended(self, agent: "Future[None]") -> None:
         if not agent.cancelled() and (failure := agent.exception()) is not None:
@@ -136,7 +136,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._side = BackgroundLoop("tenure-portal")
+        self._background_loop = BackgroundLoop("tenure-portal")
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, verb: str) -> T:
         """Run a coroutine to its end and return its result.
@@ -153,9 +153,9 @@ class Portal:
             coroutine.close()
             raise UsageError(f"{verb}_sync() would block the running event loop; use `await {verb}()` here")
         if self._pid != os.getpid():
-            self._pid, self._side = os.getpid(), BackgroundLoop("tenure-portal")
+            self._pid, self._background_loop = os.getpid(), BackgroundLoop("tenure-portal")
         try:
-            future = self._side.submit(coroutine)
+            future = self._background_loop.submit(coroutine)
         except RuntimeError as error:
             raise StorageUnavailableError(
                 f"{verb}_sync() needs a thread of its own, and none can be started ({error}): the machine is at its "

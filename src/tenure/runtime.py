@@ -60,10 +60,10 @@ class Runtime:
         for task in self.tasks.values():
             task.migrations.complete(task=task.name)
 
-    def owner(self, name: str | None = None, *, incarnation: str | None = None) -> Owner:
+    def owner(self, name: str | None = None, *, id_: str | None = None) -> Owner:
         """Return a new owner for this process; `name` is its display name."""
         host, pid = socket.gethostname(), os.getpid()
-        return Owner(incarnation or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
+        return Owner(id_ or owner_id(self.rng), name or f"{host}:{pid}", host, pid)
 
 
 def runtime_from_url(

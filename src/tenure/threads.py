@@ -36,7 +36,7 @@ class ThreadPool:
         self._made = 0
         self._closed = False
 
-    def lane(self) -> "WorkerThread":
+    def worker_thread(self) -> "WorkerThread":
         """Return a thread for the functions of one run; it is taken from the pool at the first call."""
         return WorkerThread(self)
 
@@ -118,16 +118,16 @@ class WorkerThread:
         self._inbox: Inbox | None = None
         self._context = self._seen = contextvars.Context()
         """The context in which all functions are called, and a copy of the last caller's context."""
-        self._at_work = 0
-        self.thread: int | None = None
+        self._queued = 0
+        self.ident: int | None = None
         """The thread's ident while a function runs in it, else None."""
         self._idle: asyncio.Event | None = None
-        self._once_idle: list[Callable[[], None]] = []
+        self._when_idle: list[Callable[[], None]] = []
 
     @property
     def busy(self) -> bool:
         """Return True if a function runs or is queued, even if the caller no longer waits for it."""
-        return self._at_work > 0
+        return self._queued > 0
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """Call the function in the thread. Cancelling the wait does not stop the function.
@@ -148,9 +148,9 @@ class WorkerThread:
         self._seen, context = now, self._context
 
         def settle(value: Any, error: BaseException | None) -> None:
-            self._at_work -= 1
-            if not self._at_work:
-                self._rest()
+            self._queued -= 1
+            if not self._queued:
+                self._notify_idle()
             if done.done():
                 return
             if error is None:
@@ -160,7 +160,7 @@ class WorkerThread:
 
         def work() -> None:
             value, failure = None, None
-            self.thread = threading.get_ident()
+            self.ident = threading.get_ident()
             try:
                 for variable, new_value in changes:
                     context.run(variable.set, new_value)
@@ -169,11 +169,11 @@ class WorkerThread:
                 # A future cannot carry StopIteration, and SystemExit must not end the loop.
                 failure = error if is_a(error, Exception) and not is_a(error, StopIteration) else wrapped(error)
             finally:
-                self.thread = None
+                self.ident = None
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, value, failure)
 
-        self._at_work += 1
+        self._queued += 1
         self._inbox.put(work)
         return await done
 
@@ -183,16 +183,16 @@ class WorkerThread:
             self._idle = asyncio.Event()
             await self._idle.wait()
 
-    def once_idle(self, call: Callable[[], None]) -> None:
+    def when_idle(self, call: Callable[[], None]) -> None:
         """Call `call` once, as soon as no function runs or is queued."""
-        self._once_idle.append(call)
+        self._when_idle.append(call)
         if not self.busy:
-            self._rest()
+            self._notify_idle()
 
-    def _rest(self) -> None:
+    def _notify_idle(self) -> None:
         if self._idle is not None:
             self._idle.set()
-        calls, self._once_idle = self._once_idle, []
+        calls, self._when_idle = self._when_idle, []
         for call in calls:
             call()
 

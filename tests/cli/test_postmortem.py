@@ -32,7 +32,7 @@ def cut_off(there: Terminal, job: str) -> None:
         assert lease.ref == Ref("default", job)
         await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE),)))
         taken = await storage.reclaim(WORKER.id, TAKER)
-        await settle_stalled(storage, TAKER, taken.stalled, Random(0), witness=KILLED)
+        await settle_stalled(storage, TAKER, taken.stalled, Random(0), evidence=KILLED)
         await storage.close()
 
     asyncio.run(go())

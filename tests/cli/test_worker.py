@@ -171,7 +171,7 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
     done = tasks.ended("worker", "living:broken")
 
     assert done.returncode == 1
-    assert "does not start, for its lifespan cannot be entered" in done.stderr
+    assert "does not start: its lifespan cannot be entered" in done.stderr
     assert "ConnectionRefusedError: no database" in done.stderr
 
 

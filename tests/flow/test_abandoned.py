@@ -9,7 +9,7 @@ import pytest
 from tenure import JobStalled, Retry, State, TaskOptions, current_job
 from tenure.client.handle import Job
 from tenure.core.job import JobRecord
-from tenure.worker.abandoned import MOST
+from tenure.worker.abandoned import MOST_ABANDONED
 from tests.flow.conftest import FAST, Play, Stage
 
 ONCE = TaskOptions(retry=Retry(max_attempts=1))
@@ -146,9 +146,9 @@ def test_with_four_of_them_a_supervised_worker_drains_and_ends_to_be_replaced(
         async def long() -> None:
             await asyncio.sleep(10)
 
-        worker = app.worker(incarnation="incarnation" if supervised else None)
+        worker = app.worker(owner_id="incarnation" if supervised else None)
         await stage.start(worker)
-        jobs = [await deaf.enqueue() for _ in range(MOST)]
+        jobs = [await deaf.enqueue() for _ in range(MOST_ABANDONED)]
         running = await long.enqueue()
         for job in jobs:
             await over(stage, job)
@@ -158,12 +158,12 @@ def test_with_four_of_them_a_supervised_worker_drains_and_ends_to_be_replaced(
 
         assert await running.state() is State.COMPLETED
         assert worker.ended == supervised
-        assert (worker.recycled is not None) == supervised
+        assert (worker.recycle_reason is not None) == supervised
         assert await later.state() is (State.WAITING if supervised else State.COMPLETED)
 
     with caplog.at_level(logging.ERROR):
         play(scenario)
 
-    assert [record.levelname for record in caplog.records if "4 handlers go on in it" in record.getMessage()] == [
+    assert [record.levelname for record in caplog.records if "4 of its handlers ignore" in record.getMessage()] == [
         "ERROR" if supervised else "CRITICAL"
     ]

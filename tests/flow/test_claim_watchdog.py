@@ -15,10 +15,10 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
 from tenure.supervisor.claim_watchdog import (
-    AGAIN,
-    LONGEST,
-    LOOK,
-    SHORTEST,
+    CHECK_INTERVAL,
+    CONFIRM_AFTER,
+    LONGEST_LIMIT,
+    SHORTEST_LIMIT,
     ClaimWatchdog,
     ScoreboardReading,
     limit,
@@ -36,7 +36,7 @@ AGENTS: set["asyncio.Task[None]"] = set()
 
 
 @pytest.fixture
-def slate() -> Iterator[Scoreboard]:
+def scoreboard() -> Iterator[Scoreboard]:
     made = Scoreboard.new(3)
     yield made
     made.close()
@@ -66,7 +66,7 @@ async def stacks() -> str:
 
 
 async def watched(
-    stage: Stage, worker: Worker, slate: Scoreboard, ask: Callable[[], Awaitable[str]] = stacks
+    stage: Stage, worker: Worker, scoreboard: Scoreboard, ask: Callable[[], Awaitable[str]] = stacks
 ) -> list[tuple[float, KillReason]]:
     """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
     condemned: list[tuple[float, KillReason]] = []
@@ -75,20 +75,20 @@ async def watched(
         stage.storage,
         SUPERVISOR,
         worker.owner,
-        slate,
+        scoreboard,
         queues=("default",),
         max_block=600.0,
         clock=stage.clock,
         logger=logging.getLogger("test"),
-        ask=ask,
-        condemn=lambda sentence: condemned.append((stage.clock.uptime(), sentence)),
+        read_stacks=ask,
+        kill=lambda sentence: condemned.append((stage.clock.uptime(), sentence)),
     )
 
     async def tick() -> None:
         # As the watchdog does on a loop of its own.
         while True:
-            slate.turned(stage.clock.uptime(), 0.0)
-            slate.claimed(worker.answered_at)
+            scoreboard.turned(stage.clock.uptime(), 0.0)
+            scoreboard.claimed(worker.answered_at)
             await asyncio.sleep(TICK)
 
     async def look() -> None:
@@ -142,7 +142,7 @@ Case = Callable[[Stage, Tenure, Worker], Awaitable[None]]
 
 
 @pytest.mark.parametrize("case", [paused, parked, rated, unknown, full, quiet, idle])
-def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Scoreboard, case: Case) -> None:
+def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, scoreboard: Scoreboard, case: Case) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=Timing())
 
@@ -159,9 +159,9 @@ def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, slate: Sco
 
         worker = app.worker(concurrency=2)
         await stage.start(worker)
-        condemned = await watched(stage, worker, slate)
+        condemned = await watched(stage, worker, scoreboard)
         await case(stage, app, worker)
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
         assert condemned == []
         assert not await stage.told(WorkerHung)
@@ -174,11 +174,11 @@ def on_closed(scenario: Callable[[Stage, Closed, Worker, list[tuple[float, KillR
 
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, slate = Closed(clock), Scoreboard.new(3)
+        storage, scoreboard = Closed(clock), Scoreboard.new(3)
         stage = Stage(loop, clock, storage)
         worker = stage.app().worker()
         await stage.start(worker)
-        await scenario(stage, storage, worker, await watched(stage, worker, slate))
+        await scenario(stage, storage, worker, await watched(stage, worker, scoreboard))
 
     simulate(main)
 
@@ -192,10 +192,10 @@ def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes
         await asyncio.sleep(60 * minutes)
 
         # It had no answer for longer than it may be without one, and nobody had.
-        assert stage.clock.uptime() - worker.answered_at > LONGEST
+        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
 
         storage.shut = lambda owner, verb: False
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
         assert condemned == []
 
@@ -210,11 +210,15 @@ def test_one_that_alone_gets_no_answer_is_condemned_within_a_minute_and_a_quarte
         await asyncio.sleep(2 * POLL)
         storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
         answered_at = worker.answered_at
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
         [(at, sentence)] = condemned
-        assert (sentence.reason, sentence.culprits, sentence.stack) == ("not_claiming", (), "a stack")
-        assert LONGEST + AGAIN <= at - answered_at <= LONGEST + AGAIN + 2 * (LOOK + TICK)
+        assert (sentence.reason, sentence.causes, sentence.stack) == ("not_claiming", (), "a stack")
+        assert (
+            LONGEST_LIMIT + CONFIRM_AFTER
+            <= at - answered_at
+            <= LONGEST_LIMIT + CONFIRM_AFTER + 2 * (CHECK_INTERVAL + TICK)
+        )
         [event] = await stage.told(WorkerHung)
         assert (event.owner, event.blocked_for) == (worker.owner.id, sentence.blocked_for)
 
@@ -228,9 +232,9 @@ def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record
         # An uptime of 0 would be none.
         await asyncio.sleep(2 * POLL)
         storage.shut = lambda owner, verb: (owner == worker.owner and verb == "exchange") or verb == "record"
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert stage.clock.uptime() - worker.answered_at > LONGEST
+        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
         assert condemned == []
 
     on_closed(scenario)
@@ -243,9 +247,9 @@ def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -
         await asyncio.sleep(2 * POLL)
         # Records of events are taken all the same, so only the missing answer can save the worker.
         storage.shut = lambda owner, verb: verb == "exchange"
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert stage.clock.uptime() - worker.answered_at > LONGEST
+        assert stage.clock.uptime() - worker.answered_at > LONGEST_LIMIT
         assert condemned == []
 
     on_closed(scenario)
@@ -254,7 +258,7 @@ def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -
 def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
-        storage, slate = Closed(clock), Scoreboard.new(3)
+        storage, scoreboard = Closed(clock), Scoreboard.new(3)
         stage = Stage(loop, clock, storage)
         worker = stage.app().worker()
         asked = 0
@@ -267,10 +271,10 @@ def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None
             return "a stack"
 
         await stage.start(worker)
-        condemned = await watched(stage, worker, slate, answered_meanwhile)
+        condemned = await watched(stage, worker, scoreboard, answered_meanwhile)
         await asyncio.sleep(2 * POLL)
         storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
-        await asyncio.sleep(3 * LONGEST)
+        await asyncio.sleep(3 * LONGEST_LIMIT)
 
         assert asked == 1
         assert condemned == []
@@ -298,6 +302,6 @@ def test_a_claim_loop_is_stuck_only_while_the_event_loop_turns(
 
 
 def test_it_is_given_as_long_as_a_blocked_loop_but_never_less_than_its_own_rests() -> None:
-    assert [limit(seconds) for seconds in (600.0, 30.0, 1.0)] == [LONGEST, 30.0, SHORTEST]
+    assert [limit(seconds) for seconds in (600.0, 30.0, 1.0)] == [LONGEST_LIMIT, 30.0, SHORTEST_LIMIT]
     # A turn comes every `POLL`; each may fail after as long as a call may take.
-    assert SHORTEST > 2 * POLL
+    assert SHORTEST_LIMIT > 2 * POLL

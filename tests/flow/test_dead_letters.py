@@ -82,7 +82,7 @@ async def perish(stage: Stage, app: Tenure) -> dict[str, Job[Any]]:
     crew = Owner("ab" * 8, "supervisor")
     taken = await stage.storage.reclaim(doomed.owner.id, crew)
     await settle_stalled(
-        stage.storage, crew, taken.stalled, Random(0), witness=CrashEvidence(Ending("was ended by signal 9"))
+        stage.storage, crew, taken.stalled, Random(0), evidence=CrashEvidence(Ending("was ended by signal 9"))
     )
     await asyncio.sleep(app.timing.recovery_bound.total_seconds() + 2)
     return jobs

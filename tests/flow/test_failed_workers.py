@@ -93,7 +93,7 @@ def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCap
         assert [await job.result() for job in jobs] == [2, 2, 2, 2, 2, 1]
 
     senseless(scenario)
-    assert "failed and stops" in caplog.text
+    assert "failed; stopping it" in caplog.text
 
 
 def test_every_second_put_back_by_failing_workers_is_charged_as_a_stall() -> None:
@@ -149,7 +149,7 @@ def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: p
 
         def create_task(coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
             nonlocal begun
-            if coroutine.__name__ == "_attend":
+            if coroutine.__name__ == "_run":
                 begun += 1
                 if begun == bad + 1:
                     coroutine.close()
@@ -230,4 +230,4 @@ def test_a_failed_worker_does_not_wait_for_ever_to_have_it_recorded(caplog: pyte
         assert [event.run for event in await stage.told(JobStalled)] == [1]
 
     senseless(scenario)
-    assert "did not take what 1 jobs came to" in caplog.text
+    assert "stopped with 1 unrecorded outcomes" in caplog.text

@@ -229,7 +229,7 @@ def test_where_it_cannot_be_entered_the_worker_does_not_start_and_says_so(
         record = (await job.info()).job
 
         assert (record.state, record.starts) == (State.WAITING, 0)
-        assert "does not start, for its lifespan cannot be entered" in caplog.text
+        assert "does not start: its lifespan cannot be entered" in caplog.text
         # The database is back.
         await stage.start(worker)
         assert await job.result() == "entered"
@@ -285,7 +285,7 @@ def test_one_that_hangs_while_it_is_entered_is_cut_off_by_a_stop(
         assert starting.done()
         assert worker.ended
         assert life.notes == []
-        assert "took too long to be entered, and was cut off" in caplog.text
+        assert "took too long to be entered; cancelling it" in caplog.text
         assert len(asyncio.all_tasks()) == 1
 
     play(scenario)
@@ -388,7 +388,7 @@ def test_one_that_does_not_end_is_cut_off_within_the_bounds_of_a_stop(
 
         assert least <= stage.now - began <= most
         assert (life.cut_off, life.notes) == (1, ["entered 1", "left 1"])
-        assert "took too long to end, and was cut off" in caplog.text
+        assert "took too long to end; cancelling it" in caplog.text
 
     play(scenario)
 

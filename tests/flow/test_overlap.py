@@ -15,7 +15,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.worker.active_runs import RunKey
 from tenure.worker.loop import UNSETTLED_LIMIT
-from tenure.worker.prefetch_policy import MOST
+from tenure.worker.prefetch_policy import MOST_HELD
 from tenure.worker.starting import starter
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
@@ -90,7 +90,7 @@ def test_two_calls_are_under_way_while_there_is_enough_to_do_and_the_room_is_kep
         assert [await job.result() for job in jobs] == list(range(1000))
         assert max(calls for _, _, calls in storage.calls) == 2
         assert most <= CONCURRENCY
-        assert storage.most <= MOST
+        assert storage.most <= MOST_HELD
         assert len(await stage.told(JobCompleted)) == 1000
 
     remote(scenario)
@@ -157,7 +157,7 @@ def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered
         details = [await job.info() for job in jobs]
         # What those two claimed was found when the storage was back, and charged to nobody.
         assert {(detail.job.starts, detail.job.releases) for detail in details} == {(1, 0), (2, 1)}
-        assert storage.most <= MOST
+        assert storage.most <= MOST_HELD
 
     remote(scenario)
 
@@ -272,7 +272,7 @@ def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
         await asyncio.sleep(60)
 
         # What one more claim may bring, and what was claimed ahead, come on top.
-        assert UNSETTLED_LIMIT < ran <= UNSETTLED_LIMIT + 2 * CONCURRENCY + MOST
+        assert UNSETTLED_LIMIT < ran <= UNSETTLED_LIMIT + 2 * CONCURRENCY + MOST_HELD
 
         storage.silent = False
 

@@ -122,7 +122,7 @@ async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> 
     renewal = LeaseRenewal(lease.ref, lease.fence, progress=0.4, note="page 17", log=(line,), trace=TRACE)
     await storage.renew(RenewRequest(WORKER, (renewal,), worker=WorkerInfo(("mail",))))
     clock.advance(3.2)
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH)
     text = await told(storage, lease)
     events = [event for event in (await storage.events(None)).events if isinstance(event, JobStalled)]
 
@@ -157,7 +157,7 @@ async def test_what_cannot_be_read_makes_a_post_mortem_shorter_and_keeps_no_job_
 async def test_what_is_on_record_may_be_anything() -> None:
     storage = Odd()
     (lease,) = await held(storage, "send")
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH)
 
     assert await told(storage, lease) == "its process was killed by signal 9 (SIGKILL), cause unknown"
 
@@ -169,7 +169,7 @@ async def test_what_a_job_failed_by_says_how_its_last_run_ended_and_is_one_fault
         (lease,) = await held(storage, "send", max_stalls=0)
         if how.startswith("crashed"):
             await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE),)))
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=CrashEvidence(Ending(how)))
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=CrashEvidence(Ending(how)))
         job = (await detail_of(storage, lease)).job
         failed = [event for event in (await storage.events(None)).events if isinstance(event, JobFailed)]
 
@@ -191,7 +191,7 @@ async def test_a_hung_process_that_was_killed_has_its_loop_to_blame() -> None:
     storage = MemoryStorage()
     (lease,) = await held(storage, "send")
     ending = Ending("was killed by its supervisor", stack="Current thread 0x1:\n  File x, line 3 in spin")
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=CrashEvidence(ending, hung=True))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=CrashEvidence(ending, hung=True))
     detail = await detail_of(storage, lease)
 
     assert detail.runs[0].reason == "loop_blocked"
@@ -208,9 +208,9 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     clock.advance(12.5)
     ending = Ending("was killed by its supervisor", stack="  File x, line 3 in spin")
     witness = CrashEvidence(
-        ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}), culprits=frozenset({lease.ref})
+        ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}), causes=frozenset({lease.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
     culprit, innocent = await detail_of(storage, lease), await detail_of(storage, other)
     released = [event for event in (await storage.events(None)).events if isinstance(event, JobReleased)]
 
@@ -228,7 +228,7 @@ async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_
     storage = MemoryStorage()
     alone, beside = await held(storage, "send", "resize")
     witness = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
     innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
 
     assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
@@ -242,7 +242,7 @@ async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     for _ in range(2 * FREE_DEATHS + 2):
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
         await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
     killer, other = await detail_of(storage, apart), await detail_of(storage, waiting)
 
@@ -263,13 +263,13 @@ async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: 
     unknown = CrashEvidence(DEATH.ending, suspects=none, apart=refs)
     known = {
         "not begun": CrashEvidence(DEATH.ending, suspects=none, waiting=refs),
-        "another": CrashEvidence(DEATH.ending, suspects=none, apart=refs, culprits=frozenset({other.ref})),
+        "another": CrashEvidence(DEATH.ending, suspects=none, apart=refs, causes=frozenset({other.ref})),
         "blocked": CrashEvidence(DEATH.ending, suspects=none, apart=refs, hung=True),
         "from outside": CrashEvidence(DEATH.ending, suspects=none, apart=refs, blameless=True),
     }[cause]
     # None of the known deaths is charged, and none counts for the unknown ones.
     for witness in (*[known] * (FREE_DEATHS + 1), *[unknown] * FREE_DEATHS, known, unknown):
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
         await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
     detail = await detail_of(storage, apart)
 
@@ -283,7 +283,7 @@ async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charg
     witness = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unheard)]
 
     assert [(job.state, job.releases, job.stalls) for job in jobs] == [(State.WAITING, 1, 0)] * 3
@@ -293,7 +293,7 @@ async def test_where_some_runs_are_unknown_those_are_charged_that_are_not_known_
     storage = MemoryStorage()
     apart, waiting, unknown = await held(storage, "send", "resize", "resize")
     witness = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unknown)]
 
     assert [(job.releases, job.stalls) for job in jobs] == [(1, 0), (1, 0), (0, 1)]
@@ -306,7 +306,7 @@ async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in
     witness = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
     lost, free = [(await detail_of(storage, lease)).job for lease in (apart, waiting)]
 
     assert (lost.state, lost.reason) == (State.FAILED, "crashed")
@@ -317,7 +317,7 @@ async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_besid
     storage = MemoryStorage()
     alone, one, other = await held(storage, "send", "resize", "resize")
     witness = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
 
     assert "other runs in its process" not in await told(storage, alone)
     assert "other runs in its process: 1 other, of resize\n" in await told(storage, one)
@@ -349,7 +349,7 @@ async def test_many_long_post_mortems_are_written_a_few_at_a_time() -> None:
     for lease in leases:
         await storage.renew(RenewRequest(WORKER, (LeaseRenewal(lease.ref, lease.fence, trace=TRACE * 100),)))
     storage.batches.clear()
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), witness=DEATH, within=5)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH, within=5)
 
     assert sum(storage.batches) == 100
     assert max(storage.batches) < 50

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import pytest
 
 from tenure import Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions, Tenure
-from tenure.worker.prefetch_policy import MOST, PATIENCE
+from tenure.worker.prefetch_policy import LONGEST_WAIT, MOST_HELD
 from tests.flow.conftest import FAST, Play, Stage
 
 CONCURRENCY = 4
@@ -71,7 +71,7 @@ async def ahead(stage: Stage, work: Short) -> list[Job[int]]:
 def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD))
         await work.warm()
         jobs, most = await work.fill(range(500)), 0
         while not all([await job.state() is State.COMPLETED for job in jobs[-20:]]):
@@ -80,7 +80,7 @@ def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) 
 
         assert [await job.result() for job in jobs] == list(range(500))
         assert work.most == CONCURRENCY
-        assert CONCURRENCY < most <= MOST
+        assert CONCURRENCY < most <= MOST_HELD
         assert sorted(work.began) == list(range(-100, 500))
         assert await stage.told(JobReleased, JobStalled) == []
         # Each begins in the worker's context, and not in that of the run that made room for it.
@@ -92,14 +92,14 @@ def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) 
 def test_what_waits_too_long_behind_longer_runs_is_handed_back_and_another_worker_begins_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work, other = Short(stage.app()), Short(stage.app())
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD))
         jobs = await ahead(stage, work)
         await stage.start(other.app.worker(concurrency=100), "other")
         since = stage.now
         for job in jobs[CONCURRENCY:]:
             await job.result()
 
-        assert max(other.began.values()) - since < PATIENCE + 0.05
+        assert max(other.began.values()) - since < LONGEST_WAIT + 0.05
         assert sorted(other.began) == list(range(CONCURRENCY, 60))
         assert await held(stage) == CONCURRENCY
         released = await stage.told(JobReleased)
@@ -116,7 +116,7 @@ def test_what_waits_too_long_behind_longer_runs_is_handed_back_and_another_worke
 def test_a_worker_that_leaves_hands_them_back_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
-        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST)
+        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD)
         node = await stage.start(worker)
         await ahead(stage, work)
         stopping = asyncio.ensure_future(stage.stop(node, worker, timeout=5))
@@ -135,7 +135,7 @@ def test_a_worker_that_leaves_hands_them_back_at_once(play: Play) -> None:
 def test_one_that_is_cancelled_before_it_begins_never_does(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD))
         jobs = await ahead(stage, work)
         doomed = jobs[CONCURRENCY]
         await doomed.cancel()
@@ -155,7 +155,7 @@ def test_one_that_is_cancelled_before_it_begins_never_does(play: Play) -> None:
 def test_no_more_are_begun_than_a_worker_may_do(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST, max_jobs=120))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD, max_jobs=120))
         await work.warm()
         await work.fill(range(60))
         await asyncio.sleep(2.0)
@@ -169,9 +169,9 @@ def test_no_more_are_begun_than_a_worker_may_do(play: Play) -> None:
 def test_what_is_handed_back_unbegun_does_not_wear_a_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST, max_jobs=160))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD, max_jobs=160))
         await ahead(stage, work)
-        await asyncio.sleep(2 * PATIENCE)
+        await asyncio.sleep(2 * LONGEST_WAIT)
         work.opened.set()
         await asyncio.sleep(2.0)
 
@@ -185,7 +185,7 @@ def test_what_is_handed_back_unbegun_does_not_wear_a_worker(play: Play) -> None:
 def test_a_job_whose_next_stall_is_its_end_is_not_kept_at_hand(play: Play, defaults: TaskOptions) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app(defaults=defaults))
-        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST))
+        await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD))
         await work.warm()
         work.opened.clear()
         jobs = await work.fill(range(60))
@@ -215,8 +215,8 @@ def test_a_worker_without_a_supervisor_claims_none_ahead_unless_it_is_told_to(pl
 def test_a_job_at_hand_whose_lease_ran_out_while_its_process_was_paused_is_not_begun_there(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work, other = Short(stage.app(timing=FAST)), Short(stage.app(timing=FAST))
-        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST)
-        worker.ahead.patience = 60.0
+        worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD)
+        worker.prefetch_policy.longest_wait = 60.0
         node = await stage.start(worker)
         jobs = await ahead(stage, work)
         stage.loop.pause(node)

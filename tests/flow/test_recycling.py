@@ -33,7 +33,7 @@ def test_it_begins_so_many_jobs_and_no_more_and_lets_each_of_them_end(play: Play
         assert sorted(begun) == sorted(ended) == [*range(7)]
         assert (queue.counts[State.COMPLETED], queue.counts[State.WAITING]) == (7, 5)
         assert worker.ended
-        assert worker.recycled == "it has begun 7 jobs, and --max-jobs allows no more"
+        assert worker.recycle_reason == "it has begun 7 jobs, and --max-jobs allows no more"
 
     play(scenario)
 
@@ -55,7 +55,7 @@ def test_one_that_occupies_too_much_ends_after_the_jobs_that_it_has(play: Play) 
         [queue] = (await stage.storage.survey()).queues
 
         assert (queue.counts[State.COMPLETED], queue.counts[State.WAITING]) == (3, 6)
-        assert "--max-memory allows 0 MB" in (worker.recycled or "")
+        assert "--max-memory allows 0 MB" in (worker.recycle_reason or "")
 
     play(scenario)
 
@@ -73,7 +73,7 @@ def test_one_that_is_worn_out_and_told_to_stop_drains_no_longer_than_it_may(play
         await worker.start()
 
         async def worn_out() -> bool:
-            return worker.recycled is not None
+            return worker.recycle_reason is not None
 
         await stage.until(worn_out)
         began = stage.now

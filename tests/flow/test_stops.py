@@ -410,8 +410,8 @@ def test_a_worker_whose_storage_takes_nothing_leaves_within_5_s_of_its_drain_and
 
         # The process around it gets 0.3 s to close its storage, and its supervisor what is left of the 5 s.
         assert 25 <= took <= 25 + 3.75
-        (said,) = [record.getMessage() for record in caplog.records if "did not take" in record.getMessage()]
-        assert re.search(r"what 3 jobs came to, \d events, and its leave", said)
+        (said,) = [record.getMessage() for record in caplog.records if "unrecorded outcomes" in record.getMessage()]
+        assert re.search(r"with 3 unrecorded outcomes, \d unrecorded events, and its record", said)
         await stage.start(app.worker(), "two")
         assert [await job.result() for job in jobs] == [2, 2, 2]
 
@@ -466,7 +466,7 @@ def test_a_storage_that_comes_back_while_a_worker_leaves_is_told_all(caplog: pyt
         assert await done.result() == "done"
         record = (await cut.info()).job
         assert (record.releases, record.stalls) == (1, 0)
-        assert "did not take" not in caplog.text
+        assert "unrecorded outcomes" not in caplog.text
 
     behind_a_door(scenario)
 

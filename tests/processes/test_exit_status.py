@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.processes.exit_status import OomKills, told
+from tenure.processes.exit_status import OomKills, describe
 from tenure.processes.process import ProcessExit
 
 KILLED = ProcessExit(-signal.SIGKILL)
@@ -41,13 +41,13 @@ def test_a_kill_that_the_control_group_counts_was_for_memory(tmp_path: Path) -> 
     kills = looking(tmp_path)
 
     assert kills.readable
-    assert not kills.took(KILLED, 1.0)
+    assert not kills.explains(KILLED, 1.0)
 
     counted(events, 4)
 
-    assert not kills.took(ProcessExit(-signal.SIGSEGV), 1.0)
-    assert not kills.took(ProcessExit(1), 1.0)
-    assert kills.took(KILLED, 1.0)
+    assert not kills.explains(ProcessExit(-signal.SIGSEGV), 1.0)
+    assert not kills.explains(ProcessExit(1), 1.0)
+    assert kills.explains(KILLED, 1.0)
 
 
 def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
     kills = looking(tmp_path)
     counted(events, 2)
 
-    assert [kills.took(KILLED, 1.0) for _ in range(3)] == [True, True, False]
+    assert [kills.explains(KILLED, 1.0) for _ in range(3)] == [True, True, False]
 
 
 def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path
     counted(events, 1)
     kills.look(1.0)
 
-    assert not kills.took(KILLED, 3.1)
+    assert not kills.explains(KILLED, 3.1)
 
 
 def test_a_kill_may_be_counted_a_while_before_the_death_is_known(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_kill_may_be_counted_a_while_before_the_death_is_known(tmp_path: Path)
     kills.look(1.0)
     kills.look(1.5)
 
-    assert kills.took(KILLED, 2.5)
+    assert kills.explains(KILLED, 2.5)
 
 
 def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_
     kills = looking(tmp_path)
     control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
 
-    assert kills.took(KILLED, 1.0)
+    assert kills.explains(KILLED, 1.0)
 
 
 @pytest.mark.parametrize("shape", ["nothing", "no count", "no file", "garbage", "an old kernel"])
@@ -106,7 +106,7 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
     kills.look(1.0)
 
     assert not kills.readable
-    assert not kills.took(KILLED, 1.0)
+    assert not kills.explains(KILLED, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,15 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
         (ProcessExit(-signal.SIGTERM), "was ended by signal 15 (SIGTERM)"),
         (ProcessExit(0), "exited with status 0"),
         (ProcessExit(70), "exited with status 70"),
-        (ProcessExit(None), "ended, and nobody saw how"),
+        (ProcessExit(None), "ended, and its exit status is unknown"),
     ],
 )
 def test_how_a_process_ended_is_told_in_a_clause(death: ProcessExit, how: str) -> None:
-    assert told(death, for_memory=False) == how
+    assert describe(death, oom_killed=False) == how
 
 
 def test_who_killed_it_is_told_where_that_is_known() -> None:
-    assert told(KILLED, for_memory=True).startswith("was killed by the OOM killer (signal 9, SIGKILL)")
-    assert told(KILLED, for_memory=False, sentence="killed by its supervisor: hung") == (
+    assert describe(KILLED, oom_killed=True).startswith("was killed by the OOM killer (signal 9, SIGKILL)")
+    assert describe(KILLED, oom_killed=False, kill_reason="killed by its supervisor: hung") == (
         "was killed by its supervisor: hung"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.processes.process import OFFERED, Process, ProcessExit, stands_still
+from tenure.processes.process import EXTRA_OOM_SCORE, Process, ProcessExit, is_stopped
 
 pytestmark = pytest.mark.system
 
@@ -23,37 +23,37 @@ OPENED = f"import os, socket, sys, time\nline = socket.socket(fileno=int(os.envi
 
 
 def start(script: str, *, told: str = "") -> Process:
-    return Process.started([sys.executable, "-c", OPENED + script], variable=VARIABLE, told=told, env=dict(os.environ))
+    return Process.start([sys.executable, "-c", OPENED + script], variable=VARIABLE, config=told, env=dict(os.environ))
 
 
 async def heard(one: Process) -> bytes:
     async with asyncio.timeout(20):
-        return await asyncio.get_running_loop().sock_recv(one.line, 1000)
+        return await asyncio.get_running_loop().sock_recv(one.socket, 1000)
 
 
 async def ended(one: Process) -> ProcessExit:
     async with asyncio.timeout(20):
-        return await one.ended()
+        return await one.wait()
 
 
 STRANGERS = """
 import ctypes, os, subprocess, time
-from tenure.processes.process import bury_strangers
+from tenure.processes.process import reap_orphans
 
 # As the first process of a container: orphans become our children.
 ctypes.CDLL(None).prctl(36, 1)
 subprocess.run(["sh", "-c", "sleep 0.1 & sleep 0.2 & exit 0"])
-buried, until = 0, time.monotonic() + 20
-while buried < 2 and time.monotonic() < until:
-    buried += bury_strangers({7})
+reaped, until = 0, time.monotonic() + 20
+while reaped < 2 and time.monotonic() < until:
+    reaped += reap_orphans({7})
     time.sleep(0.01)
 known = subprocess.Popen(["sh", "-c", "exit 3"])
 os.waitid(os.P_PID, known.pid, os.WEXITED | os.WNOWAIT)
-print(buried, bury_strangers({known.pid}), known.wait())
+print(reaped, reap_orphans({known.pid}), known.wait())
 """
 
 
-def test_the_dead_that_others_left_to_us_are_buried_and_our_own_are_left_to_whoever_waits_for_them() -> None:
+def test_orphans_are_reaped_and_own_children_are_left_to_their_waiters() -> None:
     done = subprocess.run([sys.executable, "-c", STRANGERS], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("2 0 3\n", "")
@@ -64,7 +64,7 @@ async def test_it_is_told_who_it_is_and_speaks_on_its_line() -> None:
 
     assert await heard(one) == b"somebody"
     assert (await ended(one)).status == 0
-    one.sweep_up()
+    one.kill_group()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, s
     death = await ended(one)
 
     assert (death.status, str(death)) == (status, said)
-    assert one.death == death
-    one.sweep_up()
+    assert one.exit == death
+    one.kill_group()
 
 
 async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
@@ -91,7 +91,7 @@ async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
 
     assert death.peak_memory is not None
     assert 300_000_000 < death.peak_memory < 600_000_000
-    one.sweep_up()
+    one.kill_group()
 
 
 async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
@@ -99,27 +99,27 @@ async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
     assert await heard(one) == b"up"
     assert [one.stopped for _ in range(2)] == [False, False]
 
-    one.send(signal.SIGSTOP)
+    one.send_signal(signal.SIGSTOP)
     await until(lambda: one.stopped)
     # Asked as often as one likes.
     assert [one.stopped for _ in range(2)] == [True, True]
 
-    one.send(signal.SIGCONT)
+    one.send_signal(signal.SIGCONT)
     await until(lambda: not one.stopped)
-    one.say(b".")
+    one.write(b".")
 
     assert await heard(one) == b"still here"
-    one.send(signal.SIGKILL)
+    one.send_signal(signal.SIGKILL)
     assert (await ended(one)).signal == 9
     assert [one.stopped] == [False]
-    one.sweep_up()
+    one.kill_group()
 
 
 async def test_what_it_had_started_goes_when_it_is_swept_up() -> None:
     one = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
     child = int((await heard(one)).split()[0])
     await ended(one)
-    one.sweep_up()
+    one.kill_group()
 
     await until(
         lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
@@ -130,7 +130,7 @@ async def test_one_that_cannot_be_started_is_an_os_error_and_leaves_nothing_open
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with pytest.raises(OSError, match="no-such-program"):
-            Process.started(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
+            Process.start(["/no-such-program"], variable=VARIABLE, env=dict(os.environ))
 
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -144,7 +144,7 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
     started, before = list[int](), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     # Whoever wants to know which process it was.
-    monkeypatch.setattr("tenure.processes.process._offer", started.append)
+    monkeypatch.setattr("tenure.processes.process._prefer_as_oom_victim", started.append)
     with pytest.raises(OSError, match="no thread can wait for its end"):
         start("time.sleep(600)")
 
@@ -158,11 +158,11 @@ async def test_a_death_is_known_though_somebody_else_has_waited_for_it() -> None
     ours, theirs = socket.socketpair()
     one = Process(process, ours)
     death = await ended(one)
-    one.sweep_up()
+    one.kill_group()
     theirs.close()
 
-    assert (death.status, death.signal, str(death)) == (None, None, "nobody saw how")
-    assert one.gone
+    assert (death.status, death.signal, str(death)) == (None, None, "exit status unknown")
+    assert one.has_exited
 
 
 async def test_a_death_is_known_though_the_kernel_lets_nobody_see_it() -> None:
@@ -172,16 +172,16 @@ async def test_a_death_is_known_though_the_kernel_lets_nobody_see_it() -> None:
         death = await ended(one)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    one.sweep_up()
+    one.kill_group()
 
     assert death == ProcessExit(None)
 
 
 async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
     async def die() -> int:
-        one = Process.started(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
+        one = Process.start(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
         death = await ended(one)
-        one.sweep_up()
+        one.kill_group()
         assert death.signal == 9
         return one.pid
 
@@ -194,7 +194,7 @@ async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
 
 
 def test_a_process_that_is_not_there_stands_not_still() -> None:
-    assert not stands_still(2**22 + 1)
+    assert not is_stopped(2**22 + 1)
 
 
 async def until(there: Callable[[], bool]) -> None:
@@ -213,8 +213,8 @@ def offered(pid: int) -> int:
 async def test_the_kernel_is_offered_it_before_whoever_started_it() -> None:
     one = start("print(line.recv(1))")
 
-    assert offered(one.pid) == min(1000, offered(os.getpid()) + OFFERED)
+    assert offered(one.pid) == min(1000, offered(os.getpid()) + EXTRA_OOM_SCORE)
 
-    one.send(signal.SIGKILL)
+    one.send_signal(signal.SIGKILL)
     await ended(one)
-    one.sweep_up()
+    one.kill_group()

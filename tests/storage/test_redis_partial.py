@@ -144,7 +144,7 @@ SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
 
 def burial() -> CrashRecovery:
     return CrashRecovery(
-        SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+        SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
     )
 
 
@@ -165,13 +165,15 @@ async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_t
             # The next reply is the one to the reclaim, which the server has carried out by then.
             proxy.weather(cuts=cuts)
             died_at = SystemClock().now()
-            taken = await burial().bury(DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0)
+            taken = await burial().recover(
+                DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0
+            )
             told = await stalls(storage)
             jobs = [await record(storage, new_job(name).ref) for name in "abc"]
         finally:
             await storage.close()
 
-    assert "trying again" in caplog.text
+    assert "retrying" in caplog.text
     assert (before, taken) == (1, 3)
     assert max(event.at.timestamp() for event in told if event.at is not None) - died_at / SECOND < 1
     assert [(event.owner, event.reason) for event in told] == [(ALICE.id, "process_died")] * 3
@@ -201,7 +203,7 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
         finally:
             frozen.thaw()
         # Thawed, it does what it was asked for; nobody waits for the answer, so what came of it is looked for.
-        taken = await burial().bury(
+        taken = await burial().recover(
             DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), SystemClock().now()), storage, within=10.0
         )
         strayed = [

@@ -20,12 +20,12 @@ SENTENCE = KillReason("loop_blocked", 3.0, 2.0)
 
 SCRIBBLE = """
 import json, mmap, os, struct, time
-told = json.loads(os.environ["TENURE_CHILD"].partition(":")[2])
-memory = mmap.mmap(told["slate"], 0)
+config = json.loads(os.environ["TENURE_CHILD"].partition(":")[2])
+memory = mmap.mmap(config["scoreboard"], 0)
 memory[:] = struct.pack("q" if {number!r} == "1" else "d", {number}) * (len(memory) // 8)
 time.sleep(600)
 """
-"""A child that writes over its slate: what a wild pointer of a library may do before it kills the process."""
+"""A child that overwrites its scoreboard: what a wild pointer of a library may do before it kills the process."""
 
 CLEARS_AWAY = """
 import asyncio, sys, time
@@ -33,13 +33,13 @@ from tenure.clock import SystemClock
 from tenure.supervisor.child import ChildProcess
 
 async def main():
-    ward = ChildProcess.started([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())
-    while not ward.slate.slots if sys.argv[2] == "1" else not ward.slate.turned_at:
+    child = ChildProcess.start([sys.executable, "-c", sys.argv[1]], "feed", siblings=False, clock=SystemClock())
+    while not child.scoreboard.isolated_pids if sys.argv[2] == "1" else not child.scoreboard.turned_at:
         await asyncio.sleep(0.01)
-    ward.process.send(9)
-    await ward.ended(print)
-    print(ward.remains(7.0))
-    ward.clear_away()
+    child.process.send_signal(9)
+    await child.wait(print)
+    print(child.last_state(7.0))
+    child.clean_up()
     print("still there")
 
 asyncio.run(main())
@@ -52,53 +52,53 @@ def clock() -> SystemClock:
 
 
 def started(script: str, clock: SystemClock) -> ChildProcess:
-    return ChildProcess.started([sys.executable, "-c", script], "feedface", siblings=False, clock=clock)
+    return ChildProcess.start([sys.executable, "-c", script], "feedface", siblings=False, clock=clock)
 
 
 @pytest.fixture
-def wards() -> Iterator[list[ChildProcess]]:
+def children() -> Iterator[list[ChildProcess]]:
     made: list[ChildProcess] = []
     yield made
-    for ward in made:
-        ward.clear_away()
+    for child in made:
+        child.clean_up()
 
 
 async def test_a_child_that_lives_is_killed_for_the_first_reason_given(
-    wards: list[ChildProcess], clock: SystemClock
+    children: list[ChildProcess], clock: SystemClock
 ) -> None:
-    wards.append(ward := started("import time; time.sleep(600)", clock))
-    ward.kill(SENTENCE)
-    ward.kill(KillReason("leaving", 1.0, 0.0))
+    children.append(child := started("import time; time.sleep(600)", clock))
+    child.kill(SENTENCE)
+    child.kill(KillReason("leaving", 1.0, 0.0))
 
-    assert (await ward.ended(print)).signal == signal.SIGKILL
-    assert ward.killed_for == SENTENCE
+    assert (await child.wait(print)).signal == signal.SIGKILL
+    assert child.kill_reason == SENTENCE
 
 
 async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was_answered(
-    wards: list[ChildProcess], clock: SystemClock
+    children: list[ChildProcess], clock: SystemClock
 ) -> None:
-    wards.append(ward := started("import time; time.sleep(600)", clock))
-    untold = ward.workplace(5.0).report_age
-    ward.slate.told(5.0)
+    children.append(child := started("import time; time.sleep(600)", clock))
+    untold = child.workplace(5.0).report_age
+    child.scoreboard.reported(5.0)
     # Its thread still looks whether its loop turns, while the storage is out of reach.
-    ward.slate.beaten(9.5, 1 << 20)
+    child.scoreboard.beaten(9.5, 1 << 20)
 
     assert untold is None
-    assert ward.workplace(10.0).report_age == 5_000_000
+    assert child.workplace(10.0).report_age == 5_000_000
 
 
 async def test_a_child_that_has_died_by_itself_is_not_killed_though_nobody_has_heard_of_its_death_yet(
-    wards: list[ChildProcess], clock: SystemClock
+    children: list[ChildProcess], clock: SystemClock
 ) -> None:
-    wards.append(ward := started("import os; os.kill(os.getpid(), 9)", clock))
+    children.append(child := started("import os; os.kill(os.getpid(), 9)", clock))
     # This loop hears of nothing meanwhile.
     until = time.monotonic() + 20
-    while Path(f"/proc/{ward.process.pid}").exists() and time.monotonic() < until:  # noqa: ASYNC240 - of the kernel
+    while Path(f"/proc/{child.process.pid}").exists() and time.monotonic() < until:  # noqa: ASYNC240 - of the kernel
         time.sleep(0.01)  # noqa: ASYNC251 - that is the point
-    ward.kill(SENTENCE)
+    child.kill(SENTENCE)
 
-    assert (await ward.ended(print)).signal == signal.SIGKILL
-    assert ward.killed_for is None
+    assert (await child.wait(print)).signal == signal.SIGKILL
+    assert child.kill_reason is None
 
 
 @pytest.mark.parametrize("number", ["1", "float('nan')", "float('inf')", "-1.0", "1e300"])

@@ -63,7 +63,7 @@ class World:
         self.clock = ManualClock()
         self.clock.advance(100)
         self.storage = Flaky(clock=self.clock)
-        self.slate = Scoreboard.new(8)
+        self.scoreboard = Scoreboard.new(8)
         self.child = Child()
         self.sentences: list[KillReason] = []
         self.figures = MetricsRegistry()
@@ -73,34 +73,34 @@ class World:
         self.watcher = ExternalRenewer(
             self.storage,
             OWNER,
-            self.slate,
+            self.scoreboard,
             self.child,
             beat=1.0,
             max_block=max_block,
             clock=self.clock,
             rng=Random(7),
             logger=logging.getLogger("tenure.tests.watcher"),
-            ask=self._stack,
-            condemn=self.sentences.append,
-            tally=WorkerMetrics(self.figures),
+            read_stacks=self._stack,
+            kill=self.sentences.append,
+            metrics=WorkerMetrics(self.figures),
         )
 
     async def claim(self, id_: str = "a", *, way: Way = "loop", **fields: Any) -> int:
-        """Have the worker claim a job whose loop has just turned; return its line on the slate."""
+        """Have the worker claim a job whose loop has just turned; return its row on the scoreboard."""
         await self.storage.open()
         new = NewJob(queue="default", id=id_, task="mail.send", payload=b"", stall=TERMS)
         await self.storage.enqueue([structs.replace(new, **fields)])
         [lease] = (await self.storage.exchange(OWNER, (), ClaimRequest(("default",), 1))).leases
         self.turns()
         now = self.clock.uptime()
-        place = self.slate.write(lease, way=way, claimed_at=now, renewed_at=now)
+        place = self.scoreboard.write(lease, way=way, claimed_at=now, renewed_at=now)
         assert place is not None
         return place
 
     def turns(self) -> None:
         """Let the loop of the worker, and its keeper's thread, have turned now."""
-        self.slate.turned(self.clock.uptime(), 0.0)
-        self.slate.beaten(self.clock.uptime(), 0)
+        self.scoreboard.turned(self.clock.uptime(), 0.0)
+        self.scoreboard.beaten(self.clock.uptime(), 0)
 
     async def let(self, seconds: float, *, turning: bool = False) -> None:
         """Let time pass, and the watcher look as often as it wants to."""
@@ -112,14 +112,14 @@ class World:
 
     def blocks(self, place: int) -> None:
         """Let the worker's own thread have seen that the run on this line blocks the loop."""
-        [run] = [run for run in self.slate.runs() if run.line == place]
-        self.slate.blocked_by(place, run.fence, self.slate.turned_at)
+        [run] = [run for run in self.scoreboard.runs() if run.row == place]
+        self.scoreboard.set_blocker(place, run.fence, self.scoreboard.turned_at)
 
     async def let_beating(self, seconds: float) -> None:
         """Let time pass in which the worker's own thread goes on, and its loop does not."""
         end = self.clock.uptime() + seconds
         while self.clock.uptime() < end:
-            self.slate.beaten(self.clock.uptime(), 0)
+            self.scoreboard.beaten(self.clock.uptime(), 0)
             await self.let(min(0.5, end - self.clock.uptime()))
 
     async def lease_left(self, id_: str = "a") -> float:
@@ -143,7 +143,7 @@ class World:
 def world() -> Iterator[World]:
     made = World()
     yield made
-    made.slate.close()
+    made.scoreboard.close()
 
 
 async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(world: World) -> None:
@@ -151,7 +151,7 @@ async def test_a_run_that_its_worker_does_not_renew_is_renewed_for_it(world: Wor
     await world.let(3 * LEASE)
 
     assert await world.lease_left() > LEASE / 4
-    assert world.slate.kept(place, world.slate.runs()[0].fence) > world.clock.uptime() - LEASE
+    assert world.scoreboard.external_renewal(place, world.scoreboard.runs()[0].fence) > world.clock.uptime() - LEASE
     # Each two beats one.
     assert world.figures.totals() == {(RENEWALS.name, "renewed"): (5.0,)}
 
@@ -160,9 +160,9 @@ async def test_a_run_that_its_worker_renews_is_left_to_it(world: World) -> None:
     place = await world.claim()
     for _ in range(10):
         await world.let(1.5, turning=True)
-        world.slate.renewed(place, world.clock.uptime())
+        world.scoreboard.renewed(place, world.clock.uptime())
 
-    assert world.slate.kept(place, world.slate.runs()[0].fence) == 0
+    assert world.scoreboard.external_renewal(place, world.scoreboard.runs()[0].fence) == 0
 
 
 async def test_a_stopped_process_loses_its_leases_and_keeps_the_new_ones_once_it_goes_on(world: World) -> None:
@@ -206,13 +206,13 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_is_ended_once_and_its_bur
     await world.claim()
     await world.let(10)
 
-    [sentence] = world.sentences
-    assert (sentence.reason, sentence.limit, sentence.stack) == ("loop_blocked", 5.0, STACK)
+    [kill_reason] = world.sentences
+    assert (kill_reason.reason, kill_reason.limit, kill_reason.stack) == ("loop_blocked", 5.0, STACK)
     # There was no other.
-    assert [ref.id for ref, _ in sentence.culprits] == ["a"]
-    assert 5.0 < sentence.blocked_for < 6.5
+    assert [ref.id for ref, _ in kill_reason.causes] == ["a"]
+    assert 5.0 < kill_reason.blocked_for < 6.5
     assert await world.recorded() == []
-    assert [event.stack for event in sentence.hung(OWNER.id)] == [STACK]
+    assert [event.stack for event in kill_reason.hung(OWNER.id)] == [STACK]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def test_a_run_that_cannot_be_the_one_that_blocks_the_loop_is_not_taken_fo
 
 async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(world: World) -> None:
     await world.claim()
-    world.slate.turned(0.0, 0.0)
+    world.scoreboard.turned(0.0, 0.0)
     await world.let(1_000)
 
     assert not world.sentences
@@ -258,9 +258,9 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process_an
     # Where its threads are, names a function called send.
     await world.let(3 * OVERDUE)
 
-    [sentence] = world.sentences
-    assert sentence.reason == "timeout"
-    assert [ref.id for ref, _ in sentence.culprits] == ["slow"]
+    [kill_reason] = world.sentences
+    assert kill_reason.reason == "timeout"
+    assert [ref.id for ref, _ in kill_reason.causes] == ["slow"]
 
 
 async def test_a_run_past_its_timeout_beside_one_that_blocks_the_loop_is_kept_and_nobody_is_ended_for_it(
@@ -294,7 +294,7 @@ async def test_a_run_in_a_slot_that_is_over_is_kept_whatever_its_limits_until_it
     over = await world.claim("slot", way="process", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND, stall=terms)
     world.blocks(hog)
     await world.let_beating(0.5)
-    world.slate.over(over, terms)
+    world.scoreboard.finished(over, terms)
     for _ in range(20):
         await world.let_beating(0.5)
         assert await world.lease_left("slot") > 0
@@ -302,11 +302,11 @@ async def test_a_run_in_a_slot_that_is_over_is_kept_whatever_its_limits_until_it
 
 async def test_a_run_whose_slot_was_stopped_is_not_renewed_until_it_goes_on(world: World) -> None:
     stopped = await world.claim("slot", way="process")
-    world.slate.renewable(stopped, None)
+    world.scoreboard.renewable(stopped, None)
     await world.let(0.9 * LEASE)
     assert await world.lease_left("slot") == pytest.approx(0.1 * LEASE)
 
-    world.slate.renewable(stopped, TERMS)
+    world.scoreboard.renewable(stopped, TERMS)
     await world.let(0.9 * LEASE)
     assert await world.lease_left("slot") > 0
 
@@ -315,9 +315,9 @@ async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World
     world.blocks(await world.claim("hog", timeout=1 * SECOND))
     await world.let_beating(OVERDUE + 2)
 
-    [sentence] = world.sentences
-    assert [ref.id for ref, _ in sentence.culprits] == ["hog"]
-    assert 1.0 + OVERDUE < sentence.blocked_for < 1.6 + OVERDUE
+    [kill_reason] = world.sentences
+    assert [ref.id for ref, _ in kill_reason.causes] == ["hog"]
+    assert 1.0 + OVERDUE < kill_reason.blocked_for < 1.6 + OVERDUE
     assert await world.lease_left("hog") < 0
 
 
@@ -333,7 +333,7 @@ async def test_who_came_to_block_the_loop_just_now_is_not_ended_for_the_time_tha
 
     await world.let_beating(0.9 * OVERDUE)
 
-    assert [ref.id for ref, _ in world.sentences[0].culprits] == ["second"]
+    assert [ref.id for ref, _ in world.sentences[0].causes] == ["second"]
 
 
 async def test_nobody_is_ended_for_a_timeout_where_it_cannot_be_told_who_holds_the_interpreter() -> None:
@@ -348,8 +348,8 @@ async def test_nobody_is_ended_for_a_timeout_where_it_cannot_be_told_who_holds_t
 
     await world.let(10)
 
-    [sentence] = world.sentences
-    assert (sentence.reason, sentence.culprits) == ("loop_blocked", ())
+    [kill_reason] = world.sentences
+    assert (kill_reason.reason, kill_reason.causes) == ("loop_blocked", ())
 
 
 async def test_who_is_known_to_have_blocked_the_loop_beyond_its_limit_is_named() -> None:
@@ -358,8 +358,8 @@ async def test_who_is_known_to_have_blocked_the_loop_beyond_its_limit_is_named()
     world.blocks(await world.claim("hog"))
     await world.let_beating(10)
 
-    [sentence] = world.sentences
-    assert (sentence.reason, [ref.id for ref, _ in sentence.culprits]) == ("loop_blocked", ["hog"])
+    [kill_reason] = world.sentences
+    assert (kill_reason.reason, [ref.id for ref, _ in kill_reason.causes]) == ("loop_blocked", ["hog"])
 
 
 async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world: World) -> None:
@@ -386,11 +386,11 @@ async def test_who_blocks_the_loop_only_is_left_to_the_workers_own_thread(
 ) -> None:
     await world.claim("a")
     for _ in range(20):
-        world.slate.beaten(world.clock.uptime(), 0)
+        world.scoreboard.beaten(world.clock.uptime(), 0)
         await world.let(0.5)
 
     assert not caplog.records
-    assert world.slate.warns(world.slate.turned_at)
+    assert world.scoreboard.worker_must_warn(world.scoreboard.turned_at)
 
 
 async def test_a_run_that_its_handler_alone_renews_is_not_renewed(world: World) -> None:
@@ -410,7 +410,7 @@ async def test_a_handler_that_is_silent_for_too_long_is_not_kept_alive(world: Wo
 async def test_a_sign_that_the_worker_could_not_send_counts(world: World) -> None:
     place = await world.claim(heartbeat_timeout=6 * SECOND)
     await world.let(5)
-    world.slate.signed(place, world.clock.uptime())
+    world.scoreboard.signed(place, world.clock.uptime())
     await world.let(5)
 
     assert await world.lease_left() > 0
@@ -433,26 +433,26 @@ async def test_a_storage_that_comes_back_before_the_lease_is_out_costs_none(
 
 async def test_a_renewal_that_its_server_did_not_answer_does_not_count(world: World) -> None:
     place = await world.claim()
-    (run,) = world.slate.runs()
+    (run,) = world.scoreboard.runs()
     world.storage.partial = True
     await world.let(3.0)
 
-    assert world.slate.kept(place, run.fence) == 0.0
-    assert world.slate.runs()[0].renewed_at == run.renewed_at
+    assert world.scoreboard.external_renewal(place, run.fence) == 0.0
+    assert world.scoreboard.runs()[0].renewed_at == run.renewed_at
 
     world.storage.partial = False
     await world.let(1.0)
 
-    assert world.slate.kept(place, run.fence) > run.renewed_at
+    assert world.scoreboard.external_renewal(place, run.fence) > run.renewed_at
 
 
 async def test_a_run_that_was_lost_is_not_asked_for_again(world: World) -> None:
     place = await world.claim()
-    [run] = world.slate.runs()
+    [run] = world.scoreboard.runs()
     [taken] = (await world.storage.reclaim(OWNER.id, Owner("reaper", "r", "host", 8))).stalled
     await world.let(2 * LEASE)
 
-    assert world.slate.kept(place, run.fence) == 0
+    assert world.scoreboard.external_renewal(place, run.fence) == 0
     assert taken.lease.fence > run.fence
     fenced = [event for event in (await world.storage.events(None)).events if isinstance(event, RunFenced)]
     assert len(fenced) == 1

@@ -4,16 +4,23 @@ import tracemalloc
 
 import pytest
 
-from tenure.worker.supervisor_messages import LONGEST, ChildLeaving, ChildMessage, ChildStarted, MessageReader, spoken
+from tenure.worker.supervisor_messages import (
+    LONGEST,
+    ChildLeaving,
+    ChildMessage,
+    ChildStarted,
+    MessageReader,
+    encode_message,
+)
 
 SAID: list[ChildMessage] = [ChildStarted("sqlite:////a/b.db", 0.5, 60.0), ChildLeaving(dismissed=True), ChildLeaving()]
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None:
-    line, ear = b"".join(map(spoken, SAID)), MessageReader()
+    line, ear = b"".join(map(encode_message, SAID)), MessageReader()
 
-    heard = [word for start in range(0, len(line), size) for word in ear.hear(line[start : start + size])]
+    heard = [message for start in range(0, len(line), size) for message in ear.feed(line[start : start + size])]
 
     assert heard == SAID
 
@@ -23,11 +30,11 @@ def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None
     [b"good morning", b"{}", b'{"say": "hello"}', b'{"say": "hello", "url": 7}', b'{"say": "sing"}', b"\xff"],
 )
 def test_what_is_no_word_is_not_heard_and_harms_no_other(nonsense: bytes) -> None:
-    assert MessageReader().hear(nonsense + b"\n" + spoken(ChildLeaving())) == [ChildLeaving()]
+    assert MessageReader().feed(nonsense + b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]
 
 
 def test_a_hello_that_says_no_more_than_where_the_jobs_are_is_one() -> None:
-    [hello] = MessageReader().hear(b'{"say": "hello", "url": "redis://here"}\n')
+    [hello] = MessageReader().feed(b'{"say": "hello", "url": "redis://here"}\n')
 
     assert hello == ChildStarted("redis://here")
 
@@ -36,9 +43,9 @@ def test_who_talks_without_an_end_fills_no_memory_and_is_understood_afterwards()
     ear = MessageReader()
     tracemalloc.start()
     for _ in range(100):
-        assert ear.hear(b"x" * LONGEST) == []
+        assert ear.feed(b"x" * LONGEST) == []
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     assert kept < 3 * LONGEST
-    assert ear.hear(b"\n" + spoken(ChildLeaving())) == [ChildLeaving()]
+    assert ear.feed(b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]

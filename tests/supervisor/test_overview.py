@@ -9,7 +9,7 @@ from tenure.health.monitor import NoStorageYetError
 from tenure.health.server import ListenAddress
 from tenure.metrics import FENCED, MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
-from tenure.supervisor.overview import EVERY, OLD, Overview
+from tenure.supervisor.overview import LONGEST_AGE, SNAPSHOT_INTERVAL, Overview
 from tenure.testing.clock import ManualClock
 
 
@@ -17,16 +17,16 @@ def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay(
     clock, figures = ManualClock(), MetricsRegistry()
     overview = Overview(figures, clock)
     figures.count(FENCED, "settle")
-    overview.look([], stopping=False)
-    clock.advance(OLD)
+    overview.take_snapshot([], stopping=False)
+    clock.advance(LONGEST_AGE)
 
     assert overview.vitals().dead == ""
     assert overview.vitals().owners == ()
 
-    clock.advance(EVERY)
+    clock.advance(SNAPSHOT_INTERVAL)
     stuck = overview.vitals()
 
-    assert stuck.dead == "the supervisor has not turned for 10.5 s"
+    assert stuck.dead == "the supervisor's loop has not turned for 10.5 s"
     assert stuck.figures == {("tenure_fenced_total", "settle"): (1.0,)}
 
 

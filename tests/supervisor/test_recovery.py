@@ -69,7 +69,7 @@ async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
     return (
         clock,
         storage,
-        CrashRecovery(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, figures=MetricsRegistry()),
+        CrashRecovery(SUPERVISOR, clock=clock, rng=Random(1), logger=logger, metrics=MetricsRegistry()),
     )
 
 
@@ -77,16 +77,16 @@ async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
 async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_the_same(
     held: int, lost: int, done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, storage, burial = await stand(held)
+    clock, storage, recovery = await stand(held)
     storage.lost, storage.done = lost, done
     dead = DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now())
 
-    jobs = await burial.bury(dead, storage, within=60.0)
+    jobs = await recovery.recover(dead, storage, within=60.0)
 
     assert jobs == held
-    assert ChildHistory(7, -9, lived=1.0, parted=False, jobs=jobs).early == (held == 0)
-    assert f"{held} jobs taken back" in caplog.text
-    assert "left to the reapers" not in caplog.text
+    assert ChildHistory(7, -9, lifetime=1.0, clean_exit=False, charged_jobs=jobs).early == (held == 0)
+    assert f"{held} jobs recovered" in caplog.text
+    assert "reapers will recover" not in caplog.text
 
 
 @pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
@@ -95,12 +95,12 @@ async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_t
 async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_the_death(
     held: int, how: str, lost: int
 ) -> None:
-    clock, storage, burial = await stand(held)
+    clock, storage, recovery = await stand(held)
     storage.lost, storage.apart, storage.twice = lost, how == "in part", how == "twice"
     died_at = clock.now()
     clock.advance(0.25)
 
-    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0) == held
+    assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0) == held
 
     page = await storage.find(Query(limit=1_000))
     details = [detail for detail in await storage.get([job.ref for job in page.jobs]) if detail is not None]
@@ -115,11 +115,11 @@ async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_th
 
 
 async def test_a_post_mortem_counts_to_the_death_and_not_to_the_burial_that_had_to_wait_for_the_storage() -> None:
-    clock, storage, burial = await stand(1)
+    clock, storage, recovery = await stand(1)
     clock.advance(2.0)
     died_at = clock.now()
     clock.advance(8.0)
-    await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0)
+    await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), died_at), storage, within=60.0)
 
     [text] = [event.post_mortem or "" for event in (await storage.events()).events if isinstance(event, JobStalled)]
     assert "ran for 2.0 s; last sign of life 2.0 s before it died" in text
@@ -141,13 +141,13 @@ class Partial(Mute):
 
 
 async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answers() -> None:
-    clock, _, burial = await stand(0)
+    clock, _, recovery = await stand(0)
     storage = Partial(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
     await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
     storage.away = 2
 
-    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=60.0) == 3
+    assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=60.0) == 3
 
     told = (await storage.events(limit=1_000)).events
     assert [(event.owner, event.reason) for event in told if isinstance(event, JobStalled)] == [
@@ -159,7 +159,7 @@ async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answ
 
 
 async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
-    clock, storage, burial = await stand(2)
+    clock, storage, recovery = await stand(2)
     other = Owner("facefacefaceface", "host:8", "host", 8)
     await storage.enqueue([new_job("his")])
     await storage.exchange(other, (), ClaimRequest((new_job("x").queue,), 5))
@@ -167,7 +167,10 @@ async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
     deaths = [(WORKER, ProcessExit(-9)), (other, ProcessExit(3 << 8))]
 
     jobs = await asyncio.gather(
-        *(burial.bury(DeadWorker(one.id, one.pid, death, clock.now()), storage, within=60.0) for one, death in deaths)
+        *(
+            recovery.recover(DeadWorker(one.id, one.pid, death, clock.now()), storage, within=60.0)
+            for one, death in deaths
+        )
     )
 
     assert jobs == [2, 1]
@@ -181,7 +184,7 @@ async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
 
 
 async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
-    clock, storage, burial = await stand(0)
+    clock, storage, recovery = await stand(0)
     takers: set[str] = set()
 
     class Noting(Mute):
@@ -191,7 +194,7 @@ async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
 
     noting = Noting(clock=clock)
     for number in range(100):
-        await burial.bury(DeadWorker(f"{number:016x}", 7, ProcessExit(-9), clock.now()), noting, within=60.0)
+        await recovery.recover(DeadWorker(f"{number:016x}", 7, ProcessExit(-9), clock.now()), noting, within=60.0)
 
     assert len(takers) == 1
     assert SUPERVISOR.id not in takers
@@ -201,11 +204,11 @@ async def test_of_a_reclaim_that_is_not_answered_in_time_nobody_says_what_it_too
     clock = ManualClock()
     storage = Mute(clock=clock)
     storage.lost = 1_000
-    burial = CrashRecovery(
-        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+    recovery = CrashRecovery(
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
     )
 
-    assert await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), SECOND), storage, within=0.3) is None
+    assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), SECOND), storage, within=0.3) is None
 
 
 class Deaf(Mute):
@@ -221,12 +224,12 @@ class Deaf(Mute):
 
 
 async def test_a_burial_that_can_settle_nothing_in_time_tells_what_it_took_all_the_same() -> None:
-    clock, _, burial = await stand(0)
+    clock, _, recovery = await stand(0)
     storage = Deaf(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
     await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), 3))
 
-    jobs = await burial.bury(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=0.3)
+    jobs = await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=0.3)
 
     # The worker did work: its replacement need not wait as for one that cannot start.
     assert jobs == 3
@@ -239,13 +242,13 @@ async def test_a_run_that_had_not_begun_when_its_worker_left_runs_though_its_job
     begun, waiting = new_job("begun", policy=policy), new_job("waiting", policy=policy)
     await storage.enqueue([begun, waiting])
     await storage.exchange(WORKER, (), ClaimRequest((begun.queue,), 2))
-    burial = CrashRecovery(
-        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), figures=MetricsRegistry()
+    recovery = CrashRecovery(
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
     )
     refs = [Ref(job.queue, job.id) for job in (begun, waiting)]
     runs = KnownRuns(frozenset(refs[:1]), waiting=frozenset(refs[1:]))
 
-    await burial.part(WORKER.id, 7, storage, within=5.0, worked=True, runs=runs)
+    await recovery.clean_up(WORKER.id, 7, storage, within=5.0, worked=True, runs=runs)
 
     left, put_back = [detail for detail in await storage.get(refs) if detail is not None]
     assert (left.job.state, left.job.reason) == (State.FAILED, "crashed")

@@ -8,7 +8,7 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.events import WorkerDied, WorkerHung
 from tenure.core.lifecycle import State
-from tenure.supervisor.claim_watchdog import AGAIN, SHORTEST
+from tenure.supervisor.claim_watchdog import CONFIRM_AFTER, SHORTEST_LIMIT
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system
@@ -46,7 +46,7 @@ async def test_a_worker_that_alone_cannot_reach_the_storage_is_replaced_and_its_
         died[:] = [event for event in await here.events() if isinstance(event, WorkerDied)]
         return bool(died)
 
-    await here.until(buried, within=SHORTEST + AGAIN + 30)
+    await here.until(buried, within=SHORTEST_LIMIT + CONFIRM_AFTER + 30)
     events = await here.events()
     hung = [event for event in events if isinstance(event, WorkerHung)]
 
@@ -59,7 +59,7 @@ async def test_a_worker_that_alone_cannot_reach_the_storage_is_replaced_and_its_
 
     # It had its last answer when its job had begun, or a moment later.
     assert died[0].at is not None
-    assert died[0].at.timestamp() - here.lines()[0].at / SECOND > SHORTEST + AGAIN - 1
+    assert died[0].at.timestamp() - here.lines()[0].at / SECOND > SHORTEST_LIMIT + CONFIRM_AFTER - 1
     assert [event.owner for event in hung] == [event.owner for event in died]
     assert "its claim loop had had no answer" in died[0].how
     assert [detail.job.stalls for detail in details] == [0]

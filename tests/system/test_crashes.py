@@ -303,7 +303,7 @@ async def test_a_poison_job_for_which_no_process_can_be_had_fails_at_its_second_
     (detail,) = await here.details([poison])
     assert (detail.job.state, detail.job.reason, detail.job.stalls) == (State.FAILED, "crashed", 2)
     assert [run.ended for run in detail.runs] == ["stalled"] * 2
-    assert "has no process to run in" in here.log()
+    assert "no process is available" in here.log()
 
 
 async def test_jobs_that_were_claimed_ahead_are_not_blamed_for_the_death_of_their_worker(crew: MakeFarm) -> None:

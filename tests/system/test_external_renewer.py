@@ -53,7 +53,9 @@ def of_trouble(events: list[AnyEvent]) -> list[AnyEvent]:
 
 def warnings(here: Farm) -> list[str]:
     """Return the lines in which somebody warns of a handler that lets nothing else go on."""
-    return [line for line in here.log().splitlines() if "nothing else" in line or "blocked the event loop" in line]
+    return [
+        line for line in here.log().splitlines() if "no other code runs" in line or "blocked the event loop" in line
+    ]
 
 
 @pytest.mark.parametrize(

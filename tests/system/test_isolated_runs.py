@@ -317,5 +317,5 @@ async def test_a_process_with_four_abandoned_handlers_drains_and_is_replaced_as_
     assert [(one.job.state, len(one.runs)) for one in rested] == [(State.COMPLETED, 1)] * 3
     assert [event.reason for event in events if isinstance(event, WorkerStopping)] == ["recycled"] * len(worn)
     assert not [event for event in events if isinstance(event, WorkerDied | JobStalled)]
-    assert "handlers go on in it although they were told to end" in here.log()
-    assert "left though nobody told us" not in here.log()
+    assert "of its handlers ignore their cancellation" in here.log()
+    assert "stopped without a request" not in here.log()

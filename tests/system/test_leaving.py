@@ -276,7 +276,7 @@ async def test_processes_that_grow_are_replaced_between_their_jobs_which_all_run
     pids = {line.pid for line in here.lines()}
     # About five of them fill a process; two more may be on their way then.
     assert 3 <= len(pids) <= 12
-    assert here.log().count("is replaced by another: it occupies") >= len(pids) - 1
+    assert here.log().count("starting its replacement: it occupies") >= len(pids) - 1
     for detail in await here.details(refs):
         assert [run.ended for run in detail.runs] == ["completed"]
     assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobStalled | JobReleased)]
@@ -345,7 +345,7 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
         async with app:
             assert await (await version.enqueue()).result(timeout=30) == 1
             save(SHOP.format(version=22))
-            await told("shop.py changed: the workers are replaced")
+            await told("shop.py changed; replacing the workers")
             await told("starts on", 2)
             assert await (await version.enqueue()).result(timeout=30) == 22
             save("this is no Python\n")

@@ -77,7 +77,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
         await released.wait()
 
     owner = places.owner(on=frozen if home == "frozen" else healthy)
-    async with app, app.worker(queues=[here, there], incarnation=owner.id, drain="5s"):
+    async with app, app.worker(queues=[here, there], owner_id=owner.id, drain="5s"):
         held = await waits.enqueue()
         await begun.wait()
         frozen.freeze()

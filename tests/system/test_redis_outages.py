@@ -139,7 +139,7 @@ async def test_what_a_worker_held_that_died_while_the_server_was_down_runs_once_
     await here.until(begun, within=30)
     await asyncio.to_thread(server.stop)
     os.kill(here.lines()[0].pid, signal.SIGKILL)
-    await here.said("cannot take back", within=20)
+    await here.said("cannot recover the jobs", within=20)
     await asyncio.sleep(2)
     await asyncio.to_thread(Path(f"{here.diary}go").touch)
     await asyncio.to_thread(server.start)

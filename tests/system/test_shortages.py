@@ -67,7 +67,7 @@ async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again
         worn = len(leaks)
 
         async def replaced(worn: int = worn) -> bool:
-            return here.log().count("is replaced by another") == worn
+            return here.log().count("must be recycled") == worn
 
         await here.until(replaced, within=20)
     Path(f"{here.diary}-go").touch()  # noqa: ASYNC240 - nothing else runs here

@@ -74,7 +74,7 @@ async def test_a_child_that_somebody_else_stops_is_replaced(farm: MakeFarm) -> N
     supervisor.terminate()
 
     assert supervisor.wait(20) == 0
-    assert f"worker {stopped} left though nobody told us to stop" in here.log()
+    assert f"worker {stopped} stopped without a request" in here.log()
     assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
 
 
@@ -163,7 +163,7 @@ async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> 
     here = farm()
     record, command, draft = here.folder / "born", here.folder / "command", here.folder / "draft"
     supervisor = here.process("-c", SUPERVISE, str(command))
-    await here.said("cannot keep a worker alive, trying again")
+    await here.said("cannot run a worker process, retrying")
     draft.write_text(f"#!/bin/sh\necho $$ >> {record}\nexec sleep 600\n")
     draft.chmod(0o755)
     draft.rename(command)
@@ -284,14 +284,14 @@ async def test_a_child_that_heeds_nothing_is_killed_soon_after_the_second_sigter
 
     assert await asyncio.to_thread(supervisor.wait, 20) == 0
     assert 2 < time.monotonic() - began < 7
-    assert f"worker {pid} would not stop and is killed" in here.log()
+    assert f"worker {pid} did not stop in time; killing it" in here.log()
     for detail in await here.details([ref, *beside]):
         (run,) = detail.runs
         assert (detail.job.state, run.ended, run.reason) == (State.WAITING, "released", "process_died")
-        assert (run.detail or "").startswith("its process was killed by its supervisor: it was told to leave")
+        assert (run.detail or "").startswith("its process was killed by its supervisor: it had not stopped")
         assert (detail.job.stalls, detail.job.releases, detail.job.quarantined) == (0, 1, False)
     (died,) = [event for event in await here.events() if isinstance(event, WorkerDied)]
-    assert died.how.startswith("was killed by its supervisor: it was told to leave")
+    assert died.how.startswith("was killed by its supervisor: it had not stopped")
 
 
 @pytest.mark.fault("W-B13")
@@ -312,8 +312,8 @@ async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(farm: MakeFarm, 
     assert status == 0
     # Drain and 5 s are the promise; the rest is room for a slow machine.
     assert 2 < took < 2 + 5 + 1.5
-    assert here.log().count("the storage did not take what") == many
-    assert "what 1 jobs came to" in here.log()
+    assert here.log().count("unrecorded outcomes") == many
+    assert "with 1 unrecorded outcomes" in here.log()
     here.alone("-c", "1", "-q", "elsewhere")
 
     async def taken_back() -> bool:

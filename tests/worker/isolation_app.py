@@ -143,8 +143,8 @@ left_behind: list["asyncio.Task[None]"] = []
 async def cancelling_all(when: str) -> str:
     """Cancel every task of the loop, now or just after this has returned."""
 
-    async def cancel_all(turns: int) -> None:
-        for _ in range(turns):
+    async def cancel_all(monitor: int) -> None:
+        for _ in range(monitor):
             await asyncio.sleep(0)
         for task in asyncio.all_tasks():
             task.cancel()

@@ -16,19 +16,19 @@ from tests.core.cases import active
 def test_a_run_that_was_let_go_of_is_freed_without_the_garbage_collector(watched: bool) -> None:
     # With it goes its task, and with a task that the collector frees a call of Python code, wherever that happens to
     # run: in the middle of `ast.parse`, say, which then takes what another thread does meanwhile for its own.
-    slate = Scoreboard.new(1) if watched else None
-    holdings = ActiveRuns(slate)
+    scoreboard = Scoreboard.new(1) if watched else None
+    active_runs = ActiveRuns(scoreboard)
     held = ActiveRun(Lease(structs.replace(active(), fence=7)))
-    holdings.add(held)
+    active_runs.add(held)
     held.signs.sign(1.0)
     seen = weakref.ref(held)
     gc.disable()
     try:
-        holdings.drop(held.key)
+        active_runs.drop(held.key)
         del held
 
         assert seen() is None
     finally:
         gc.enable()
-        if slate is not None:
-            slate.close()
+        if scoreboard is not None:
+            scoreboard.close()

@@ -143,8 +143,8 @@ async def test_what_a_handler_raises_there_decides_as_anywhere(mod: Any) -> None
     [
         ("kill", "its process was killed by signal 9 (SIGKILL), cause unknown"),
         ("exit", "its process exited with status 0"),
-        ("garbage", "what it says is a word of 4294967295 bytes"),
-        ("nonsense", "what it says is no word at all"),
+        ("garbage", "its message is invalid: a message of 4294967295 bytes"),
+        ("nonsense", "its message is invalid: not a message"),
     ],
 )
 async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any, how: str, detail: str) -> None:
@@ -318,7 +318,7 @@ async def test_a_run_whose_end_the_kernel_lets_nobody_see_has_died_all_the_same(
         signal.signal(signal.SIGCHLD, before)
 
     assert (detail.job.state, detail.job.reason) == (State.FAILED, "crashed")
-    assert (detail.runs[-1].detail or "").startswith("its process ended, and nobody saw how\n")
+    assert (detail.runs[-1].detail or "").startswith("its process ended, and its exit status is unknown\n")
 
 
 async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_nobody(mod: Any) -> None:
@@ -393,7 +393,7 @@ async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
     assert there == os.getpid()
 
 
-@pytest.mark.parametrize("name", ["tenure-slots", "tenure-waits-for"])
+@pytest.mark.parametrize("name", ["tenure-isolation", "tenure-wait"])
 async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_and_runs_once_there_is_one(
     mod: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -424,7 +424,7 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("tenure-waits-for"):
+        if thread.name.startswith("tenure-wait"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -447,18 +447,18 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
 async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.isolation.isolated_run.BEGINNING", 0.5)
-    roster = ProcessPool(worker="w", slate=None, fit=lambda: None)
+    monkeypatch.setattr("tenure.worker.isolation.isolated_run.BEGIN_TIMEOUT", 0.5)
+    roster = ProcessPool(worker="w", scoreboard=None, on_ready=lambda: None)
     roster.app = mod.app.runtime().app_location()
-    slot = await roster.taken(PoolWaiter(isolated=False))
+    slot = await roster.acquire(PoolWaiter(isolated=False))
     assert slot is not None
-    slot.process.send(signal.SIGSTOP)
+    slot.child.send_signal(signal.SIGSTOP)
     storage = MemoryStorage()
     await storage.enqueue([new_job(payload=b"x" * 4_000_000)])
     [lease] = (await storage.exchange(Owner("w"), (), ClaimRequest((new_job().queue,), 1))).leases
-    errand = IsolatedRun(ActiveRun(lease), IsolationSettings(Owner("w"), SystemClock(), 600.0, ActiveRuns()))
+    isolated_run = IsolatedRun(ActiveRun(lease), IsolationSettings(Owner("w"), SystemClock(), 600.0, ActiveRuns()))
     async with asyncio.timeout(20):
-        outcome = await errand.carried_out(slot, None)
+        outcome = await isolated_run.run_in(slot, None)
     await roster.close()
 
     assert outcome == Interrupted("prefetch")
@@ -496,7 +496,7 @@ async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has
         lenient = structs.replace(taken.lease.job, stall=StallTerms(max_stalls=1))
         asked = settlement(Lease(lenient), outcome, Random(1))
         await mod.app.storage.exchange(undertaker, [asked])
-        async with mod.app.worker(incarnation="supervised" if supervised else None):
+        async with mod.app.worker(owner_id="supervised" if supervised else None):
             pid = await job.result(timeout=30)
 
     assert [lease.ref.id for lease in answer.leases] == [job.id]
@@ -512,7 +512,7 @@ async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind
         lenient = [structs.replace(one.lease.job, stall=StallTerms(max_stalls=1)) for one in taken]
         asked = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]
         await mod.app.storage.exchange(undertaker, asked)
-        async with mod.app.worker(incarnation="supervised", concurrency=len(jobs)):
+        async with mod.app.worker(owner_id="supervised", concurrency=len(jobs)):
             spans = sorted([await job.result(timeout=60) for job in jobs])
             async with asyncio.timeout(10):
                 while children():  # noqa: ASYNC110

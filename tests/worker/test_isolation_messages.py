@@ -25,9 +25,9 @@ from tenure.worker.isolation.messages import (
     RunEnded,
     RunJob,
     RunSigns,
-    ear_of_slot,
-    ear_of_worker,
-    framed,
+    answer_reader,
+    encode_frame,
+    order_reader,
 )
 
 JOB = JobRecord(
@@ -62,10 +62,10 @@ OUTCOMES: list[Outcome] = [
 
 @given(st.lists(st.integers(1, 500)))
 def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None:
-    said = framed(RunJob(JOB)) + framed(RunJob(JOB))
-    ear, heard, at = ear_of_slot(), list[object](), 0
+    said = encode_frame(RunJob(JOB)) + encode_frame(RunJob(JOB))
+    ear, heard, at = order_reader(), list[object](), 0
     for cut in [*cuts, len(said)]:
-        heard += ear.hear(said[at : at + cut])
+        heard += ear.feed(said[at : at + cut])
         at += cut
 
     assert heard == [RunJob(JOB), RunJob(JOB)]
@@ -73,13 +73,13 @@ def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_every_outcome_arrives_as_what_it_was(outcome: Outcome) -> None:
-    assert ear_of_worker().hear(framed(RunEnded(7, outcome))) == [RunEnded(7, outcome)]
+    assert answer_reader().feed(encode_frame(RunEnded(7, outcome))) == [RunEnded(7, outcome)]
 
 
 def test_what_a_handler_says_arrives_as_it_was() -> None:
     said = RunSigns(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
 
-    assert ear_of_worker().hear(framed(said)) == [said]
+    assert answer_reader().feed(encode_frame(said)) == [said]
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_what_a_handler_says_arrives_as_it_was() -> None:
         b"\x00\x00\x00\x01\xc1",
         (100_000).to_bytes(4, "big") + b"\x91" * 100_000,
         # What a worker says is nothing that a slot may say.
-        framed(RunJob(JOB)),
+        encode_frame(RunJob(JOB)),
     ],
     ids=["too long", "nothing", "text", "no msgpack", "nested", "another's word"],
 )
 def test_what_is_no_word_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidMessageError):
-        ear_of_worker().hear(garbage)
+        answer_reader().feed(garbage)
 
 
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_a_word_or_refused_or_unfinished(noise: bytes) -> None:
-    ear = ear_of_worker()
+    ear = answer_reader()
     try:
-        words = ear.hear(noise)
+        messages = ear.feed(noise)
     except InvalidMessageError:
         return
 
-    assert isinstance(words, list)
+    assert isinstance(messages, list)

@@ -44,7 +44,7 @@ class CountingStorage(MemoryStorage):
 def keeper_of(
     storage: CountingStorage,
     clock: ManualClock,
-    holdings: ActiveRuns,
+    active_runs: ActiveRuns,
     *,
     replaced: Callable[[int], None] = lambda place: None,
 ) -> Keeper:
@@ -63,7 +63,7 @@ def keeper_of(
     return Keeper(
         storage,
         OWNER,
-        holdings,
+        active_runs,
         LoopMonitor(None),
         timing=Timing(beat="5s", lease="20s"),
         clock=clock,
@@ -71,21 +71,21 @@ def keeper_of(
         logger=logger,
         info=lambda: WorkerInfo(queues=("q",)),
         stop=lambda held, why, cause: None,
-        obey=lambda orders: None,
-        wanted=lambda: True,
+        on_orders=lambda orders: None,
+        is_needed=lambda: True,
         given_up=lambda: False,
         lanes=lambda: (),
-        tally=WorkerMetrics(MetricsRegistry()),
+        metrics=WorkerMetrics(MetricsRegistry()),
         partitions=watch,
     )
 
 
 async def test_beats_for_short_leases_look_at_the_partitions_no_more_often() -> None:
     clock = ManualClock()
-    storage, holdings = CountingStorage(clock), ActiveRuns()
+    storage, active_runs = CountingStorage(clock), ActiveRuns()
     job = active()
-    holdings.add(ActiveRun(Lease(structs.replace(job, fence=7, stall=structs.replace(job.stall, lease=2_000_000)))))
-    keeper = keeper_of(storage, clock, holdings)
+    active_runs.add(ActiveRun(Lease(structs.replace(job, fence=7, stall=structs.replace(job.stall, lease=2_000_000)))))
+    keeper = keeper_of(storage, clock, active_runs)
     for _ in range(40):
         await keeper.turn()
         clock.advance(0.5)

@@ -39,4 +39,4 @@ def test_the_processes_of_a_worker_learn_it_from_the_environment(
         monkeypatch.delenv(loops.VARIABLE, raising=False)
     else:
         monkeypatch.setenv(loops.VARIABLE, told)
-    assert loops.told() == loop
+    assert loops.loop_from_environment() == loop

@@ -26,9 +26,9 @@ from tenure.worker.supervisor_messages import (
     ChildStarted,
     MessageReader,
     MetricsUpdate,
-    counted,
-    fitting,
-    spoken,
+    encode_message,
+    metrics_messages,
+    names_that_fit,
 )
 from tests.exposition import Family, read
 
@@ -112,26 +112,28 @@ def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
     totals: dict[Key, tuple[float, ...]] = {
         ("m", "x" * dice.randrange(1_000), str(number)): (dice.random(),) * 13 for number in range(600)
     }
-    words = [spoken(word) for word in counted(totals)]
+    messages = [encode_message(message) for message in metrics_messages(totals)]
     ear = MessageReader()
-    stream = b"".join(words)
-    heard = [word for start in range(0, len(stream), 7_777) for word in ear.hear(stream[start : start + 7_777])]
+    stream = b"".join(messages)
+    heard = [message for start in range(0, len(stream), 7_777) for message in ear.feed(stream[start : start + 7_777])]
 
-    assert all(len(word) < LONGEST for word in words)
-    assert {key: numbers for word in heard if isinstance(word, MetricsUpdate) for key, numbers in word.series} == totals
+    assert all(len(message) < LONGEST for message in messages)
+    assert {
+        key: numbers for message in heard if isinstance(message, MetricsUpdate) for key, numbers in message.series
+    } == totals
 
 
 def test_a_hello_is_heard_however_many_queues_there_are() -> None:
     names = [f"{number:04}" + "ü" * 1_000 for number in range(200)]
-    hello = ChildStarted("sqlite:///" + "x" * 1_000, queues=fitting(names), serves=fitting(names))
+    hello = ChildStarted("sqlite:///" + "x" * 1_000, queues=names_that_fit(names), serves=names_that_fit(names))
 
-    assert MessageReader().hear(spoken(hello)) == [hello]
+    assert MessageReader().feed(encode_message(hello)) == [hello]
     assert hello.queues
 
 
 @pytest.mark.parametrize("beat", [5.0, -1.0, 1e9, float("nan")])
 def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
-    (hello,) = MessageReader().hear(spoken(ChildStarted("", beat))) or [ChildStarted("", 5.0)]
+    (hello,) = MessageReader().feed(encode_message(ChildStarted("", beat))) or [ChildStarted("", 5.0)]
 
     assert isinstance(hello, ChildStarted)
     assert hello.timing == Timing()

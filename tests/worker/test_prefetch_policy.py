@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.worker.prefetch_policy import MOMENT, MOST, PATIENCE, SHORT, PrefetchPolicy
+from tenure.worker.prefetch_policy import LONGEST_WAIT, MOST_HELD, PREFETCHED_WORK, SHORT_RUN, PrefetchPolicy
 
 
 def after(*times: float, concurrency: int = 10) -> PrefetchPolicy:
-    ahead = PrefetchPolicy(concurrency, max(0, MOST - concurrency))
+    ahead = PrefetchPolicy(concurrency, max(0, MOST_HELD - concurrency))
     for took in times:
         ahead.ran(took)
     return ahead
@@ -17,7 +17,7 @@ def test_nothing_is_claimed_ahead_before_many_runs_were_short() -> None:
     assert after().room == 0
     assert after(0.001).room == 0
     assert 0 < after(*[0.001] * 15).room < 50
-    assert after(*[0.0001] * 60).room == MOST - 10
+    assert after(*[0.0001] * 60).room == MOST_HELD - 10
 
 
 def test_so_much_work_is_at_hand_as_is_done_in_a_moment() -> None:
@@ -34,7 +34,7 @@ def test_one_long_run_ends_it_and_many_short_ones_bring_it_back() -> None:
     assert ahead.room == 0
     for _ in range(60):
         ahead.ran(0.0001)
-    assert ahead.room == MOST - 10
+    assert ahead.room == MOST_HELD - 10
 
 
 def test_a_job_that_was_at_hand_for_too_long_ends_it() -> None:
@@ -45,7 +45,7 @@ def test_a_job_that_was_at_hand_for_too_long_ends_it() -> None:
 
 
 def test_a_worker_that_runs_many_at_a_time_claims_none_ahead() -> None:
-    assert after(*[0.0001] * 60, concurrency=MOST).room == 0
+    assert after(*[0.0001] * 60, concurrency=MOST_HELD).room == 0
     assert after(*[0.0001] * 60, concurrency=500).room == 0
 
 
@@ -53,9 +53,9 @@ def test_a_worker_that_runs_many_at_a_time_claims_none_ahead() -> None:
 def test_never_more_than_a_moments_work_of_the_longest_of_late(times: list[float], concurrency: int) -> None:
     room = after(*times, concurrency=concurrency).room
 
-    assert 0 <= room <= max(0, MOST - concurrency)
-    if times and times[-1] > SHORT:
+    assert 0 <= room <= max(0, MOST_HELD - concurrency)
+    if times and times[-1] > SHORT_RUN:
         assert room == 0
     if room:
-        assert room * times[-1] <= MOMENT * concurrency * (1 + 1e-9)
-        assert max(times[-5:]) <= PATIENCE
+        assert room * times[-1] <= PREFETCHED_WORK * concurrency * (1 + 1e-9)
+        assert max(times[-5:]) <= LONGEST_WAIT

@@ -10,11 +10,11 @@ def test_so_many_jobs_begin_and_no_more() -> None:
     rooms: list[int] = []
     for _ in range(3):
         rooms.append(wear.room(10))
-        assert wear.out() is None
+        assert wear.reason() is None
         wear.began()
 
     assert rooms == [3, 2, 1]
-    assert wear.out() == "it has begun 3 jobs, and --max-jobs allows no more"
+    assert wear.reason() == "it has begun 3 jobs, and --max-jobs allows no more"
     assert wear.room(10) == 0
 
 
@@ -24,20 +24,20 @@ def test_one_that_was_to_begin_and_did_not_is_not_counted() -> None:
     wear.not_begun()
 
     assert wear.room(10) == 1
-    assert wear.out() is None
+    assert wear.reason() is None
 
 
 def test_memory_wears_it_out_after_a_job_at_least_and_for_good() -> None:
     occupied = 600_000_000
     wear = RecyclePolicy(max_memory=500_000_000, occupied=lambda: occupied)
-    assert wear.out() is None
+    assert wear.reason() is None
     assert wear.room(10) == 10
     wear.began()
-    why = wear.out()
+    why = wear.reason()
     assert why == "it occupies 600 MB, and --max-memory allows 500 MB"
     occupied = 100_000_000
 
-    assert wear.out() == why
+    assert wear.reason() == why
     assert wear.room(10) == 0
 
 
@@ -46,7 +46,7 @@ def test_without_limits_nothing_does() -> None:
     for _ in range(1000):
         wear.began()
 
-    assert wear.out() is None
+    assert wear.reason() is None
     assert wear.room(7) == 7
 
 

@@ -25,7 +25,7 @@ LONGEST = "n" * 1021 + "ü"
 
 
 @pytest.fixture
-def slate() -> Iterator[Scoreboard]:
+def scoreboard() -> Iterator[Scoreboard]:
     made = Scoreboard.new(3)
     yield made
     made.close()
@@ -35,14 +35,14 @@ def lease(id_: str = "a", *, fence: int = 7, queue: str = "mail", task: str = "s
     return Lease(structs.replace(active(), queue=queue, id=id_, task=task, fence=fence))
 
 
-def test_a_run_is_read_as_it_was_written(slate: Scoreboard) -> None:
+def test_a_run_is_read_as_it_was_written(scoreboard: Scoreboard) -> None:
     given = Lease(structs.replace(lease().job, timeout=3_000_000, heartbeat_timeout=500_000))
-    place = slate.write(given, way="thread", claimed_at=12.5, renewed_at=12.25)
+    place = scoreboard.write(given, way="thread", claimed_at=12.5, renewed_at=12.25)
     assert place is not None
-    slate.signed(place, 13.0)
-    slate.renewed(place, 14.0)
+    scoreboard.signed(place, 13.0)
+    scoreboard.renewed(place, 14.0)
 
-    (run,) = slate.runs()
+    (run,) = scoreboard.runs()
 
     assert (run.ref, run.task, run.fence, run.way) == (Ref("mail", "a"), "send", 7, "thread")
     assert (run.claimed_at, run.signed_at, run.renewed_at) == (12.5, 13.0, 14.0)
@@ -50,63 +50,64 @@ def test_a_run_is_read_as_it_was_written(slate: Scoreboard) -> None:
     assert run.lease == given.job.stall.lease / 1_000_000
 
 
-def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(slate: Scoreboard) -> None:
+def test_a_run_that_waits_for_a_process_has_no_time_until_it_begins(scoreboard: Scoreboard) -> None:
     terms = structs.replace(lease().job.stall, renewed=False)
     given = Lease(structs.replace(lease().job, stall=terms))
-    place = slate.write(given, way="process", claimed_at=float("inf"), renewed_at=1.0)
+    place = scoreboard.write(given, way="process", claimed_at=float("inf"), renewed_at=1.0)
     assert place is not None
-    (waiting,) = slate.runs()
-    slate.began(place, 5.0, renewed=False)
-    (begun,) = slate.runs()
+    (waiting,) = scoreboard.runs()
+    scoreboard.began(place, 5.0, renewed=False)
+    (begun,) = scoreboard.runs()
 
     assert (waiting.claimed_at, waiting.signed_at) == (float("inf"), float("inf"))
     assert waiting.lease == terms.lease / 1_000_000
     assert (begun.claimed_at, begun.signed_at, begun.lease) == (5.0, 5.0, float("inf"))
 
 
-def test_a_run_without_limits_has_infinite_ones(slate: Scoreboard) -> None:
-    slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
+def test_a_run_without_limits_has_infinite_ones(scoreboard: Scoreboard) -> None:
+    scoreboard.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
 
-    assert (slate.runs()[0].timeout, slate.runs()[0].heartbeat_timeout) == (float("inf"), float("inf"))
+    assert (scoreboard.runs()[0].timeout, scoreboard.runs()[0].heartbeat_timeout) == (float("inf"), float("inf"))
 
 
-def test_the_longest_names_have_room_on_every_line(slate: Scoreboard) -> None:
+def test_the_longest_names_have_room_on_every_line(scoreboard: Scoreboard) -> None:
     for _ in range(3):
-        slate.write(lease(LONGEST, queue=LONGEST, task=LONGEST), way="loop", claimed_at=1.0, renewed_at=1.0)
+        scoreboard.write(lease(LONGEST, queue=LONGEST, task=LONGEST), way="loop", claimed_at=1.0, renewed_at=1.0)
 
-    assert [(run.ref, run.task) for run in slate.runs()] == [(Ref(LONGEST, LONGEST), LONGEST)] * 3
+    assert [(run.ref, run.task) for run in scoreboard.runs()] == [(Ref(LONGEST, LONGEST), LONGEST)] * 3
 
 
-def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(slate: Scoreboard) -> None:
-    places = [slate.write(lease(str(n)), way="loop", claimed_at=1.0, renewed_at=1.0) for n in range(3)]
+def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(scoreboard: Scoreboard) -> None:
+    places = [scoreboard.write(lease(str(n)), way="loop", claimed_at=1.0, renewed_at=1.0) for n in range(3)]
 
-    assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) is None
+    assert scoreboard.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) is None
 
-    slate.wipe(places[1] or 0)
+    scoreboard.clear(places[1] or 0)
 
-    assert [run.ref.id for run in slate.runs()] == ["0", "2"]
-    assert slate.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) == places[1]
-    assert [run.ref.id for run in slate.runs()] == ["0", "late", "2"]
+    assert [run.ref.id for run in scoreboard.runs()] == ["0", "2"]
+    assert scoreboard.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) == places[1]
+    assert [run.ref.id for run in scoreboard.runs()] == ["0", "late", "2"]
 
 
 def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_not_begun() -> None:
-    slate = Scoreboard.new(9)
+    scoreboard = Scoreboard.new(9)
     inf = float("inf")
-    slate.write(lease("here"), way="thread", claimed_at=1.0, renewed_at=1.0)
-    slate.write(lease("ahead"), way="loop", claimed_at=inf, renewed_at=1.0)
-    slate.write(lease("waiting"), way="process", claimed_at=inf, renewed_at=1.0)
+    scoreboard.write(lease("here"), way="thread", claimed_at=1.0, renewed_at=1.0)
+    scoreboard.write(lease("ahead"), way="loop", claimed_at=inf, renewed_at=1.0)
+    scoreboard.write(lease("waiting"), way="process", claimed_at=inf, renewed_at=1.0)
     given, finished = (
-        slate.write(lease(name), way="process", claimed_at=inf, renewed_at=1.0) or 0 for name in ("given", "finished")
+        scoreboard.write(lease(name), way="process", claimed_at=inf, renewed_at=1.0) or 0
+        for name in ("given", "finished")
     )
-    slate.runs_in(given, 7)
-    slate.runs_in(finished, 8)
-    slate.began(finished, 2.0, renewed=True)
-    slate.over(finished, lease().job.stall)
+    scoreboard.set_pid(given, 7)
+    scoreboard.set_pid(finished, 8)
+    scoreboard.began(finished, 2.0, renewed=True)
+    scoreboard.finished(finished, lease().job.stall)
     # No process could be had for it.
-    back = slate.write(lease("back"), way="process", claimed_at=inf, renewed_at=1.0) or 0
-    slate.goes(back, "loop")
-    slate.began(back, 3.0, renewed=True)
-    runs = slate.known_runs()
+    back = scoreboard.write(lease("back"), way="process", claimed_at=inf, renewed_at=1.0) or 0
+    scoreboard.set_way(back, "loop")
+    scoreboard.began(back, 3.0, renewed=True)
+    runs = scoreboard.known_runs()
 
     assert runs == KnownRuns(
         suspects=frozenset({Ref("mail", "here"), Ref("mail", "back")}),
@@ -115,45 +116,45 @@ def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_no
     )
 
 
-def test_none_that_had_begun_here_is_another_answer_than_not_to_know(slate: Scoreboard) -> None:
-    place = slate.write(lease("apart"), way="process", claimed_at=float("inf"), renewed_at=1.0) or 0
-    slate.runs_in(place, 7)
-    known = slate.known_runs()
+def test_none_that_had_begun_here_is_another_answer_than_not_to_know(scoreboard: Scoreboard) -> None:
+    place = scoreboard.write(lease("apart"), way="process", claimed_at=float("inf"), renewed_at=1.0) or 0
+    scoreboard.set_pid(place, 7)
+    known = scoreboard.known_runs()
     for number in range(3):
-        slate.write(lease(str(number)), way="loop", claimed_at=1.0, renewed_at=1.0)
-    unknown = slate.known_runs()
+        scoreboard.write(lease(str(number)), way="loop", claimed_at=1.0, renewed_at=1.0)
+    unknown = scoreboard.known_runs()
 
     assert known.suspects == frozenset()
     assert unknown.suspects is None
     assert known.apart == unknown.apart == {Ref("mail", "apart")}
 
 
-def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(slate: Scoreboard) -> None:
-    place = slate.write(lease(fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
+def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(scoreboard: Scoreboard) -> None:
+    place = scoreboard.write(lease(fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
-    (run,) = slate.runs()
-    slate.keep(run, 9.0)
+    (run,) = scoreboard.runs()
+    scoreboard.note_external_renewal(run, 9.0)
 
-    assert slate.kept(place, 7) == 9.0
-    assert slate.runs()[0].renewed_at == 9.0
+    assert scoreboard.external_renewal(place, 7) == 9.0
+    assert scoreboard.runs()[0].renewed_at == 9.0
 
-    slate.wipe(place)
-    assert slate.write(lease("next", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0) == place
+    scoreboard.clear(place)
+    assert scoreboard.write(lease("next", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0) == place
 
     # What was asked for in the name of the run that was here before comes late.
-    slate.keep(run, 10.0)
+    scoreboard.note_external_renewal(run, 10.0)
 
-    assert slate.kept(place, 8) == 0.0
-    assert slate.runs()[0].renewed_at == 2.0
+    assert scoreboard.external_renewal(place, 8) == 0.0
+    assert scoreboard.runs()[0].renewed_at == 2.0
 
 
-def test_a_line_that_is_being_written_is_not_read(slate: Scoreboard) -> None:
-    place = slate.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
-    writes = struct.unpack("d", os.pread(slate.descriptor, 8, WRITES))[0]
-    os.pwrite(slate.descriptor, struct.pack("d", writes + 1), WRITES)
+def test_a_line_that_is_being_written_is_not_read(scoreboard: Scoreboard) -> None:
+    place = scoreboard.write(lease(), way="loop", claimed_at=1.0, renewed_at=1.0)
+    writes = struct.unpack("d", os.pread(scoreboard.descriptor, 8, WRITES))[0]
+    os.pwrite(scoreboard.descriptor, struct.pack("d", writes + 1), WRITES)
 
     assert place == 0
-    assert slate.runs() == []
+    assert scoreboard.runs() == []
 
 
 class WrittenWhileRead:
@@ -173,48 +174,48 @@ class WrittenWhileRead:
         return numbers
 
 
-def test_a_line_that_changes_while_it_is_read_is_not_believed(slate: Scoreboard) -> None:
-    place = slate.write(lease("old", fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
+def test_a_line_that_changes_while_it_is_read_is_not_believed(scoreboard: Scoreboard) -> None:
+    place = scoreboard.write(lease("old", fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
-    reader: Any = Scoreboard(os.dup(slate.descriptor))
+    reader: Any = Scoreboard(os.dup(scoreboard.descriptor))
 
     def reuse() -> None:
-        slate.wipe(place)
-        slate.write(lease("new", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0)
+        scoreboard.clear(place)
+        scoreboard.write(lease("new", fence=8), way="loop", claimed_at=2.0, renewed_at=2.0)
 
-    line = reader._lines[place]
-    reader._lines[place] = WrittenWhileRead(line, reuse)
+    line = reader._rows[place]
+    reader._rows[place] = WrittenWhileRead(line, reuse)
 
     assert reader.runs() == []
 
-    reader._lines[place] = line
+    reader._rows[place] = line
     (run,) = reader.runs()
     reader.close()
 
     assert (run.ref.id, run.fence, run.claimed_at) == ("new", 8, 2.0)
 
 
-def test_the_moments_of_the_loops_are_read_as_written(slate: Scoreboard) -> None:
-    slate.turned(5.0, 0.25)
-    slate.claimed(4.0)
-    slate.beaten(6.0, 123_456_789)
-    slate.looked(7.0, 9.5)
+def test_the_moments_of_the_loops_are_read_as_written(scoreboard: Scoreboard) -> None:
+    scoreboard.turned(5.0, 0.25)
+    scoreboard.claimed(4.0)
+    scoreboard.beaten(6.0, 123_456_789)
+    scoreboard.checked(7.0, 9.5)
 
-    assert (slate.turned_at, slate.lag, slate.claimed_at) == (5.0, 0.25, 4.0)
-    assert (slate.beaten_at, slate.memory) == (6.0, 123_456_789)
-    assert (slate.watched_at, slate.next_look) == (7.0, 9.5)
+    assert (scoreboard.turned_at, scoreboard.lag, scoreboard.claimed_at) == (5.0, 0.25, 4.0)
+    assert (scoreboard.beaten_at, scoreboard.memory) == (6.0, 123_456_789)
+    assert (scoreboard.checked_at, scoreboard.next_check) == (7.0, 9.5)
 
 
-def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: Scoreboard) -> None:
+def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scoreboard: Scoreboard) -> None:
     reader = textwrap.dedent(
         """
         import sys
         from tenure.worker.scoreboard import Scoreboard
 
-        slate, seen = Scoreboard(int(sys.argv[1])), set()
+        scoreboard, seen = Scoreboard(int(sys.argv[1])), set()
         print("ready", flush=True)
         while len(seen) < 50:
-            for run in slate.runs():
+            for run in scoreboard.runs():
                 assert run.ref.id == run.task == str(run.fence) * 100, run
                 assert run.claimed_at == run.fence, run
                 seen.add(run.fence)
@@ -222,8 +223,8 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
         """
     )
     with subprocess.Popen(
-        [sys.executable, "-c", reader, str(slate.descriptor)],
-        pass_fds=[slate.descriptor],
+        [sys.executable, "-c", reader, str(scoreboard.descriptor)],
+        pass_fds=[scoreboard.descriptor],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -234,21 +235,21 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(slate: 
         while not select.select([process.stdout], [], [], 0)[0]:
             fence += 1
             name = str(fence) * 100
-            place = slate.write(
+            place = scoreboard.write(
                 lease(name[:1024], fence=fence, task=name[:1024]), way="loop", claimed_at=fence, renewed_at=1.0
             )
             if place is not None:
-                slate.wipe(place)
+                scoreboard.clear(place)
         said = process.stdout.read()
 
     assert (process.returncode, said) == (0, "enough\n")
 
 
 def test_the_processes_of_slots_are_known_until_nothing_is_left_of_them() -> None:
-    slate = Scoreboard.new(1)
+    scoreboard = Scoreboard.new(1)
     for pid in (11, 12, 13):
-        slate.slot_began(pid)
-    slate.slot_ended(12)
-    slate.slot_began(14)
+        scoreboard.isolated_started(pid)
+    scoreboard.isolated_ended(12)
+    scoreboard.isolated_started(14)
 
-    assert sorted(slate.slots) == [11, 13, 14]
+    assert sorted(scoreboard.isolated_pids) == [11, 13, 14]

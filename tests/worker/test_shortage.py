@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tenure.testing.clock import ManualClock
-from tenure.worker.shortage import LEAST_FREE, LOOK, NO_THREAD, Descriptors, is_shortage
+from tenure.worker.shortage import CHECK_INTERVAL, LEAST_FREE, NO_THREAD, Descriptors, is_shortage
 
 COUNTED = """
 import os, resource
@@ -59,16 +59,16 @@ def test_it_is_looked_once_a_second_and_told_once_for_each_shortage() -> None:
         return free[0]
 
     descriptors = Descriptors(clock, told.append, free=look)
-    clock.advance(LOOK)
+    clock.advance(CHECK_INTERVAL)
     enough = [descriptors.short() for _ in range(100)]
     free[0] = LEAST_FREE - 1
-    clock.advance(LOOK)
+    clock.advance(CHECK_INTERVAL)
     short = [descriptors.short() for _ in range(100)]
     free[0] = 2 * LEAST_FREE - 1
-    clock.advance(LOOK)
+    clock.advance(CHECK_INTERVAL)
     still = descriptors.short()
     free[0] = 2 * LEAST_FREE
-    clock.advance(LOOK)
+    clock.advance(CHECK_INTERVAL)
     again = descriptors.short()
 
     assert set(enough) == {None}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tenure.processes.process import Process
-from tenure.worker.stacks.asked import PATIENCE, StackFile
+from tenure.worker.stacks.asked import ANSWER_TIMEOUT, StackFile
 from tenure.worker.stacks.places import Dump
 
 pytestmark = pytest.mark.system
@@ -22,7 +22,7 @@ from tenure.worker.stacks.asked import StackFile
 
 fd, _, told = os.environ["{VARIABLE}"].partition(":")
 line = socket.socket(fileno=int(fd))
-StackFile(int(told)).answer_here()
+StackFile(int(told)).register()
 
 def hold(seconds):
     library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
@@ -35,23 +35,23 @@ def hold(seconds):
 
 
 async def start(stacks: StackFile, script: str) -> Process:
-    child = Process.started(
+    child = Process.start(
         [sys.executable, "-c", ANSWERING + script],
         variable=VARIABLE,
-        told=str(stacks.descriptor),
-        give=[stacks.descriptor],
+        config=str(stacks.descriptor),
+        pass_fds=[stacks.descriptor],
         env=dict(os.environ),
     )
     async with asyncio.timeout(20):
-        assert await asyncio.get_running_loop().sock_recv(child.line, 2) == b"up"
+        assert await asyncio.get_running_loop().sock_recv(child.socket, 2) == b"up"
     return child
 
 
 async def end(child: Process, stacks: StackFile) -> None:
-    child.send(signal.SIGKILL)
+    child.send_signal(signal.SIGKILL)
     async with asyncio.timeout(20):
-        await child.ended()
-    child.sweep_up()
+        await child.wait()
+    child.kill_group()
     stacks.close()
 
 
@@ -59,7 +59,7 @@ async def test_a_process_that_holds_its_interpreter_says_where_as_often_as_it_is
     stacks = StackFile.new()
     child = await start(stacks, "hold(60)\n")
     for _ in range(3):
-        said = await stacks.ask(child)
+        said = await stacks.read_from(child)
 
         assert said.count("Current thread") == 1
         assert "in hold" in said
@@ -73,7 +73,7 @@ async def test_one_that_is_stopped_is_not_asked() -> None:
         while not child.stopped:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.01)
 
-    assert await stacks.ask(child) == ""
+    assert await stacks.read_from(child) == ""
     await end(child, stacks)
 
 
@@ -82,8 +82,8 @@ async def test_one_that_does_not_answer_is_not_waited_for_longer_than_a_moment()
     child = await start(stacks, "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])\nhold(60)\n")
     began = time.monotonic()
 
-    assert await stacks.ask(child) == ""
-    assert time.monotonic() - began < PATIENCE + 2
+    assert await stacks.read_from(child) == ""
+    assert time.monotonic() - began < ANSWER_TIMEOUT + 2
     await end(child, stacks)
 
 

@@ -14,7 +14,7 @@ from tenure.core.job import TRACE_KEPT
 from tenure.core.lease import Lease
 from tenure.threads import ThreadPool
 from tenure.worker.active_runs import ActiveRun
-from tenure.worker.stacks.traces import Traces, where
+from tenure.worker.stacks.traces import Traces, stack_of
 from tests.core.cases import active
 
 LEASE = 20_000_000
@@ -65,7 +65,7 @@ async def under_way(run: ActiveRun) -> AsyncGenerator[ActiveRun]:
 
 async def test_a_coroutine_that_waits_is_seen_down_to_where_it_waits() -> None:
     async with under_way(held(handler("hunter2"))) as run:
-        seen = where(run)
+        seen = stack_of(run)
 
     assert seen is not None
     assert seen.startswith("Traceback (most recent call last):\n")
@@ -84,7 +84,7 @@ async def test_what_waits_in_async_generators_and_in_tasks_that_are_awaited_is_s
             pass
 
     async with under_way(held(walks())) as run:
-        assert functions(where(run)) == ["walks", "each", "nap", "sleep"]
+        assert functions(stack_of(run)) == ["walks", "each", "nap", "sleep"]
 
 
 async def test_of_what_is_gathered_the_place_is_seen_where_it_is_waited_for() -> None:
@@ -92,7 +92,7 @@ async def test_of_what_is_gathered_the_place_is_seen_where_it_is_waited_for() ->
         await asyncio.gather(nap(), nap())
 
     async with under_way(held(gathers())) as run:
-        assert functions(where(run)) == ["gathers"]
+        assert functions(stack_of(run)) == ["gathers"]
 
 
 async def test_a_coroutine_that_blocks_its_loop_is_seen_from_another_thread() -> None:
@@ -109,7 +109,7 @@ async def test_a_coroutine_that_blocks_its_loop_is_seen_from_another_thread() ->
 
     def look() -> None:
         while functions(seen[-1])[:3] != ["hog", "blocks", "wait"] and len(seen) < 10_000:
-            seen.append(where(run))
+            seen.append(stack_of(run))
         go.set()
 
     looker = threading.Thread(target=look)
@@ -127,15 +127,15 @@ async def test_a_plain_function_is_seen_in_its_thread_without_what_is_ours() -> 
         go.wait(10)
 
     with threads() as pool:
-        lane = pool.lane()
+        lane = pool.worker_thread()
         run = held(lane.run(plain))
-        run.lane = lane
+        run.thread = lane
         async with under_way(run):
             await asyncio.to_thread(begun.wait, 10)
-            seen = where(run)
+            seen = stack_of(run)
             go.set()
             await lane.idle()
-            after = where(run)
+            after = stack_of(run)
         lane.close()
 
     assert functions(seen)[:2] == ["plain", "wait"]
@@ -152,7 +152,7 @@ async def test_a_deep_stack_is_cut_to_its_innermost_frames() -> None:
         await deeper(depth - 1)
 
     async with under_way(held(deeper(150))) as run:
-        seen = where(run) or ""
+        seen = stack_of(run) or ""
 
     assert TRACE_KEPT - 500 < len(seen) <= TRACE_KEPT
     assert "outer frames left out]" in seen.splitlines()[1]
@@ -168,59 +168,59 @@ async def test_only_what_is_new_is_told_and_nothing_of_a_run_that_has_not_lived_
         await nap()
 
     async with under_way(held(moves())) as run:
-        assert traces.news([run], 4.9) == [None]
-        (first,) = traces.news([run], 5.0)
+        assert traces.new_texts([run], 4.9) == [None]
+        (first,) = traces.new_texts([run], 5.0)
         assert functions(first) == ["moves", "wait"]
 
-        lost = run.message(5.0, first)
-        lost.unsent()
-        assert traces.news([run], 5.1) == [first]
-        run.message(5.1, first).arrived(5.1, lost=False)
-        assert traces.news([run], 10.0) == [None]
+        lost = run.renewal(5.0, first)
+        lost.take_back()
+        assert traces.new_texts([run], 5.1) == [first]
+        run.renewal(5.1, first).answered(5.1, lost=False)
+        assert traces.new_texts([run], 10.0) == [None]
 
         second.set()
         for _ in range(3):
             await asyncio.sleep(0)
-        (moved,) = traces.news([run], 15.0)
+        (moved,) = traces.new_texts([run], 15.0)
         assert functions(moved) == ["moves", "nap", "sleep"]
 
 
 async def test_what_a_run_elsewhere_tells_of_itself_is_passed_on_once() -> None:
     traces, run = Traces(), held()
-    run.elsewhere = "there"
+    run.isolated_position = "there"
 
-    (told,) = traces.news([run], 5.0)
-    run.message(5.0, told).arrived(5.0, lost=False)
+    (told,) = traces.new_texts([run], 5.0)
+    run.renewal(5.0, told).answered(5.0, lost=False)
 
-    assert told == where(run) == "there"
-    assert traces.news([run], 10.0) == [None]
+    assert told == stack_of(run) == "there"
+    assert traces.new_texts([run], 10.0) == [None]
 
 
 async def test_what_the_worker_itself_waits_for_is_no_place_of_a_handler() -> None:
     with threads() as pool:
-        lane = pool.lane()
+        lane = pool.worker_thread()
         async with under_way(held(asyncio.sleep(60))) as run, under_way(held(lane.run(lambda: None))) as over:
-            assert where(run) is None
-            assert where(over) is None
+            assert stack_of(run) is None
+            assert stack_of(over) is None
         lane.close()
 
 
 async def test_a_function_that_comes_back_to_the_same_line_is_not_news() -> None:
-    traces, turns = Traces(), asyncio.Event()
+    traces, monitor = Traces(), asyncio.Event()
 
     async def loops() -> None:
         while True:
-            await turns.wait()
-            turns.clear()
+            await monitor.wait()
+            monitor.clear()
 
     async with under_way(held(loops())) as run:
-        (first,) = traces.news([run], 5.0)
-        run.message(5.0, first).arrived(5.0, lost=False)
-        turns.set()
+        (first,) = traces.new_texts([run], 5.0)
+        run.renewal(5.0, first).answered(5.0, lost=False)
+        monitor.set()
         for _ in range(3):
             await asyncio.sleep(0)
 
-        assert traces.news([run], 10.0) == [None]
+        assert traces.new_texts([run], 10.0) == [None]
 
 
 @pytest.mark.parametrize("count", [2_000])
@@ -229,12 +229,12 @@ async def test_to_look_at_sleeping_runs_again_takes_next_to_nothing(count: int) 
     runs = [held(handler("x"), id_=str(number)) for number in range(count)]
     for _ in range(5):
         await asyncio.sleep(0)
-    for one, news in zip(runs, traces.news(runs, 5.0), strict=True):
-        one.message(5.0, news).arrived(5.0, lost=False)
+    for one, news in zip(runs, traces.new_texts(runs, 5.0), strict=True):
+        one.renewal(5.0, news).answered(5.0, lost=False)
     took = list[float]()
     for _ in range(5):
         began = time.perf_counter()
-        assert not any(traces.news(runs, 10.0))
+        assert not any(traces.new_texts(runs, 10.0))
         took.append(time.perf_counter() - began)
     for one in runs:
         assert one.task is not None

@@ -58,12 +58,12 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
 
 
 def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time() -> None:
-    clock, told, turns = ManualClock(), list[Event](), LoopMonitor(None)
+    clock, told, monitor = ManualClock(), list[Event](), LoopMonitor(None)
     watchdog = Watchdog(
-        turns,
+        monitor,
         ActiveRuns(),
         owner="feed",
-        slate=None,
+        scoreboard=None,
         supervised=False,
         max_block=5.0,
         clock=clock,
@@ -72,21 +72,21 @@ def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time(
         claimed_at=lambda: 0.0,
     )
     clock.advance(100)
-    turns.turned(clock.uptime(), 0.0)
-    watchdog.look(clock.uptime())
+    monitor.turned(clock.uptime(), 0.0)
+    watchdog.check(clock.uptime())
     # Stopped, or suspended; this thread may go on before the loop does.
     clock.advance(60)
 
     assert not watchdog.given_up()
-    watchdog.look(clock.uptime())
+    watchdog.check(clock.uptime())
     assert not watchdog.given_up()
     for _ in range(10):
         clock.advance(TICK)
-        watchdog.look(clock.uptime())
+        watchdog.check(clock.uptime())
     assert not told
 
     clock.advance(TICK)
-    watchdog.look(clock.uptime())
+    watchdog.check(clock.uptime())
     assert [type(event) for event in told] == [WorkerHung]
     assert watchdog.given_up()
 
@@ -118,34 +118,34 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says
 
 
 def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_goes_on() -> None:
-    turns = LoopMonitor(None)
-    assert (turns.blocked(50.0), turns.lag(50.0)) == (0.0, 0.0)
+    monitor = LoopMonitor(None)
+    assert (monitor.blocked(50.0), monitor.lag(50.0)) == (0.0, 0.0)
 
-    turns.turned(100.0, 0.25)
-    turns.turned(100.5, 0.125)
+    monitor.turned(100.0, 0.25)
+    monitor.turned(100.5, 0.125)
 
-    assert turns.lag(100.5) == 0.25
-    assert turns.lag(100.5) == 0.0
-    assert turns.lag(100.5 + TICK + 3) == 3.0
+    assert monitor.lag(100.5) == 0.25
+    assert monitor.lag(100.5) == 0.0
+    assert monitor.lag(100.5 + TICK + 3) == 3.0
 
-    turns.ended()
+    monitor.ended()
 
-    assert turns.blocked(1_000.0) == 0.0
+    assert monitor.blocked(1_000.0) == 0.0
 
 
 def test_the_slate_has_the_turns_too() -> None:
-    slate = Scoreboard.new(1)
-    LoopMonitor(slate).turned(100.0, 0.25)
+    scoreboard = Scoreboard.new(1)
+    LoopMonitor(scoreboard).turned(100.0, 0.25)
 
-    assert (slate.turned_at, slate.lag) == (100.0, 0.25)
-    slate.close()
+    assert (scoreboard.turned_at, scoreboard.lag) == (100.0, 0.25)
+    scoreboard.close()
 
 
 def test_one_of_two_warns_whoever_comes_first() -> None:
-    slate, now = Scoreboard.new(1), SystemClock().uptime()
+    scoreboard, now = Scoreboard.new(1), SystemClock().uptime()
 
-    assert slate.warns(now)
-    assert not slate.watcher_warns(now)
-    assert slate.watcher_warns(now + 1)
-    assert not slate.warns(now + 1)
-    slate.close()
+    assert scoreboard.worker_must_warn(now)
+    assert not scoreboard.supervisor_must_warn(now)
+    assert scoreboard.supervisor_must_warn(now + 1)
+    assert not scoreboard.worker_must_warn(now + 1)
+    scoreboard.close()

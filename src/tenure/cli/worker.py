@@ -31,7 +31,7 @@ from tenure.supervisor.reload import Sources
 from tenure.supervisor.systemd import Systemd
 from tenure.worker import loops
 from tenure.worker.recycling import staggered
-from tenure.worker.stop_signals import SIGNALS, draining, outlive
+from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
 from tenure.worker.supervised import SupervisorLink
 from tenure.worker.worker import DRAIN, Worker
 
@@ -80,8 +80,8 @@ class WorkerOptions:
             max_jobs=max_jobs,
             max_memory=self.max_memory,
             prefetch=self.prefetch,
-            incarnation=None if child is None else child.incarnation,
-            slate=None if child is None else child.slate,
+            owner_id=None if child is None else child.owner_id,
+            scoreboard=None if child is None else child.scoreboard,
         )
 
     def options(self) -> list[str]:
@@ -194,7 +194,7 @@ def worker(
     """
     set_up(log_level, log_format, quiet=session.quiet)
     # Before any user code, which may install handlers for these signals.
-    outlive()
+    ignore_unused()
     target = _target(session, target)
     crew = WorkerOptions(
         _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch
@@ -234,11 +234,11 @@ def run_worker(
         child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
     _mind_early_and_late_signals(made, child)
     # The runner is never closed: closing waits for threads, and one of them may never end.
-    runner = loops.runner(loops.told())
+    runner = loops.runner(loops.loop_from_environment())
     try:
         runner.run(_work(app, made, crew, server, child))
         if child is not None:
-            child.goodbye(dismissed=made.dismissed, recycled=made.recycled)
+            child.goodbye(dismissed=made.dismissed, recycled=made.recycle_reason)
         code = OK
     except BaseException as error:
         code = report_error(error)

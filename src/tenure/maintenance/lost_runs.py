@@ -44,7 +44,7 @@ class CrashEvidence(Struct, frozen=True):
     """What the supervisor knows of a worker process that died. Jobs are named by their references.
 
     `hung`: the process was killed because its event loop was blocked. `overdue`: jobs whose runs went on beyond their
-    timeouts, so that the process was killed. `culprits`: jobs whose runs caused the death, if they are known; then the
+    timeouts, so that the process was killed. `causes`: jobs whose runs caused the death, if they are known; then the
     other jobs are not charged. `suspects`: jobs whose runs had begun in the process, and so may have ended it; empty if
     there were certainly none, None if that is not known. `apart`: jobs whose runs had isolated processes. `waiting`:
     jobs whose runs had certainly not begun. `blameless`: the process was killed for a reason that no run has caused.
@@ -60,7 +60,7 @@ class CrashEvidence(Struct, frozen=True):
     apart: frozenset[Ref] = field(default_factory=frozenset[Ref])
     waiting: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
-    culprits: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    causes: frozenset[Ref] = field(default_factory=frozenset[Ref])
     stopped: Mapping[Ref, StopCode] = field(default_factory=dict[Ref, StopCode])
     """Exclusive runs that the worker had stopped before, and why. They kept their rights, because their handlers went
     on until the process ended. Their outcome follows from this code, however the process died."""
@@ -70,9 +70,9 @@ class CrashEvidence(Struct, frozen=True):
         """Return True if the run of a job cannot have ended the process: it was in another one, or had not begun."""
         return ref in self.apart or self.not_begun(ref)
 
-    def allows(self, ref: Ref) -> bool:
+    def may_be_cause(self, ref: Ref) -> bool:
         """Return True if a run may have caused the death from its isolated process: no other cause is known."""
-        known = self.blameless or self.hung or bool(self.culprits - {ref})
+        known = self.blameless or self.hung or bool(self.causes - {ref})
         return ref in self.apart and not self.not_begun(ref) and not known
 
     def not_begun(self, ref: Ref) -> bool:
@@ -89,10 +89,10 @@ async def settle_stalled(
     stalled: Sequence[StalledLease],
     rng: Random,
     *,
-    witness: CrashEvidence | None = None,
+    evidence: CrashEvidence | None = None,
     max_block: int | None = None,
     within: float = LOOK,
-    figures: MetricsRegistry | None = None,
+    metrics: MetricsRegistry | None = None,
 ) -> bool:
     """Settle stalled runs under the owner that took them, and count them; for reapers and supervisors.
 
@@ -104,29 +104,31 @@ async def settle_stalled(
     Raises:
         StorageError: some runs may not be settled; they are reaped again when the taker's own lease has run out.
     """
-    seen = await _seen(storage, stalled, workers=witness is None, within=within)
-    coming: list[Settlement] = []
+    records = await _seen(storage, stalled, workers=evidence is None, within=within)
+    settlements: list[Settlement] = []
     length, answered = 0, True
     for one in stalled:
-        outcome = _outcome(one, seen, witness, max_block)
-        coming.append(settlement(one.lease, outcome, rng))
+        outcome = _outcome(one, records, evidence, max_block)
+        settlements.append(settlement(one.lease, outcome, rng))
         length += _length(outcome)
-        if len(coming) == SETTLE_LIMIT or length > WRITE_LIMIT:
-            answered &= await _send(storage, owner, coming, figures)
-            coming, length = [], 0
-    if coming:
-        answered &= await _send(storage, owner, coming, figures)
+        if len(settlements) == SETTLE_LIMIT or length > WRITE_LIMIT:
+            answered &= await _send(storage, owner, settlements, metrics)
+            settlements, length = [], 0
+    if settlements:
+        answered &= await _send(storage, owner, settlements, metrics)
     return answered
 
 
-async def _send(storage: Storage, owner: Owner, coming: Sequence[Settlement], figures: MetricsRegistry | None) -> bool:
-    answer = await storage.exchange(owner, coming)
+async def _send(
+    storage: Storage, owner: Owner, settlements: Sequence[Settlement], figures: MetricsRegistry | None
+) -> bool:
+    answer = await storage.exchange(owner, settlements)
     done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
-    for asked in coming:
-        for event in asked.events:
-            if figures is not None and isinstance(event, JobStalled) and (asked.ref, asked.fence) in done:
+    for sent in settlements:
+        for event in sent.events:
+            if figures is not None and isinstance(event, JobStalled) and (sent.ref, sent.fence) in done:
                 figures.count(STALLED, event.task, event.reason)
-    return len(answer.verdicts) == len(coming)
+    return len(answer.verdicts) == len(settlements)
 
 
 class _StalledRuns:
@@ -158,70 +160,72 @@ class _StalledRuns:
         )
         return sum(run.reason == WORKER_DIED for run in lost)
 
-    def beside(self, one: StalledLease, witness: CrashEvidence | None) -> list[str]:
+    def other_tasks(self, one: StalledLease, evidence: CrashEvidence | None) -> list[str]:
         """Return the tasks that ran in the same process, without those known to have run elsewhere or not begun."""
-        if witness is not None and witness.clears(one.lease.ref):
+        if evidence is not None and evidence.clears(one.lease.ref):
             return []
         others = [(ref, task) for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
-        return [task for ref, task in others if witness is None or not witness.clears(ref)]
+        return [task for ref, task in others if evidence is None or not evidence.clears(ref)]
 
 
 async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _StalledRuns:
-    seen = _StalledRuns(stalled)
+    records = _StalledRuns(stalled)
     refs = [one.lease.ref for one in stalled]
     # An error here only shortens the post-mortem; it must not delay the job's next run.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(within):
             if workers and stalled:
                 survey = await storage.survey([])
-                seen.workers = {worker.owner.id: worker for worker in survey.workers}
+                records.workers = {worker.owner.id: worker for worker in survey.workers}
             for start in range(0, len(refs), READ_LIMIT):
                 found = await storage.get(refs[start : start + READ_LIMIT])
-                seen.details.update((detail.job.ref, detail) for detail in found if detail is not None)
-    return seen
+                records.details.update((detail.job.ref, detail) for detail in found if detail is not None)
+    return records
 
 
-def _outcome(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> Outcome:
+def _outcome(
+    one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
+) -> Outcome:
     if one.lease.job.unreadable is not None:
         return Unreadable(unreadable_record(one.lease.job.unreadable))
-    stopped = None if witness is None else witness.stopped.get(one.lease.ref)
+    stopped = None if evidence is None else evidence.stopped.get(one.lease.ref)
     if stopped is not None:
-        return _stopped(one, stopped, seen, witness)
-    if witness is not None and one.lease.ref in witness.overdue:
-        return _timed_out(one, seen, witness, "its process was killed")
-    reason = _reason(one, seen, witness, max_block)
+        return _stopped(one, stopped, records, evidence)
+    if evidence is not None and one.lease.ref in evidence.overdue:
+        return _timed_out(one, records, evidence, "its process was killed")
+    reason = _reason(one, records, evidence, max_block)
     cause = stall_cause(
         one.lease.job,
         reason,
         silent_for=one.silent_for,
-        run=seen.run(one),
-        ending=None if witness is None else witness.ending,
+        run=records.run(one),
+        ending=None if evidence is None else evidence.ending,
         max_block=max_block,
     )
-    begun = witness is None or not witness.not_begun(one.lease.ref)
-    apart = witness is not None and witness.allows(one.lease.ref)
-    deaths = seen.deaths(one) if apart else 0
+    begun = evidence is None or not evidence.not_begun(one.lease.ref)
+    apart = evidence is not None and evidence.may_be_cause(one.lease.ref)
+    deaths = records.deaths(one) if apart else 0
     if deaths >= FREE_DEATHS:
         # This many deaths in a row are hardly chance. An isolated run can kill its worker, too.
         cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
     blameless = (
-        witness is not None
+        evidence is not None
         and deaths < FREE_DEATHS
         and (
-            witness.blameless
-            or witness.clears(one.lease.ref)
-            or (bool(witness.culprits) and one.lease.ref not in witness.culprits)
+            evidence.blameless
+            or evidence.clears(one.lease.ref)
+            or (bool(evidence.causes) and one.lease.ref not in evidence.causes)
         )
     )
-    text = _text(one, cause, seen, witness)
+    text = _text(one, cause, records, evidence)
     return Stalled(reason, one.silent_for, one.owner, text, blameless, begun, isolated=apart)
 
 
-def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: CrashEvidence | None) -> Outcome:
+def _stopped(one: StalledLease, why: StopCode, records: _StalledRuns, evidence: CrashEvidence | None) -> Outcome:
     job = one.lease.job
     match why:
         case "timeout":
-            return _timed_out(one, seen, witness, "its process has ended")
+            return _timed_out(one, records, evidence, "its process has ended")
         case "cancelled":
             return Cancelled(job.cancel_reason)
         case "shutdown" | "unreachable" | "worker_failed":
@@ -229,41 +233,43 @@ def _stopped(one: StalledLease, why: StopCode, seen: _StalledRuns, witness: Cras
         case "ended":
             return Raised(RecordedError(UNFINISHED_ERROR, UNFINISHED))
         case "no_progress" | "lease_expired":
-            cause = stall_cause(job, why, silent_for=job.stall.lease, run=seen.run(one))
-            return Stalled(why, one.silent_for, one.owner, _text(one, cause, seen, witness))
+            cause = stall_cause(job, why, silent_for=job.stall.lease, run=records.run(one))
+            return Stalled(why, one.silent_for, one.owner, _text(one, cause, records, evidence))
         case _:
             assert_never(why)
 
 
-def _timed_out(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, end: str) -> TimedOut:
-    message = f"{_overdue(one, seen)}; {end}"
-    text = _text(one, message, seen, witness)
+def _timed_out(one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, end: str) -> TimedOut:
+    message = f"{_overdue(one, records)}; {end}"
+    text = _text(one, message, records, evidence)
     return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
 
 
-def _reason(one: StalledLease, seen: _StalledRuns, witness: CrashEvidence | None, max_block: int | None) -> StallReason:
-    if witness is not None:
-        return "loop_blocked" if witness.hung else one.reason
-    worker = seen.workers.get(one.owner)
+def _reason(
+    one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
+) -> StallReason:
+    if evidence is not None:
+        return "loop_blocked" if evidence.hung else one.reason
+    worker = records.workers.get(one.owner)
     # A worker whose loop is blocked for that long lets its leases run out on purpose, and reports its lag before.
     blocked = worker is not None and max_block is not None and worker.lag >= max_block
     return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
 
 
-def _overdue(one: StalledLease, seen: _StalledRuns) -> str:
+def _overdue(one: StalledLease, records: _StalledRuns) -> str:
     job = one.lease.job
-    ran = ran_for(job, seen.run(one))
+    ran = ran_for(job, records.run(one))
     limit = "its timeout" if job.timeout is None else f"its timeout of {duration_text(job.timeout)}"
     return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
 
 
-def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvidence | None) -> str:
-    detail, worker = seen.details.get(one.lease.ref), seen.workers.get(one.owner)
-    place = None if witness is None else witness.workplace
+def _text(one: StalledLease, cause: str, records: _StalledRuns, evidence: CrashEvidence | None) -> str:
+    detail, worker = records.details.get(one.lease.ref), records.workers.get(one.owner)
+    place = None if evidence is None else evidence.workplace
     if worker is not None:
         # Take the older of the two times, because another process may have renewed the lease.
         place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
-    job, dead_for = one.lease.job, 0 if witness is None else witness.dead_for
+    job, dead_for = one.lease.job, 0 if evidence is None else evidence.dead_for
     # A stored record may contain anything.
     with contextlib.suppress(Exception):
         return post_mortem(
@@ -272,11 +278,11 @@ def _text(one: StalledLease, cause: str, seen: _StalledRuns, witness: CrashEvide
             cause,
             silent_for=max(0, one.silent_for - dead_for),
             died=one.reason == "process_died",
-            run=seen.run(one),
+            run=records.run(one),
             log=() if detail is None else detail.log,
             workplace=place,
-            ending=None if witness is None else witness.ending,
-            other_tasks=seen.beside(one, witness),
+            ending=None if evidence is None else evidence.ending,
+            other_tasks=records.other_tasks(one, evidence),
         )
     return cause
 

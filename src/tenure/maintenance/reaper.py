@@ -50,41 +50,41 @@ RESIGN_WAIT = 1.0
 HANDLERS_WAIT = 2.0
 """Seconds that running event handlers get to end when their reaper stops."""
 
-ITS_OWN = (LeadershipAcquired, LeadershipLost, ReaperFailed)
+OWN_EVENTS = (LeadershipAcquired, LeadershipLost, ReaperFailed)
 """Events of a reaper that its own handlers receive at once; they do not receive those of other reapers."""
 
 
 class Sweeper:
     """The sweep loop of one reaper; `Reaper` and the worker run it."""
 
-    def __init__(self, equipment: Runtime, owner: Owner, election: LeaderElection | None) -> None:
+    def __init__(self, runtime: Runtime, owner: Owner, election: LeaderElection | None) -> None:
         self.owner = owner
-        self.standing = LeaderStatus()
-        self.hearers = Handlers()
-        self.handling = set[asyncio.Task[None]]()
+        self.leadership = LeaderStatus()
+        self.handlers = Handlers()
+        self.handler_tasks = set[asyncio.Task[None]]()
         """The task that calls the handlers, while it has events."""
         self._unhandled = deque[Event]()
-        timing = equipment.timing
-        self._storage = equipment.storage
-        self._figures = equipment.metrics
-        self._clock = equipment.clock
-        self._rng = equipment.rng
-        self._logger = equipment.logger
-        self._calls = HandlerCalls(equipment.codec.decode, equipment.logger)
+        timing = runtime.timing
+        self._storage = runtime.storage
+        self._metrics = runtime.metrics
+        self._clock = runtime.clock
+        self._rng = runtime.rng
+        self._logger = runtime.logger
+        self._calls = HandlerCalls(runtime.codec.decode, runtime.logger)
         self._every = timing.sweep.total_seconds()
         self._max_block = micros(timing.max_block)
         term = election.length(timing) if election is not None else timing.leader_ttl
         self._patience = term.total_seconds()
-        self._broken = dict[str, str]()
+        self._reported_troubles = dict[str, str]()
         """The reported error of each schedule that failed when it was last due; each sweep finds these again."""
-        self._bid = SweepRequest(
+        self._request = SweepRequest(
             self.owner,
             term=micros(term) if election is not None else None,
             every=micros(timing.sweep),
             grace=micros(timing.grace),
         )
         skip = longest_skip(timing.lease.total_seconds(), self._every, self._patience)
-        self._bid_of_many = structs.replace(self._bid, max_skip=round(1_000_000 * skip))
+        self._periodic_request = structs.replace(self._request, max_skip=round(1_000_000 * skip))
         """The request of the periodic sweeps: some of them may skip parts of the storage that have nothing to do."""
 
     async def run(self) -> None:
@@ -93,13 +93,13 @@ class Sweeper:
             wait = 0.0
             while True:
                 await asyncio.sleep(wait)
-                wait = await self._turn(self._bid_of_many)
+                wait = await self._turn(self._periodic_request)
         finally:
             await self.resign()
 
     async def turn(self) -> float:
         """Sweep the whole storage once and settle stalled runs; return the seconds until the next turn."""
-        return await self._turn(self._bid)
+        return await self._turn(self._request)
 
     async def _turn(self, bid: SweepRequest) -> float:
         asked_at = self._clock.uptime()
@@ -107,8 +107,8 @@ class Sweeper:
             # If the storage hangs, a leader must not believe that it leads for longer than its term.
             async with asyncio.timeout(self._patience):
                 swept = await self._storage.sweep(bid)
-            self.standing, told = after_answer(self.standing, swept.terms, asked_at=asked_at)
-            self._tell(told)
+            self.leadership, events = after_answer(self.leadership, swept.terms, asked_at=asked_at)
+            self._publish(events)
             self._report(swept.troubles)
             if swept.stalled:
                 await settle_stalled(
@@ -117,20 +117,20 @@ class Sweeper:
                     swept.stalled,
                     self._rng,
                     max_block=self._max_block,
-                    figures=self._figures,
+                    metrics=self._metrics,
                 )
             async with asyncio.timeout(self._patience):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
-            self._report([line for name, line in ticked.troubles.items() if self._broken.get(name) != line])
+            self._report([line for name, line in ticked.troubles.items() if self._reported_troubles.get(name) != line])
             for schedule in swept.due:
-                self._broken.pop(schedule.name, None)
-            self._broken.update(ticked.troubles)
+                self._reported_troubles.pop(schedule.name, None)
+            self._reported_troubles.update(ticked.troubles)
         except Exception as error:
-            # Whatever it is, the next sweep must come: a reaper that dies recovers nobody.
+            # Catch every error: a reaper that ends recovers no jobs.
             expected = isinstance(error, StorageError | TimeoutError)
-            self.standing, told = after_failure(self.standing, at=self._clock.uptime())
-            self._logger.warning("a sweep failed, the next one comes: %r", error, exc_info=None if expected else error)
-            self._tell([*told, ReaperFailed(scope="*", error=str(error) or "no answer")])
+            self.leadership, events = after_failure(self.leadership, at=self._clock.uptime())
+            self._logger.warning("a sweep failed, retrying: %r", error, exc_info=None if expected else error)
+            self._publish([*events, ReaperFailed(scope="*", error=str(error) or "no answer")])
             return self._spread(self._every)
         if swept.more or ticked.more:
             return 0.0
@@ -142,16 +142,16 @@ class Sweeper:
 
     async def resign(self) -> None:
         """Give up leadership. Handlers hear of it first, because this reaper does not act as leader from here on."""
-        terms = self.standing.terms
-        self.standing, told = after_resignation(self.standing)
-        self._tell(told)
+        terms = self.leadership.terms
+        self.leadership, events = after_resignation(self.leadership)
+        self._publish(events)
         for term in terms:
             try:
                 # A storage that hangs must not delay the exit of a worker.
                 async with asyncio.timeout(RESIGN_WAIT):
                     await self._storage.resign(term)
             except (StorageError, TimeoutError) as error:
-                self._logger.warning("cannot resign; the term will run out by itself: %r", error)
+                self._logger.warning("cannot resign; the term will expire: %r", error)
 
     def close(self) -> None:
         """Let the threads of plain handlers end."""
@@ -159,24 +159,24 @@ class Sweeper:
 
     def _report(self, troubles: Sequence[str]) -> None:
         for trouble in troubles:
-            self._logger.error("a chore of the sweep failed, the others were done: %s", trouble)
-        self._tell([ReaperFailed(scope="*", error=trouble) for trouble in troubles])
+            self._logger.error("one step of the sweep failed, the others succeeded: %s", trouble)
+        self._publish([ReaperFailed(scope="*", error=trouble) for trouble in troubles])
 
     def _spread(self, wait: float) -> float:
         return wait * (1 - SPREAD * self._rng.random())
 
-    def _tell(self, events: Sequence[Event]) -> None:
-        if self.hearers.everyone():
+    def _publish(self, events: Sequence[Event]) -> None:
+        if self.handlers.everyone():
             self._unhandled += events
-            if self._unhandled and all(task.done() for task in self.handling):
+            if self._unhandled and all(task.done() for task in self.handler_tasks):
                 loop = asyncio.get_running_loop()
                 task = loop.create_task(self._call_handlers(), name=f"handlers of reaper {self.owner.id}")
-                self.handling.add(task)
-                task.add_done_callback(self.handling.discard)
+                self.handler_tasks.add(task)
+                task.add_done_callback(self.handler_tasks.discard)
 
     async def _call_handlers(self) -> None:
         while self._unhandled:
-            await self._calls.call(self._unhandled.popleft(), self.hearers.everyone())
+            await self._calls.call(self._unhandled.popleft(), self.handlers.everyone())
 
 
 class ReaperApp(Protocol):
@@ -214,18 +214,18 @@ class Reaper:
         if given and not isinstance(app_or_url, str):
             raise UsageError(f"{given[0]} is the app's own; leave it out, or give the URL instead of the app")
         if isinstance(app_or_url, str):
-            equipment = runtime_from_url(app_or_url, timing=timing, logger=logger, codec=codec)
+            runtime = runtime_from_url(app_or_url, timing=timing, logger=logger, codec=codec)
         else:
-            equipment = app_or_url if isinstance(app_or_url, Runtime) else app_or_url.runtime()
-        self._equipment = equipment
-        self._reaping = Sweeper(equipment, equipment.owner(), election)
-        self._storage = equipment.storage
+            runtime = app_or_url if isinstance(app_or_url, Runtime) else app_or_url.runtime()
+        self._runtime = runtime
+        self._reaping = Sweeper(runtime, runtime.owner(), election)
+        self._storage = runtime.storage
         # A storage that was opened from a URL here is closed here.
         self._owns_storage = isinstance(app_or_url, str)
         self._buses: tuple[EventBus, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._putting: asyncio.Task[None] | None = None
-        self._hearing: tuple[asyncio.Task[None], ...] = ()
+        self._event_tasks: tuple[asyncio.Task[None], ...] = ()
 
     @property
     def id(self) -> str:
@@ -235,7 +235,7 @@ class Reaper:
     @property
     def leads(self) -> bool:
         """Return True if this reaper is the leader, as far as it knows."""
-        return self._reaping.standing.leads
+        return self._reaping.leadership.leads
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of any process; it is called while this reaper runs.
@@ -248,7 +248,7 @@ class Reaper:
         Raises:
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
-        hearers = self._reaping.hearers
+        hearers = self._reaping.handlers
         return register(
             kind, scope=scope, of=Event, take=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
         )
@@ -261,20 +261,22 @@ class Reaper:
         """
         if self._task is None:
             await self._storage.open()
-            equipment = self._equipment
-            left = await put_all(self._storage, equipment.schedules.values())
+            runtime = self._runtime
+            left = await put_all(self._storage, runtime.schedules.values())
             # Subscribe before the first sweep, so that its events are handled, too.
             buses = (
-                self._bus(self._equipment.event_handlers, "app"),
-                self._bus(self._reaping.hearers, "reaper", ITS_OWN),
+                self._bus(self._runtime.event_handlers, "app"),
+                self._bus(self._reaping.handlers, "reaper", OWN_EVENTS),
             )
             for bus in buses:
                 await bus.subscribe()
             # These tasks outlive this call; `stop` awaits them.
             self._buses = buses
-            self._hearing = tuple(asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses)
+            self._event_tasks = tuple(
+                asyncio.create_task(bus.run(), name=f"events of reaper {self.id}") for bus in buses
+            )
             self._putting = asyncio.create_task(
-                put_later(self._storage, left, rng=equipment.rng, logger=equipment.logger),
+                put_later(self._storage, left, rng=runtime.rng, logger=runtime.logger),
                 name=f"schedules of reaper {self.id}",
             )
             self._task = asyncio.create_task(self._reaping.run(), name=f"reaper {self.id}")
@@ -287,7 +289,7 @@ class Reaper:
             for one in tasks:
                 one.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._hear_no_more()
+            await self._stop_handlers()
             with contextlib.suppress(StorageError, TimeoutError):
                 # Otherwise a storage that outlives this reaper would keep the record of its owner.
                 async with asyncio.timeout(RESIGN_WAIT):
@@ -303,29 +305,29 @@ class Reaper:
         """
         await self._storage.open()
         wait = await self._reaping.turn()
-        if self._reaping.handling:
-            await asyncio.wait(self._reaping.handling, timeout=HANDLERS_WAIT)
+        if self._reaping.handler_tasks:
+            await asyncio.wait(self._reaping.handler_tasks, timeout=HANDLERS_WAIT)
         return wait
 
     def _bus(self, hearers: Handlers, whose: str, local: tuple[type[Event], ...] = ()) -> EventBus:
-        equipment = self._equipment
+        runtime = self._runtime
         return EventBus(
-            equipment.storage,
+            runtime.storage,
             hearers,
-            reader=f"{whose}:{equipment.app}",
+            reader=f"{whose}:{runtime.app}",
             caller=self.id,
-            rng=equipment.rng,
-            decode=equipment.codec.decode,
-            logger=equipment.logger,
+            rng=runtime.rng,
+            decode=runtime.codec.decode,
+            logger=runtime.logger,
             local=local,
         )
 
-    async def _hear_no_more(self) -> None:
+    async def _stop_handlers(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HANDLERS_WAIT):
-                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.handling)
-        left = (*self._hearing, *self._reaping.handling)
-        self._buses, self._hearing = (), ()
+                await asyncio.gather(*(bus.stop() for bus in self._buses), *self._reaping.handler_tasks)
+        left = (*self._event_tasks, *self._reaping.handler_tasks)
+        self._buses, self._event_tasks = (), ()
         for task in left:
             task.cancel()
         if left:

@@ -80,19 +80,19 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
         # The clock was set back. A repeated tick has the same job id, so its job is found as long as it is retained.
         return [Tick(schedule.name, last, now, rhythm.next_after(now))], False
     after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
-    told = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
+    advance = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
     ticks = list[Tick]()
-    if told.given_up_to is not None:
-        to = told.given_up_to
-        ticks.append(Tick(schedule.name, last, to, rhythm.next_after(to), missed=told.given_up))
+    if advance.given_up_to is not None:
+        to = advance.given_up_to
+        ticks.append(Tick(schedule.name, last, to, rhythm.next_after(to), missed=advance.given_up))
         last = to
-    for tick in told.ticks:
+    for tick in advance.ticks:
         ticks.append(Tick(schedule.name, last, tick, rhythm.next_after(tick), job_for(schedule, tick)))
         last = tick
     if not ticks:
         # The instant that was due is not a tick any more, for example because the rules of its time zone have changed.
         ticks.append(Tick(schedule.name, last, last, rhythm.next_after(max(last, now))))
-    return ticks, told.more
+    return ticks, advance.more
 
 
 def job_for(schedule: Schedule, tick: int) -> NewJob:

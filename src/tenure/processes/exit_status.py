@@ -24,7 +24,7 @@ _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 
 
 class OomKills:
-    """Counts the OOM kills in our own control group, which our children share; one kill explains one death."""
+    """Counts the OOM kills in our own control group, which our children share; one kill explains one exit_info."""
 
     def __init__(self, groups: Path = _GROUPS, own: Path = _OWN) -> None:
         """Find the file with the count, in cgroup v2 or v1.
@@ -41,10 +41,10 @@ class OomKills:
         """Return True if such a count can be read."""
         return self._read() is not None
 
-    def took(self, death: ProcessExit, now: float) -> bool:
-        """Return True if a child that has just died was killed for memory. Each kill explains only one death."""
+    def explains(self, exit_info: ProcessExit, now: float) -> bool:
+        """Return True if a child that has just died was killed for memory. Each kill explains only one exit_info."""
         self._note(now)
-        if self._noticed <= self._seen or death.signal != signal.SIGKILL:
+        if self._noticed <= self._seen or exit_info.signal != signal.SIGKILL:
             return False
         self._seen += 1
         return True
@@ -77,23 +77,23 @@ class OomKills:
         return None
 
 
-def told(death: ProcessExit, *, for_memory: bool, sentence: str = "") -> str:
-    """Describe how a process ended, as a clause whose subject is the process. `sentence`: why we killed it, if so."""
-    if sentence:
-        return f"was {sentence}"
-    match death.signal:
-        case None if death.status is None:
-            return "ended, and nobody saw how"
+def describe(exit_info: ProcessExit, *, oom_killed: bool, kill_reason: str = "") -> str:
+    """Describe how a process ended, as a clause about the process. `kill_reason`: why we killed it, if so."""
+    if kill_reason:
+        return f"was {kill_reason}"
+    match exit_info.signal:
+        case None if exit_info.status is None:
+            return "ended, and its exit status is unknown"
         case None:
-            return f"exited with status {death.status}"
-        case signal.SIGKILL if for_memory:
+            return f"exited with status {exit_info.status}"
+        case signal.SIGKILL if oom_killed:
             return "was killed by the OOM killer (signal 9, SIGKILL): the host or its control group was out of memory"
         case signal.SIGKILL:
             return "was killed by signal 9 (SIGKILL), cause unknown"
         case number if number in _FAULTS:
-            return f"crashed: {death}"
+            return f"crashed: {exit_info}"
         case _:
-            return f"was ended by {death}"
+            return f"was ended by {exit_info}"
 
 
 def _counter(groups: Path, own: Path) -> Path | None:

@@ -15,7 +15,7 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 
 
-def inherited(descriptor: int) -> socket.socket:
+def inherited_socket(descriptor: int) -> socket.socket:
     """Return our end of the socket to the parent process; processes that handlers start do not inherit it.
 
     Raises:
@@ -33,7 +33,7 @@ def end_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_with_all() -> NoReturn:
+def kill_own_group() -> NoReturn:
     """Kill this process and its process group at once, because the parent has died.
 
     Nothing of it may run in parallel with the runs that replace its own.

@@ -20,7 +20,7 @@ from typing import Self
 
 from msgspec import Struct
 
-OFFERED = 200
+EXTRA_OOM_SCORE = 200
 """How much a child's `oom_score_adj` exceeds its parent's, in thousandths of all memory."""
 
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -48,7 +48,7 @@ class ProcessExit(Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.status is None:
-            return "nobody saw how"
+            return "exit status unknown"
         if self.signal is None:
             return f"exit status {self.status}"
         try:
@@ -60,21 +60,27 @@ class ProcessExit(Struct, frozen=True):
 class Process:
     """A process that was started here. `line` is a stream socket; the process inherits its other end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
         self.pid = process.pid
-        self.line = line
+        self.socket = sock
         self._process = process
         self._baseline = _peak(resource.getrusage(resource.RUSAGE_SELF))
-        self._death: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
+        self._exit: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         threading.Thread(
-            target=self._wait, args=(asyncio.get_running_loop(),), name=f"tenure-waits-for-{self.pid}", daemon=True
+            target=self._wait, args=(asyncio.get_running_loop(),), name=f"tenure-wait-{self.pid}", daemon=True
         ).start()
 
     @classmethod
-    def started(
-        cls, command: Sequence[str], *, variable: str, told: str = "", give: Sequence[int] = (), env: Mapping[str, str]
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        variable: str,
+        config: str = "",
+        pass_fds: Sequence[int] = (),
+        env: Mapping[str, str],
     ) -> Self:
-        """Start a process. It finds its end of the socket in an environment variable, as `descriptor:told`.
+        """Start a process. It finds its end of the socket in an environment variable, as `descriptor:config`.
 
         `give`: further descriptors that it inherits.
 
@@ -87,8 +93,8 @@ class Process:
                 ours.setblocking(False)
                 process = subprocess.Popen(  # noqa: S603 - our own command
                     list(command),
-                    env={**env, variable: f"{theirs.fileno()}:{told}"},
-                    pass_fds=[theirs.fileno(), *give],
+                    env={**env, variable: f"{theirs.fileno()}:{config}"},
+                    pass_fds=[theirs.fileno(), *pass_fds],
                     stdin=subprocess.DEVNULL,
                     # In its own session, so that a signal to our group (Ctrl-C) reaches it once, through us.
                     start_new_session=True,
@@ -96,7 +102,7 @@ class Process:
         except BaseException:
             ours.close()
             raise
-        _offer(process.pid)
+        _prefer_as_oom_victim(process.pid)
         try:
             return cls(process, ours)
         except RuntimeError as error:
@@ -106,19 +112,19 @@ class Process:
             process.wait()
             raise OSError(errno.EAGAIN, f"no thread can wait for its end: {error}") from error
 
-    async def ended(self) -> ProcessExit:
+    async def wait(self) -> ProcessExit:
         """Wait until the process has exited and is reaped; return how it ended."""
-        return await asyncio.shield(self._death)
+        return await asyncio.shield(self._exit)
 
     @property
-    def death(self) -> ProcessExit | None:
+    def exit(self) -> ProcessExit | None:
         """How it ended; None while it runs."""
-        return self._death.result() if self._death.done() else None
+        return self._exit.result() if self._exit.done() else None
 
     @property
-    def gone(self) -> bool:
+    def has_exited(self) -> bool:
         """Return True if the process has exited, even if no waiter has been notified."""
-        if self.death is not None:
+        if self.exit is not None:
             return True
         try:
             # WNOWAIT keeps it waitable for the thread that waits for its end.
@@ -129,45 +135,45 @@ class Process:
     @property
     def stopped(self) -> bool:
         """Return True if the process is stopped (SIGSTOP) or traced by a debugger, so that it does nothing."""
-        if self.death is not None:
+        if self.exit is not None:
             return False
         if _PROC:
-            return stands_still(self.pid)
+            return is_stopped(self.pid)
         try:
             # WNOWAIT, as above.
             return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return False
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send it a signal. No other process can get it: the kernel reuses a process id only after we have waited."""
-        if self.death is None:
+        if self.exit is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def send_all(self, number: int) -> None:
+    def signal_group(self, number: int) -> None:
         """Send a signal to its process group: to it and to the processes that it has started there."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def say(self, words: bytes) -> None:
+    def write(self, messages: bytes) -> None:
         """Send bytes over its socket, if it still reads."""
         with contextlib.suppress(OSError):
-            self.line.send(words)
+            self.socket.send(messages)
 
-    def sweep_up(self) -> None:
+    def kill_group(self) -> None:
         """Kill its whole process group and close the socket. For a process that has exited, or that must exit."""
-        self.send_all(signal.SIGKILL)
-        self.line.close()
+        self.signal_group(signal.SIGKILL)
+        self.socket.close()
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        death = self._seen()
+        exit_info = self._wait4()
         # Popen must not wait for the next process that gets this process id.
-        self._process.returncode = death.status or 0
+        self._process.returncode = exit_info.status or 0
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._death.set_result, death)
+            loop.call_soon_threadsafe(self._exit.set_result, exit_info)
 
-    def _seen(self) -> ProcessExit:
+    def _wait4(self) -> ProcessExit:
         """Wait until the process has exited, and return how."""
         try:
             _, status, usage = os.wait4(self.pid, 0)
@@ -179,8 +185,8 @@ class Process:
         return ProcessExit(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
 
 
-def stands_still(pid: int) -> bool:
-    """Return True if a process is stopped or traced, on Linux; False if there is no such process."""
+def is_stopped(pid: int) -> bool:
+    """Return True if a process is stopped or traced, on Linux; False if the process does not exist."""
     try:
         # The process name stands in brackets, and may itself contain brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
@@ -188,41 +194,41 @@ def stands_still(pid: int) -> bool:
         return False
 
 
-def bury_strangers(known: Collection[int]) -> int:
+def reap_orphans(known: Collection[int]) -> int:
     """Reap exited orphans that we have inherited, as the first process of a container does; return how many.
 
     `known`: our own children, which their own threads wait for.
     """
-    many = 0
+    count = 0
     while True:
         try:
             dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return many
+            return count
         if dead is None or dead.si_pid in known:
             # Orphans behind one of our own children are reaped by a later call.
-            return many
+            return count
         os.waitpid(dead.si_pid, os.WNOHANG)
-        many += 1
+        count += 1
 
 
-def _offer(pid: int) -> None:
+def _prefer_as_oom_victim(pid: int) -> None:
     """Make the OOM killer prefer this process, and the processes that it will start, to its parent; on Linux.
 
     The kernel may need a second victim while the first one still exits. That must not be the parent, which recovers.
     """
     with contextlib.suppress(OSError, ValueError):
         ours = int(Path("/proc/self/oom_score_adj").read_text())
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, ours + OFFERED)))
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, ours + EXTRA_OOM_SCORE)))
 
 
-def slot_or_gone(pid: int) -> bool:
+def is_isolated_or_gone(pid: int) -> bool:
     """Return True if this process id names an isolated process or no process: it has not been reused elsewhere."""
     try:
-        told = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return True
-    return not told or b"tenure.worker.isolation.main" in told
+    return not command or b"tenure.worker.isolation.main" in command
 
 
 def _peak(usage: resource.struct_rusage) -> int:

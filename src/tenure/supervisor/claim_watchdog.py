@@ -21,19 +21,19 @@ from tenure.supervisor.kill_reason import KillReason
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard
 
-LONGEST = 60.0
+LONGEST_LIMIT = 60.0
 """Seconds without an answer after which a claim loop counts as stuck, unless its worker has a shorter `max_block`."""
 
-SHORTEST = 12.0
+SHORTEST_LIMIT = 12.0
 """The least limit, even if `max_block` is shorter: a healthy loop turns every 5 s, and a failing call may take 5 s."""
 
-AGAIN = 10.0
+CONFIRM_AFTER = 10.0
 """Seconds between the first and the second check of the storage: a loop that was only delayed continues meanwhile."""
 
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks of the scoreboard."""
 
-ANSWER = 5.0
+ANSWER_TIMEOUT = 5.0
 """Seconds that the storage gets to answer us."""
 
 
@@ -46,7 +46,7 @@ class ScoreboardReading(Struct, frozen=True):
 
 def limit(max_block: float) -> float:
     """Return how many seconds a claim loop may go without an answer."""
-    return max(SHORTEST, min(LONGEST, max_block))
+    return max(SHORTEST_LIMIT, min(LONGEST_LIMIT, max_block))
 
 
 def stuck(reading: ScoreboardReading, now: float) -> float:
@@ -64,14 +64,14 @@ class ClaimWatchdog:
         storage: Storage,
         owner: Owner,
         worker: Owner,
-        slate: Scoreboard,
+        scoreboard: Scoreboard,
         *,
         queues: tuple[str, ...],
         max_block: float,
         clock: Clock,
         logger: Logger,
-        ask: Callable[[], Awaitable[str]],
-        condemn: Callable[[KillReason], None],
+        read_stacks: Callable[[], Awaitable[str]],
+        kill: Callable[[KillReason], None],
     ) -> None:
         """Monitor `worker`; ask the storage as `owner`.
 
@@ -80,71 +80,71 @@ class ClaimWatchdog:
         self._storage = storage
         self._owner = owner
         self._worker = worker
-        self._slate = slate
+        self._scoreboard = scoreboard
         self._queues = queues
         self._limit = limit(max_block)
         self._clock = clock
         self._logger = logger
-        self._ask = ask
-        self._condemn = condemn
+        self._read_stacks = read_stacks
+        self._kill = kill
         self._suspected: tuple[float, float] | None = None
         """The uptime of the claim loop's last answer, and when the storage has answered us since."""
-        self._condemned = False
+        self._killed = False
 
     async def turn(self) -> float:
         """Check once, and act if necessary; return the seconds until the next check. Never raises."""
         try:
-            await self._look()
+            await self._check()
         except Exception:
             # Catch every error: without this loop a worker whose claim loop hangs is never replaced.
-            self._logger.exception("cannot look after the claim loop of worker %d, trying again", self._worker.pid)
-        return LOOK
+            self._logger.exception("cannot check the claim loop of worker %d, retrying", self._worker.pid)
+        return CHECK_INTERVAL
 
-    async def _look(self) -> None:
-        reading, now = ScoreboardReading(self._slate.turned_at, self._slate.claimed_at), self._clock.uptime()
-        if self._condemned or stuck(reading, now) <= self._limit:
+    async def _check(self) -> None:
+        reading, now = ScoreboardReading(self._scoreboard.turned_at, self._scoreboard.claimed_at), self._clock.uptime()
+        if self._killed or stuck(reading, now) <= self._limit:
             self._suspected = None
         elif self._suspected is None or self._suspected[0] != reading.claimed_at:
             if await self._answers():
                 self._suspected = (reading.claimed_at, self._clock.uptime())
-        elif now - self._suspected[1] >= AGAIN:
-            answered, since = await self._answers(), self._slate.claimed_at
+        elif now - self._suspected[1] >= CONFIRM_AFTER:
+            answered, since = await self._answers(), self._scoreboard.claimed_at
             if answered and since == reading.claimed_at:
-                await self._end(now - reading.claimed_at, since)
+                await self._kill_worker(now - reading.claimed_at, since)
             else:
                 self._suspected = None
 
     async def _answers(self) -> bool:
         """Send the storage the claim loop's request, for 0 jobs; return True if it answers."""
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 await self._storage.exchange(self._owner, [], ClaimRequest(self._queues, 0))
         except Exception:
             # After any error a new process would not get an answer either.
             return False
         return True
 
-    async def _end(self, silent: float, since: float) -> None:
-        stack = await self._ask()
-        if self._slate.claimed_at != since:
+    async def _kill_worker(self, silent: float, since: float) -> None:
+        stack = await self._read_stacks()
+        if self._scoreboard.claimed_at != since:
             # It had an answer after all, while we asked.
             self._suspected = None
             return
         event = WorkerHung(owner=self._worker.id, blocked_for=silent, stack=stack)
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 await self._storage.renew(RenewRequest(self._worker, events=(event,)))
         except Exception as error:
             self._logger.warning(
-                "worker %d claims nothing, and the storage takes no record of it: %r", self._worker.pid, error
+                "worker %d claims nothing, and the storage does not record the event: %r", self._worker.pid, error
             )
             self._suspected = None
             return
         self._logger.error(
-            "worker %d: its event loop turns, but its claim loop has had no answer for %.0f s, though the storage "
-            "answers us; it is killed",
+            "worker %d: its event loop turns, but its claim loop has had no answer for %.0f s, although the "
+            "storage answers; killing it",
             self._worker.pid,
             silent,
         )
-        self._condemned = True
-        self._condemn(KillReason("not_claiming", silent, self._limit, stack=stack, recorded=True))
+        self._killed = True
+        self._kill(KillReason("not_claiming", silent, self._limit, stack=stack, recorded=True))

@@ -21,15 +21,15 @@ from tenure.core.job import Owner, Ref
 from tenure.core.lease import answer_limit
 from tenure.errors import StorageError
 from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Storage
-from tenure.supervisor.kill_reason import KillReason, Verdict
-from tenure.worker.blocked_loop import spared
+from tenure.supervisor.kill_reason import KillCode, KillReason
+from tenure.worker.blocked_loop import extended_limits
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard, WatchedRun
 from tenure.worker.stacks.places import Dump, HandlerPosition
-from tenure.worker.watchdog import ABSENT, REMEDY, WARN
+from tenure.worker.watchdog import REMEDY, SUSPENDED_AFTER, WARN
 from tenure.worker.worker_metrics import WorkerMetrics
 
-LONGEST_LOOK, SHORTEST_LOOK = 0.5, 0.02
+LONGEST_INTERVAL, SHORTEST_INTERVAL = 0.5, 0.02
 """The longest and the shortest time between two checks, in seconds; short enough for a new lease of one second."""
 
 LATE = 2.0
@@ -38,13 +38,13 @@ LATE = 2.0
 OVERDUE = 2.0
 """Seconds past its timeout after which a run that blocks its loop is killed with its process."""
 
-ASKING = 10.0
+STACKS_INTERVAL = 10.0
 """Seconds until a process is asked again for its stacks, if the last ones did not show which run holds the GIL."""
 
-PATIENCE = ExponentialDelay(0.1, 1.0)
+RETRY_DELAY = ExponentialDelay(0.1, 1.0)
 """The delay between two calls to a storage that is out of reach; short, so that a short outage costs no lease."""
 
-RECORDING = 1.0
+RECORD_TIMEOUT = 1.0
 """Seconds that the storage gets to record that a worker hangs, if the worker may not be killed."""
 
 
@@ -64,7 +64,7 @@ class ExternalRenewer:
         self,
         storage: Storage,
         owner: Owner,
-        slate: Scoreboard,
+        scoreboard: Scoreboard,
         process: WatchedProcess,
         *,
         beat: float,
@@ -72,29 +72,29 @@ class ExternalRenewer:
         clock: Clock,
         rng: Random,
         logger: Logger,
-        ask: Callable[[], Awaitable[str]] | None,
-        condemn: Callable[[KillReason], None] | None,
-        tally: WorkerMetrics | None,
+        read_stacks: Callable[[], Awaitable[str]] | None,
+        kill: Callable[[KillReason], None] | None,
+        metrics: WorkerMetrics | None,
     ) -> None:
         """Watch the process of `owner`.
 
         `ask`: returns the stacks of its threads, or None if they are not available. `condemn`: kills the process, or
-        None if it may not be killed. `tally`: counts the renewals, or None.
+        None if it may not be killed. `metrics`: counts the renewals, or None.
         """
         self._storage = storage
         self._owner = owner
-        self._slate = slate
+        self._scoreboard = scoreboard
         self._process = process
         self._beat = beat
         self._max_block = max_block
         self._clock = clock
         self._rng = rng
         self._logger = logger
-        self._ask = ask
-        self._condemn = condemn
-        self._tally = tally
-        self._looked_at = 0.0
-        self._next_look = 0.0
+        self._read_stacks = read_stacks
+        self._kill = kill
+        self._metrics = metrics
+        self._checked_at = 0.0
+        self._next_check = 0.0
         self._excused_at = 0.0
         """The uptime before which a late turn is excused, because the process or the supervisor was stopped."""
         self._warned = self._hung = 0.0
@@ -103,64 +103,64 @@ class ExternalRenewer:
         """The run that has blocked the loop since its last turn, if it is known."""
         self._blocking_of = self._blocking_since = 0.0
         """That turn, and since when this run is known to block."""
-        self._asked_at = 0.0
+        self._stacks_read_at = 0.0
         self._lost: set[tuple[Ref, int]] = set()
         self._failures = 0
         self._retry_at = 0.0
-        self.condemned = False
+        self.killed = False
 
     async def turn(self) -> float:
         """Check once, and act if necessary; return the seconds until the next check. Never raises."""
         now = self._clock.uptime()
         try:
-            if self._looked_at and now > self._next_look + ABSENT:
+            if self._checked_at and now > self._next_check + SUSPENDED_AFTER:
                 self._excused_at = now
-            self._looked_at = now
-            runs = self._slate.runs()
-            if not self.condemned:
-                await self._look(runs, now)
-            wait = self._rhythm(runs)
+            self._checked_at = now
+            runs = self._scoreboard.runs()
+            if not self.killed:
+                await self._check(runs, now)
+            wait = self._interval(runs)
         except Exception:
             # Catch every error: without this loop nothing renews the leases of a blocked worker.
-            self._logger.exception("cannot watch over worker %d, trying again", self._owner.pid)
-            wait = LONGEST_LOOK
-        self._next_look = self._clock.uptime() + wait
-        self._slate.looked(self._clock.uptime(), self._next_look)
+            self._logger.exception("cannot check worker %d, retrying", self._owner.pid)
+            wait = LONGEST_INTERVAL
+        self._next_check = self._clock.uptime() + wait
+        self._scoreboard.checked(self._clock.uptime(), self._next_check)
         return wait
 
-    async def _look(self, runs: Sequence[WatchedRun], now: float) -> None:
-        if not self._slate.turned_at:
+    async def _check(self, runs: Sequence[WatchedRun], now: float) -> None:
+        if not self._scoreboard.turned_at:
             # The loop has not started yet, or has ended in order.
             return
         silent = self._silent(now)
-        self._see(runs, now)
-        late = [run for run in runs if now - run.renewed_at >= self._patience(run, now)]
+        self._note_blocker(runs, now)
+        late = [run for run in runs if now - run.renewed_at >= self._renew_after(run, now)]
         if not late and silent <= TICK + WARN:
             return
         if self._process.stopped:
             self._excused_at = now
             return
         if silent > self._max_block + TICK:
-            await self._give_up(runs, silent)
+            await self._handle_hang(runs, silent)
             return
         if late and now >= self._retry_at:
             await self._renew([run for run in late if (run.ref, run.fence) not in self._lost], now)
         if silent > TICK + WARN:
-            await self._mind_the_silence(runs, silent, now)
+            await self._handle_block(runs, silent, now)
 
     def _silent(self, now: float) -> float:
-        return now - max(self._slate.turned_at, self._excused_at)
+        return now - max(self._scoreboard.turned_at, self._excused_at)
 
     def _beat_of(self, run: WatchedRun) -> float:
         return min(self._beat, run.lease / 4, run.heartbeat_timeout / 4) if run.lease < float("inf") else run.lease
 
-    def _rhythm(self, runs: Sequence[WatchedRun]) -> float:
+    def _interval(self, runs: Sequence[WatchedRun]) -> float:
         shortest = min([self._beat, *(self._beat_of(run) for run in runs)])
-        return max(SHORTEST_LOOK, min(LONGEST_LOOK, shortest / 2))
+        return max(SHORTEST_INTERVAL, min(LONGEST_INTERVAL, shortest / 2))
 
     async def _renew(self, runs: Sequence[WatchedRun], now: float) -> None:
         answered = 0
-        limit = max(self._beat, LONGEST_LOOK)
+        limit = max(self._beat, LONGEST_INTERVAL)
         within = round(answer_limit(min([self._beat, *map(self._beat_of, runs)]), limit) * SECOND)
         try:
             async with asyncio.timeout(limit):
@@ -175,34 +175,34 @@ class ExternalRenewer:
                     self._count(part, lost=len(lost), failed=len(pulse.incomplete))
                     for run in part:
                         if (run.ref, run.fence) not in lost and (run.ref, run.fence) not in pulse.incomplete:
-                            self._slate.keep(run, asked_at)
+                            self._scoreboard.note_external_renewal(run, asked_at)
         except (StorageError, TimeoutError) as error:
             left = runs[answered:]
             self._count(left, failed=len(left))
             if not self._failures:
                 self._logger.warning(
-                    "cannot renew %d leases for worker %d, trying again: %r", len(runs), self._owner.pid, error
+                    "cannot renew %d leases for worker %d, retrying: %r", len(runs), self._owner.pid, error
                 )
             self._failures += 1
-            self._retry_at = self._clock.uptime() + PATIENCE.rest(self._failures, self._rng)
+            self._retry_at = self._clock.uptime() + RETRY_DELAY.rest(self._failures, self._rng)
         else:
             self._failures = 0
-            self._lost &= {(run.ref, run.fence) for run in self._slate.runs()}
+            self._lost &= {(run.ref, run.fence) for run in self._scoreboard.runs()}
 
     def _count(self, runs: Sequence[WatchedRun], *, lost: int = 0, failed: int = 0) -> None:
-        if self._tally is not None:
-            self._tally.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
+        if self._metrics is not None:
+            self._metrics.renewed(renewed=len(runs) - lost - failed, lost=lost, failed=failed)
 
-    def _patience(self, run: WatchedRun, now: float) -> float:
+    def _renew_after(self, run: WatchedRun, now: float) -> float:
         """Return the seconds after its last renewal until a run is renewed from here."""
         # A renewal of a run with extended limits may have granted only a quarter of a lease.
-        return (0.5 if self._spares(run, now) else LATE) * self._beat_of(run)
+        return (0.5 if self._extends(run, now) else LATE) * self._beat_of(run)
 
-    def _spares(self, run: WatchedRun, now: float) -> bool:
-        return self._spared(run, now) != (now - run.claimed_at, now - run.signed_at)
+    def _extends(self, run: WatchedRun, now: float) -> bool:
+        return self._extended(run, now) != (now - run.claimed_at, now - run.signed_at)
 
     def _renewal(self, run: WatchedRun, now: float) -> LeaseRenewal:
-        ran, silent = self._spared(run, now)
+        ran, silent = self._extended(run, now)
         # If a run has not begun, both moments are infinite, so the differences are negative.
         return LeaseRenewal(
             run.ref,
@@ -212,12 +212,12 @@ class ExternalRenewer:
             silent=round(max(0.0, silent) * SECOND),
         )
 
-    def _spared(self, run: WatchedRun, now: float) -> tuple[float, float]:
-        return spared(
+    def _extended(self, run: WatchedRun, now: float) -> tuple[float, float]:
+        return extended_limits(
             now,
-            turned_at=self._slate.turned_at,
-            blocks=(run.ref, run.fence) == self._blocking,
-            mute=self._alone(now),
+            turned_at=self._scoreboard.turned_at,
+            blocks_loop=(run.ref, run.fence) == self._blocking,
+            no_thread_runs=self._no_thread_runs(now),
             claimed_at=run.claimed_at,
             signed_at=run.signed_at,
             lease=run.lease,
@@ -226,35 +226,35 @@ class ExternalRenewer:
             way=run.way,
         )
 
-    def _alone(self, now: float) -> bool:
+    def _no_thread_runs(self, now: float) -> bool:
         """Return True if no thread of the process runs, for example because a handler holds the GIL."""
-        return now - max(self._slate.beaten_at, self._excused_at) > TICK + WARN
+        return now - max(self._scoreboard.beaten_at, self._excused_at) > TICK + WARN
 
-    def _see(self, runs: Sequence[WatchedRun], now: float) -> None:
+    def _note_blocker(self, runs: Sequence[WatchedRun], now: float) -> None:
         """Note which run blocks the loop, as far as the worker's own watchdog thread knows it."""
-        of = self._slate.turned_at
+        of = self._scoreboard.turned_at
         if of != self._blocking_of:
-            self._blocking, self._blocking_of, self._asked_at = None, of, 0.0
-        seen = None if self._alone(now) else self._slate.blocker
+            self._blocking, self._blocking_of, self._stacks_read_at = None, of, 0.0
+        seen = None if self._no_thread_runs(now) else self._scoreboard.blocker
         if seen is None:
             # A run in a thread can block the loop only by holding the GIL, and then no other thread runs.
-            able = len(runs) == 1 and (runs[0].way == "loop" or (runs[0].way == "thread" and self._alone(now)))
+            able = len(runs) == 1 and (runs[0].way == "loop" or (runs[0].way == "thread" and self._no_thread_runs(now)))
             if able and self._blocking is None and now - max(of, self._excused_at) > TICK + WARN:
                 # It is the only run.
-                self._blame(runs[0], now)
+                self._set_blocker(runs[0], now)
             return
         for run in runs:
-            if (run.line, run.fence) == seen:
-                self._blame(run, now)
+            if (run.row, run.fence) == seen:
+                self._set_blocker(run, now)
 
-    def _blame(self, run: WatchedRun, now: float) -> None:
+    def _set_blocker(self, run: WatchedRun, now: float) -> None:
         if (key := (run.ref, run.fence)) != self._blocking:
             # The first run seen counts as blocking since the last turn; a later one counts from now.
             self._blocking_since = self._blocking_of if self._blocking is None else now
             self._blocking = key
 
-    async def _mind_the_silence(self, runs: Sequence[WatchedRun], silent: float, now: float) -> None:
-        turned_at = self._slate.turned_at
+    async def _handle_block(self, runs: Sequence[WatchedRun], silent: float, now: float) -> None:
+        turned_at = self._scoreboard.turned_at
         since = max(turned_at, self._excused_at)
         # The loop has not turned since their timeouts, so the worker itself could not end these runs.
         overdue = [
@@ -262,74 +262,79 @@ class ExternalRenewer:
             for run in runs
             if run.claimed_at + run.timeout + OVERDUE < now and since <= run.claimed_at + run.timeout + TICK
         ]
-        unclear = self._blocking is None and self._alone(now) and any(self._spares(run, now) for run in runs)
-        if unclear and self._ask is not None and now - self._asked_at > ASKING:
-            self._asked_at = now
-            holder = _holder(Dump(await self._ask()), runs)
-            if self._slate.turned_at != turned_at:
+        unclear = self._blocking is None and self._no_thread_runs(now) and any(self._extends(run, now) for run in runs)
+        if unclear and self._read_stacks is not None and now - self._stacks_read_at > STACKS_INTERVAL:
+            self._stacks_read_at = now
+            holder = _holder(Dump(await self._read_stacks()), runs)
+            if self._scoreboard.turned_at != turned_at:
                 return
             if holder is not None:
-                self._blame(holder, now)
+                self._set_blocker(holder, now)
         # Only the blocking run matters: the other runs cannot end before it does.
-        culprits = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
-        if culprits and now - max(self._blocking_since, self._excused_at) > OVERDUE:
-            await self._end("timeout", silent, culprits)
+        causes = [key for run in overdue if (key := (run.ref, run.fence)) == self._blocking]
+        if causes and now - max(self._blocking_since, self._excused_at) > OVERDUE:
+            await self._kill_worker("timeout", silent, causes)
             return
         # As long as the worker's own watchdog thread runs, it logs the warning.
-        alone = self._alone(now)
-        if alone and self._ask is not None and self._warned != turned_at and self._slate.watcher_warns(turned_at):
+        alone = self._no_thread_runs(now)
+        if (
+            alone
+            and self._read_stacks is not None
+            and self._warned != turned_at
+            and self._scoreboard.supervisor_must_warn(turned_at)
+        ):
             self._warned = turned_at
-            self._warn(runs, await self._ask(), silent)
+            self._warn(runs, await self._read_stacks(), silent)
 
-    async def _give_up(self, runs: Sequence[WatchedRun], silent: float) -> None:
-        if self._hung == self._slate.turned_at:
+    async def _handle_hang(self, runs: Sequence[WatchedRun], silent: float) -> None:
+        if self._hung == self._scoreboard.turned_at:
             return
-        self._hung = self._slate.turned_at
-        culprits = [key for run in runs if (key := (run.ref, run.fence)) == self._blocking]
-        await self._end("loop_blocked", silent, culprits)
+        self._hung = self._scoreboard.turned_at
+        causes = [key for run in runs if (key := (run.ref, run.fence)) == self._blocking]
+        await self._kill_worker("loop_blocked", silent, causes)
 
-    async def _end(self, reason: Verdict, silent: float, culprits: list[tuple[Ref, int]]) -> None:
+    async def _kill_worker(self, reason: KillCode, silent: float, causes: list[tuple[Ref, int]]) -> None:
         """Kill the worker, if that is allowed; its recovery then records the hang. Otherwise record the hang here."""
-        if self._condemn is None and reason == "timeout":
+        if self._kill is None and reason == "timeout":
             return
-        turned_at = self._slate.turned_at
-        stack = "" if self._ask is None else await self._ask()
-        if self._slate.turned_at != turned_at:
+        turned_at = self._scoreboard.turned_at
+        stack = "" if self._read_stacks is None else await self._read_stacks()
+        if self._scoreboard.turned_at != turned_at:
             # The blockage ended by itself while we asked for the stacks.
             return
         limit = self._max_block if reason == "loop_blocked" else OVERDUE
-        sentence = KillReason(reason, silent, limit, tuple(culprits), stack)
+        kill_reason = KillReason(reason, silent, limit, tuple(causes), stack)
         at = Dump(stack).on_loop()
         self._logger.error(
             "worker %d: %s%s; %s",
             self._owner.pid,
             f"its event loop has been blocked for {silent:.1f} s",
             f" at {at}" if at is not None else "",
-            "its leases are renewed no more" if self._condemn is None else "it is killed",
+            "its leases are no longer renewed" if self._kill is None else "killing it",
         )
-        if self._condemn is not None:
+        if self._kill is not None:
             # Kill without a write to the storage before: the hanging process may block other writers.
-            self.condemned = True
-            self._condemn(sentence)
+            self.killed = True
+            self._kill(kill_reason)
             return
         try:
-            async with asyncio.timeout(RECORDING):
-                await self._storage.renew(RenewRequest(self._owner, events=sentence.hung(self._owner.id)))
+            async with asyncio.timeout(RECORD_TIMEOUT):
+                await self._storage.renew(RenewRequest(self._owner, events=kill_reason.hung(self._owner.id)))
         except (StorageError, TimeoutError) as error:
-            self._logger.warning("cannot put on record that worker %d hangs: %r", self._owner.pid, error)
+            self._logger.warning("cannot record that worker %d hangs: %r", self._owner.pid, error)
 
     def _warn(self, runs: Sequence[WatchedRun], stack: str, silent: float) -> None:
         dump = Dump(stack)
         on_loop, in_threads = dump.on_loop(), dump.in_threads()
         found = [on_loop] if on_loop is not None else in_threads
-        who = _who(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
+        who = _name_jobs(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
         self._logger.warning(
-            "%s has held the interpreter of worker %d for %.1f s: %s; its leases are renewed from outside, but nothing "
-            "else runs there meanwhile: %s",
+            "%s has held the interpreter of worker %d for %.1f s: %s; its supervisor renews its leases, but no "
+            "other code runs there: %s",
             who,
             self._owner.pid,
             silent,
-            ", or ".join(map(str, found)) or "its line cannot be told",
+            ", or ".join(map(str, found)) or "its line is unknown",
             REMEDY,
         )
 
@@ -337,15 +342,15 @@ class ExternalRenewer:
 def _holder(dump: Dump, runs: Sequence[WatchedRun]) -> WatchedRun | None:
     """Return the run that holds the interpreter, if the stacks of the threads show it."""
     if (on_loop := dump.on_loop()) is not None:
-        found, beside = [on_loop], [run for run in runs if run.way == "loop"]
+        found, candidates = [on_loop], [run for run in runs if run.way == "loop"]
     else:
-        found, beside = dump.in_threads(), [run for run in runs if run.way == "thread"]
+        found, candidates = dump.in_threads(), [run for run in runs if run.way == "thread"]
     functions = {at.handler.function for at in found}
-    likely = [run for run in beside if run.task.rpartition(".")[2] in functions] or beside
+    likely = [run for run in candidates if run.task.rpartition(".")[2] in functions] or candidates
     return likely[0] if len(found) == 1 and len(likely) == 1 else None
 
 
-def _who(found: Sequence[HandlerPosition], runs: Sequence[WatchedRun]) -> str:
+def _name_jobs(found: Sequence[HandlerPosition], runs: Sequence[WatchedRun]) -> str:
     """Name the job that is at one of these positions, as far as the name of its function shows it."""
     functions = {at.handler.function for at in found}
     likely = [run for run in runs if run.task.rpartition(".")[2] in functions] or runs

@@ -7,7 +7,7 @@ from msgspec import Struct
 from tenure.core.events import WorkerHung
 from tenure.core.job import Ref
 
-Verdict = Literal["loop_blocked", "timeout", "not_claiming", "leaving"]
+KillCode = Literal["loop_blocked", "timeout", "not_claiming", "leaving"]
 
 
 class KillReason(Struct, frozen=True):
@@ -20,13 +20,13 @@ class KillReason(Struct, frozen=True):
     and still ran after its time limit. In these two cases no run is charged.
     """
 
-    reason: Verdict
+    reason: KillCode
     blocked_for: float
     """Seconds that the loop was blocked; for `leaving`, seconds since the child was asked to leave."""
     limit: float
     """The limit that it exceeded, in seconds: `max_block`, the time allowed past a timeout, or the longest wait of a
     claim loop; 0 for `leaving`."""
-    culprits: tuple[tuple[Ref, int], ...] = ()
+    causes: tuple[tuple[Ref, int], ...] = ()
     """The runs that blocked the loop, by job and fence; empty if they are unknown: then any run may be the cause."""
     stack: str = ""
     """The stacks of its threads, the latest call first; empty if it did not answer."""
@@ -41,7 +41,7 @@ class KillReason(Struct, frozen=True):
         return (WorkerHung(owner=owner, blocked_for=self.blocked_for, stack=self.stack),)
 
     @property
-    def blames_none(self) -> bool:
+    def charges_no_run(self) -> bool:
         """Return True if no run is to blame for the kill."""
         return self.reason in ("not_claiming", "leaving")
 
@@ -53,5 +53,5 @@ class KillReason(Struct, frozen=True):
         if self.reason == "not_claiming":
             return f"killed by its supervisor: its claim loop had had no answer for {self.blocked_for:.1f} s"
         if self.reason == "leaving":
-            return f"killed by its supervisor: it was told to leave, and had not left {self.blocked_for:.1f} s later"
+            return f"killed by its supervisor: it had not stopped {self.blocked_for:.1f} s after the request"
         return f"killed by its supervisor: its event loop was blocked for {self.blocked_for:.1f} s"

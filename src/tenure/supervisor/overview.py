@@ -16,63 +16,63 @@ from tenure.supervisor.child import ChildProcess
 from tenure.worker.loop_lag import TICK, RecentMaximum
 from tenure.worker.supervisor_messages import ChildStarted
 
-EVERY = 0.5
+SNAPSHOT_INTERVAL = 0.5
 """Seconds between two snapshots."""
 
-OLD = 10.0
+LONGEST_AGE = 10.0
 """Age of a snapshot, in seconds, from which on the supervisor itself counts as blocked."""
 
 
 class Overview:
     """The health of all children, and the metrics of the present and the earlier children."""
 
-    def __init__(self, figures: MetricsRegistry, clock: Clock) -> None:
+    def __init__(self, metrics: MetricsRegistry, clock: Clock) -> None:
         """Take the metrics of the supervisor itself."""
         self.timing = Timing()
         """The app's timing, once a child has sent it."""
         self.queues: tuple[str, ...] = ()
         """The queues of the app's tasks."""
         self.storage: Storage | None = None
-        self._figures = figures
+        self._metrics = metrics
         self._clock = clock
         self._lag = RecentMaximum()
-        self._of_the_dead: dict[Key, tuple[float, ...]] = {}
+        self._of_ended_children: dict[Key, tuple[float, ...]] = {}
         self._seen_at = clock.uptime()
         self._seen = ProcessHealth(owners=())
 
-    def told(self, hello: ChildStarted) -> None:
+    def set_app_info(self, hello: ChildStarted) -> None:
         """Store what a child has sent about its app."""
         self.timing, self.queues = hello.timing, hello.queues
 
-    def look(self, wards: Iterable[ChildProcess], *, stopping: bool) -> None:
+    def take_snapshot(self, children: Iterable[ChildProcess], *, stopping: bool) -> None:
         """Take a snapshot; on the supervisor's loop."""
-        now, wards = self._clock.uptime(), list(wards)
-        silent = {ward: _silent(ward, now) for ward in wards}
-        lag = max((max(ward.slate.lag, silent[ward]) for ward in wards), default=0.0)
+        now, children = self._clock.uptime(), list(children)
+        silent = {child: _silent(child, now) for child in children}
+        lag = max((max(child.scoreboard.lag, silent[child]) for child in children), default=0.0)
         whys = [
-            f"worker {ward.process.pid}: {why}"
-            for ward in wards
-            if ward.hello is not None and (why := blocked(silent[ward], ward.hello.max_block))
+            f"worker {child.process.pid}: {why}"
+            for child in children
+            if child.hello is not None and (why := blocked(silent[child], child.hello.max_block))
         ]
         self._seen = ProcessHealth(
-            owners=tuple(ward.incarnation for ward in wards if ward.hello is not None),
+            owners=tuple(child.owner_id for child in children if child.hello is not None),
             dead="; ".join(whys),
             stopping=stopping,
             lag=self._lag.note(now, lag),
-            figures=added_up([self._of_the_dead, self._figures.totals(), *(ward.figures for ward in wards)]),
+            figures=added_up([self._of_ended_children, self._metrics.totals(), *(child.metrics for child in children)]),
         )
         self._seen_at = now
 
-    def gone(self, ward: ChildProcess) -> None:
+    def keep_metrics(self, child: ChildProcess) -> None:
         """Keep the metrics of a child that has ended, so that totals never go down."""
-        self._of_the_dead = added_up([self._of_the_dead, ward.figures])
+        self._of_ended_children = added_up([self._of_ended_children, child.metrics])
 
     def vitals(self) -> ProcessHealth:
         """Return the latest snapshot."""
         age = self._clock.uptime() - self._seen_at
-        if age > OLD:
+        if age > LONGEST_AGE:
             return ProcessHealth(
-                owners=(), dead=f"the supervisor has not turned for {age:.1f} s", figures=self._seen.figures
+                owners=(), dead=f"the supervisor's loop has not turned for {age:.1f} s", figures=self._seen.figures
             )
         return self._seen
 
@@ -86,16 +86,16 @@ class Overview:
         """
         storage = self.storage
         if storage is None:
-            raise NoStorageYetError("no worker process has said yet where the jobs are remembered")
+            raise NoStorageYetError("no worker process has sent the storage's URL yet")
         if not storage.shared:
             raise StorageUnavailableError(
-                f"{storage.url} is seen by the worker process alone; to serve its health give --no-supervisor"
+                f"{storage.url} exists only inside the worker process; give --no-supervisor to serve its health"
             )
         await storage.open()
         return storage
 
 
-def _silent(ward: ChildProcess, now: float) -> float:
+def _silent(child: ChildProcess, now: float) -> float:
     """Return by how many seconds a child's event loop is late; 0 if it is in time, or not expected to turn."""
-    turned_at = ward.slate.turned_at
+    turned_at = child.scoreboard.turned_at
     return max(0.0, now - turned_at - TICK) if turned_at else 0.0

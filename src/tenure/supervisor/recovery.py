@@ -26,7 +26,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.ids import owner_id
 from tenure.maintenance.lost_runs import LOOK, CrashEvidence, settle_stalled
 from tenure.metrics import MetricsRegistry
-from tenure.processes.exit_status import told
+from tenure.processes.exit_status import describe
 from tenure.processes.process import ProcessExit
 from tenure.storage.protocol import ReclaimResult, RenewRequest, StalledLease, Storage
 from tenure.supervisor.kill_reason import KillReason
@@ -34,7 +34,7 @@ from tenure.worker.scoreboard import KnownRuns
 
 T = TypeVar("T")
 
-PATIENCE = ExponentialDelay(0.1, 0.5)
+RETRY_DELAY = ExponentialDelay(0.1, 0.5)
 """The delay between two calls to a storage that is out of reach; it is short, so that recovery resumes quickly."""
 
 
@@ -43,11 +43,11 @@ class DeadWorker(Struct, frozen=True):
 
     owner: str
     pid: int
-    death: ProcessExit
+    exit: ProcessExit
     died_at: int
-    killed_for: KillReason | None = None
+    kill_reason: KillReason | None = None
     """Why its supervisor killed it; None if the supervisor did not kill it."""
-    for_memory: bool = False
+    oom_killed: bool = False
     """True if the kernel's OOM killer killed it."""
     workplace: Workplace = Workplace()
     """Its last report of itself."""
@@ -55,24 +55,26 @@ class DeadWorker(Struct, frozen=True):
     """What is known of its runs."""
 
     @property
-    def witness(self) -> CrashEvidence:
+    def evidence(self) -> CrashEvidence:
         """The evidence from which the post-mortems of its runs are written."""
-        sentence = self.killed_for
-        culprits = frozenset(ref for ref, _ in sentence.culprits) if sentence is not None else frozenset[Ref]()
+        kill_reason = self.kill_reason
+        causes = frozenset(ref for ref, _ in kill_reason.causes) if kill_reason is not None else frozenset[Ref]()
         return CrashEvidence(
             Ending(
-                told(self.death, for_memory=self.for_memory, sentence="" if sentence is None else str(sentence)),
-                self.death.peak_memory,
-                "" if sentence is None else sentence.stack,
+                describe(
+                    self.exit, oom_killed=self.oom_killed, kill_reason="" if kill_reason is None else str(kill_reason)
+                ),
+                self.exit.peak_memory,
+                "" if kill_reason is None else kill_reason.stack,
             ),
             self.workplace,
-            hung=sentence is not None and sentence.reason == "loop_blocked",
+            hung=kill_reason is not None and kill_reason.reason == "loop_blocked",
             suspects=self.runs.suspects,
             apart=self.runs.apart,
             waiting=self.runs.waiting,
-            blameless=sentence is not None and sentence.blames_none,
-            overdue=culprits if sentence is not None and sentence.reason == "timeout" else frozenset(),
-            culprits=culprits,
+            blameless=kill_reason is not None and kill_reason.charges_no_run,
+            overdue=causes if kill_reason is not None and kill_reason.reason == "timeout" else frozenset(),
+            causes=causes,
             stopped=self.runs.stopped,
         )
 
@@ -90,68 +92,75 @@ class RecoveredJobs:
         """The number of jobs found so far."""
         return len(self.refs)
 
-    def charged(self, witness: CrashEvidence) -> int | None:
+    def charged(self, evidence: CrashEvidence) -> int | None:
         """Return how many jobs may be charged for the death; None if it is not known whether it held any."""
         if self.incomplete and not self.refs:
             return None
-        return sum(not witness.clears(ref) for ref in self.refs)
+        return sum(not evidence.clears(ref) for ref in self.refs)
 
 
 class CrashRecovery:
     """Recovers the jobs of one supervisor's children, under its name."""
 
     def __init__(
-        self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, figures: MetricsRegistry
+        self, owner: Owner, *, clock: Clock, rng: Random, logger: logging.Logger, metrics: MetricsRegistry
     ) -> None:
         self._owner = owner
-        self._figures = figures
+        self._metrics = metrics
         self._clock = clock
         self._rng = rng
         self._logger = logger
         self._takers: list[Owner] = []
         """Owner ids of completed recoveries, for reuse: they hold no jobs, and no call for them is under way."""
 
-    async def bury(self, one: DeadWorker, storage: Storage, *, within: float) -> int | None:
+    async def recover(self, worker: DeadWorker, storage: Storage, *, within: float) -> int | None:
         """Recover the jobs of a dead child, and record its death. Work that exceeds `within` is left to the reapers.
 
         Return how many recovered jobs may be charged for the death, or None if that is not known. Errors of the
         storage are logged and not raised, because the next child must be started anyway.
         """
-        taken, witness = RecoveredJobs(), one.witness
-        max_block = None if one.killed_for is None else round(one.killed_for.limit * SECOND)
+        recovered, evidence = RecoveredJobs(), worker.evidence
+        max_block = None if worker.kill_reason is None else round(worker.kill_reason.limit * SECOND)
         try:
             async with asyncio.timeout(within):
-                await self._insist(storage.open, one.pid)
-                await self._take_back(
-                    taken, one.pid, one.owner, storage, witness, died_at=one.died_at, within=within, max_block=max_block
+                await self._retry(storage.open, worker.pid)
+                await self._reclaim(
+                    recovered,
+                    worker.pid,
+                    worker.owner,
+                    storage,
+                    evidence,
+                    died_at=worker.died_at,
+                    within=within,
+                    max_block=max_block,
                 )
                 died = WorkerDied(
-                    owner=one.owner,
+                    owner=worker.owner,
                     host=self._owner.host,
-                    pid=one.pid,
-                    signal=one.death.signal,
-                    status=one.death.status if one.death.signal is None else None,
-                    peak_memory=one.death.peak_memory,
-                    jobs=taken.jobs,
-                    how=witness.ending.how,
+                    pid=worker.pid,
+                    signal=worker.exit.signal,
+                    status=worker.exit.status if worker.exit.signal is None else None,
+                    peak_memory=worker.exit.peak_memory,
+                    jobs=recovered.jobs,
+                    how=evidence.ending.how,
                 )
-                sentence = one.killed_for
-                hung = () if sentence is None else sentence.hung(one.owner)
+                kill_reason = worker.kill_reason
+                hung = () if kill_reason is None else kill_reason.hung(worker.owner)
                 beat = RenewRequest(self._owner, events=(*hung, died))
-                await self._insist(partial(storage.renew, beat), one.pid)
+                await self._retry(partial(storage.renew, beat), worker.pid)
         except asyncio.CancelledError:
-            self._log_left(one, "no time is left")
+            self._log_abandoned(worker, "no time is left")
             raise
         except Exception as error:
-            self._log_left(one, repr(error))
+            self._log_abandoned(worker, repr(error))
         else:
-            took = (self._clock.now() - one.died_at) / SECOND
+            took = (self._clock.now() - worker.died_at) / SECOND
             self._logger.warning(
-                "worker %d %s; %d jobs taken back within %.3f s", one.pid, witness.ending.how, taken.jobs, took
+                "worker %d %s; %d jobs recovered within %.3f s", worker.pid, evidence.ending.how, recovered.jobs, took
             )
-        return taken.charged(witness)
+        return recovered.charged(evidence)
 
-    async def part(
+    async def clean_up(
         self,
         owner: str,
         pid: int,
@@ -168,36 +177,36 @@ class CrashRecovery:
         begun, which run again even if their jobs must not run twice. Errors of the storage are logged and not raised,
         because the next child must be started anyway.
         """
-        how = "left, and could not tell the storage what became of its runs"
-        taken = RecoveredJobs()
-        witness = CrashEvidence(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
+        how = "stopped without recording the outcomes of its runs"
+        recovered = RecoveredJobs()
+        evidence = CrashEvidence(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
         try:
             async with asyncio.timeout(within):
-                await self._insist(storage.open, pid)
+                await self._retry(storage.open, pid)
                 left_at = self._clock.now()
-                await self._take_back(taken, pid, owner, storage, witness, died_at=left_at, within=within)
+                await self._reclaim(recovered, pid, owner, storage, evidence, died_at=left_at, within=within)
         except Exception as error:
             # A child that the storage refused has logged that itself, and left nothing there.
             level = logging.WARNING if worked else logging.DEBUG
-            self._logger.log(level, "cannot tell the storage that worker %d has left: %r", pid, error)
+            self._logger.log(level, "cannot record the stop of worker %d: %r", pid, error)
         else:
-            if taken.jobs:
-                self._logger.warning("worker %d left; %d jobs that it held were handed back for it", pid, taken.jobs)
+            if recovered.jobs:
+                self._logger.warning("worker %d stopped and left %d jobs, which were released", pid, recovered.jobs)
 
-    async def _take_back(
+    async def _reclaim(
         self,
-        taken: RecoveredJobs,
+        recovered: RecoveredJobs,
         pid: int,
         dead: str,
         storage: Storage,
-        witness: CrashEvidence,
+        evidence: CrashEvidence,
         *,
         died_at: int,
         within: float,
         max_block: int | None = None,
     ) -> None:
         look = min(LOOK, within / 4)
-        taker, incomplete = self._takers.pop() if self._takers else self._another(), False
+        taker, incomplete = self._takers.pop() if self._takers else self._new_taker(), False
         holders = [dead]
 
         async def reclaim() -> ReclaimResult:
@@ -206,41 +215,41 @@ class CrashRecovery:
                 # Use another owner id, because a reclaim never returns the jobs that the caller already holds. Keep
                 # this order of holders: a call that arrives late then takes only from earlier ones, which are empty.
                 holders.append(taker.id)
-                taker = self._another()
-            taken.incomplete = incomplete = True
+                taker = self._new_taker()
+            recovered.incomplete = incomplete = True
             some = await storage.reclaim(holder, taker)
             incomplete = some.incomplete
-            taken.incomplete = incomplete or len(holders) > 1
+            recovered.incomplete = incomplete or len(holders) > 1
             return some
 
         for holder in holders:
             more = True
             while more:
-                some = await self._insist(reclaim, pid)
-                stalled = some.stalled if holder == dead else self._of(dead, some.stalled, died_at)
-                taken.refs.update(one.lease.ref for one in stalled)
-                seen = structs.replace(witness, dead_for=max(0, self._clock.now() - died_at))
+                some = await self._retry(reclaim, pid)
+                stalled = some.stalled if holder == dead else self._as_leases_of(dead, some.stalled, died_at)
+                recovered.refs.update(lease.lease.ref for lease in stalled)
+                seen = structs.replace(evidence, dead_for=max(0, self._clock.now() - died_at))
                 settle = partial(self._settle, taker, stalled, storage, seen, look, max_block)
                 # Jobs whose settlement was not answered are still held by this owner id.
-                incomplete |= not await self._insist(settle, pid)
+                incomplete |= not await self._retry(settle, pid)
                 more = some.more or incomplete
-        taken.incomplete = False
+        recovered.incomplete = False
         self._takers.append(taker)
 
-    def _another(self) -> Owner:
+    def _new_taker(self) -> Owner:
         return structs.replace(self._owner, id=owner_id(self._rng))
 
-    def _of(self, dead: str, stalled: Sequence[StalledLease], died_at: int) -> Sequence[StalledLease]:
+    def _as_leases_of(self, dead: str, stalled: Sequence[StalledLease], died_at: int) -> Sequence[StalledLease]:
         """Return leases reclaimed from ourselves as leases of the dead owner, silent at least since its death."""
         silent_for = max(0, self._clock.now() - died_at)
-        return [structs.replace(one, owner=dead, silent_for=max(one.silent_for, silent_for)) for one in stalled]
+        return [structs.replace(lease, owner=dead, silent_for=max(lease.silent_for, silent_for)) for lease in stalled]
 
     async def _settle(
         self,
         taker: Owner,
         stalled: Sequence[StalledLease],
         storage: Storage,
-        witness: CrashEvidence,
+        evidence: CrashEvidence,
         look: float,
         max_block: int | None,
     ) -> bool:
@@ -249,13 +258,13 @@ class CrashRecovery:
             taker,
             stalled,
             self._rng,
-            witness=witness,
+            evidence=evidence,
             within=look,
             max_block=max_block,
-            figures=self._figures,
+            metrics=self._metrics,
         )
 
-    async def _insist(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
+    async def _retry(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
         """Make an idempotent call, and repeat it as long as the storage is out of reach and the caller waits."""
         failures = 0
         while True:
@@ -263,10 +272,10 @@ class CrashRecovery:
                 return await call()
             except StorageUnavailableError as error:
                 if not failures:
-                    self._logger.warning("cannot take back the jobs of worker %d yet, trying again: %r", pid, error)
+                    self._logger.warning("cannot recover the jobs of worker %d yet, retrying: %r", pid, error)
                 failures += 1
-                await asyncio.sleep(PATIENCE.rest(failures, self._rng))
+                await asyncio.sleep(RETRY_DELAY.rest(failures, self._rng))
 
-    def _log_left(self, one: DeadWorker, why: str) -> None:
-        how = one.witness.ending.how
-        self._logger.error("worker %d %s; its jobs are left to the reapers: %s", one.pid, how, why)
+    def _log_abandoned(self, worker: DeadWorker, why: str) -> None:
+        how = worker.evidence.ending.how
+        self._logger.error("worker %d %s; reapers will recover its jobs: %s", worker.pid, how, why)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages"})
+SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 """Folders without hand-written code. Hidden folders and virtual environments are skipped, too."""
 
 
@@ -35,12 +35,12 @@ class Sources:
 
 def _files(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if _ours(Path(place, name))]
+        folders[:] = [name for name in folders if _is_source_folder(Path(place, name))]
         yield from (Path(place, name) for name in files if name.endswith(".py") and not name.startswith("."))
 
 
-def _ours(folder: Path) -> bool:
-    if folder.name.startswith(".") or folder.name in FOREIGN:
+def _is_source_folder(folder: Path) -> bool:
+    if folder.name.startswith(".") or folder.name in SKIPPED:
         return False
     try:
         return not folder.joinpath("pyvenv.cfg").exists()

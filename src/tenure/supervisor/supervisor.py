@@ -2,7 +2,7 @@
 
     supervisor ──spawn──► child (own session) ──hello, url … goodbye──► supervisor
         │                   │
-        └──── waitpid ◄── death ──► kill what the child had started, reclaim(owner), decide, settle, start another
+        └──── waitpid ◄── exit ───► kill what the child had started, reclaim(owner), decide, settle, start another
 
     first SIGTERM: SIGTERM to each child, which drains          second SIGTERM: a message to each child to leave at once
     SIGHUP, SIGQUIT: as the first SIGTERM, however often they come
@@ -33,14 +33,14 @@ from tenure.errors import UsageError
 from tenure.ids import owner_id
 from tenure.metrics import MetricsRegistry
 from tenure.processes.exit_status import OomKills
-from tenure.processes.process import bury_strangers
+from tenure.processes.process import reap_orphans
 from tenure.storage.protocol import RenewRequest, Storage
 from tenure.storage.urls import locate
 from tenure.supervisor.child import ChildProcess
 from tenure.supervisor.claim_watchdog import ClaimWatchdog
 from tenure.supervisor.external_renewer import ExternalRenewer
 from tenure.supervisor.kill_reason import KillReason
-from tenure.supervisor.overview import EVERY, Overview
+from tenure.supervisor.overview import SNAPSHOT_INTERVAL, Overview
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.supervisor.reload import Sources
 from tenure.supervisor.systemd import Systemd
@@ -49,45 +49,45 @@ from tenure.worker.stop_signals import SIGNALS, draining
 from tenure.worker.supervisor_messages import ChildMessage, ChildReady, ChildRetiring, ChildStarted
 from tenure.worker.worker_metrics import WorkerMetrics
 
-STRAGGLERS = 4.25
+KILL_AFTER_DRAIN = 4.25
 """Seconds after the drain until a child that still runs is killed; a healthy child exits after about 4."""
 
-HASTY = 2.5
+KILL_AFTER_FORCED_STOP = 2.5
 """Seconds until a child is killed after the message to leave at once."""
 
-LAST = 0.5
+RECOVERY_AFTER_KILLS = 0.5
 """Seconds after these kills until recovery is abandoned. In all, the supervisor exits 5 s after the drain."""
 
-BURIAL = 10.0
+RECOVERY_TIMEOUT = 10.0
 """Seconds to recover the jobs of a dead child; after that the reapers recover them, one lease later."""
 
-FAREWELL = 0.5
+STOPPING_RECOVERY_TIMEOUT = 0.5
 """Seconds to recover the jobs of a child that dies while the supervisor is stopping."""
 
-CLOSING = 0.3
+CLOSE_TIMEOUT = 0.3
 """Seconds that the health server gets to close, and then the supervisor's own storage."""
 
-PATIENCE = ExponentialDelay(0.1, 30.0)
+RESTART_DELAY = ExponentialDelay(0.1, 30.0)
 """The delay before a dead child is replaced; it grows with each early death: soon after the start, no job charged.
 
 A death for which jobs are charged does not count as early: such deaths end when the jobs run out of stalls, and the
 other jobs must not wait for that. A death for which no job is charged could repeat without end.
 """
 
-SETTLED_IN = 10.0
+STABLE_AFTER = 10.0
 """A child that lived longer than these seconds is replaced at once, and the growing delay starts again."""
 
 USAGE = 2
 REFUSED = (1, USAGE)
 """Exit statuses of a child that cannot work because of its storage, app or options; it prints the reason to stderr."""
 
-LOOK = 0.5
+RELOAD_INTERVAL = 0.5
 """Seconds between two checks of the code for changes (`--reload`)."""
 
-HANGING = 10.0
+HANG_TOLERANCE = 10.0
 """Seconds beyond its `max_block` after which a child that hangs and was not killed stops the pings to systemd."""
 
-TRIAL = 5.0
+TRIAL_TIMEOUT = 5.0
 """Seconds that the first child runs alone, unless it says hello earlier: a problem of all children is logged once."""
 
 
@@ -95,27 +95,27 @@ TRIAL = 5.0
 class ChildHistory:
     """How one child ended, and after how many seconds.
 
-    `parted`: it said goodbye and exited with status 0. `worked`: it had begun to claim jobs. `dismissed`: it left by
-    an operator's order.
+    `clean_exit`: it said goodbye and exited with status 0. `worked`: it had begun to claim jobs. `dismissed`: an
+    operator ordered it to stop.
     """
 
     pid: int
     status: int | None
-    lived: float
-    parted: bool
+    lifetime: float
+    clean_exit: bool
     worked: bool = False
     dismissed: bool = False
-    recycled: str | None = None
+    recycle_reason: str | None = None
     """Why the child asks to be replaced; None if it does not ask."""
     outdated: bool = False
     """True if the supervisor stopped it because its code had changed."""
-    jobs: int | None = 0
+    charged_jobs: int | None = 0
     """How many of its jobs may be charged for its death; None if that is not known."""
 
     @property
     def early(self) -> bool:
         """Return True if it died soon and no job is charged for its death, so that the next child may die likewise."""
-        return self.lived <= SETTLED_IN and self.jobs == 0
+        return self.lifetime <= STABLE_AFTER and self.charged_jobs == 0
 
     @property
     def refused(self) -> bool:
@@ -156,17 +156,17 @@ class Supervisor:
         self._logger = logger
         host = socket.gethostname()
         self._owner = Owner(owner_id(rng), f"supervisor {host}:{os.getpid()}", host, os.getpid())
-        self._wards: set[ChildProcess] = set()
+        self._children: set[ChildProcess] = set()
         self._oom_kills = OomKills()
-        figures = MetricsRegistry()
-        self._tally = WorkerMetrics(figures)
-        self._burial = CrashRecovery(self._owner, clock=clock, rng=rng, logger=logger, figures=figures)
-        self.overview = Overview(figures, clock)
+        registry = MetricsRegistry()
+        self._metrics = WorkerMetrics(registry)
+        self._recovery = CrashRecovery(self._owner, clock=clock, rng=rng, logger=logger, metrics=registry)
+        self.overview = Overview(registry, clock)
         self._stopping = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._forced = asyncio.Event()
         self._storage: Storage | None = None
-        self._greeted = asyncio.Event()
-        self._works = False
+        self._first_hello = asyncio.Event()
+        self._any_worked = False
         """True once any child has begun to claim jobs."""
         self._status = 0
 
@@ -177,38 +177,41 @@ class Supervisor:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._stop)
         for number in also:
-            loop.add_signal_handler(number, self._let_drain)
+            loop.add_signal_handler(number, self._drain_children)
         # An ignored SIGCHLD is inherited, and the kernel then discards the exit statuses of children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
-            async with asyncio.TaskGroup() as crew:
-                keepers = [crew.create_task(self._keep(number)) for number in range(self._processes)]
-                others = [crew.create_task(self._bring_to_an_end(keepers)), crew.create_task(self._look())]
+            async with asyncio.TaskGroup() as group:
+                places = [group.create_task(self._run_place(number)) for number in range(self._processes)]
+                others = [
+                    group.create_task(self._enforce_stop_limits(places)),
+                    group.create_task(self._take_snapshots()),
+                ]
                 if self._sources is not None:
-                    others.append(crew.create_task(self._reload(self._sources)))
+                    others.append(group.create_task(self._reload(self._sources)))
                 if self._systemd is not None and self._systemd.watchdog is not None:
-                    others.append(crew.create_task(self._live_on(self._systemd, self._systemd.watchdog / 2)))
-                await asyncio.wait(keepers)
+                    others.append(group.create_task(self._ping_systemd(self._systemd, self._systemd.watchdog / 2)))
+                await asyncio.wait(places)
                 for other in others:
                     other.cancel()
         finally:
             if self._storage is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSING):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
                         await self._storage.close()
             for number in (*SIGNALS, *also):
                 loop.remove_signal_handler(number)
         return self._status
 
-    async def _look(self) -> None:
+    async def _take_snapshots(self) -> None:
         while True:
-            self.overview.look(self._wards, stopping=self._stopping.is_set())
+            self.overview.take_snapshot(self._children, stopping=self._stopping.is_set())
             if os.getpid() == 1:
                 # As the first process of a container, we inherit orphans that handlers have started, and reap them.
-                bury_strangers({ward.process.pid for ward in self._wards})
-            await asyncio.sleep(EVERY)
+                reap_orphans({child.process.pid for child in self._children})
+            await asyncio.sleep(SNAPSHOT_INTERVAL)
 
-    def _let_drain(self) -> None:
+    def _drain_children(self) -> None:
         """Let the children drain. Repeated signals of this kind change nothing."""
         if not self._stopping.is_set():
             self._stop()
@@ -216,287 +219,289 @@ class Supervisor:
     def _stop(self) -> None:
         """Stop the children: the first signal lets them drain, the second makes them leave at once."""
         if self._stopping.is_set():
-            self._hurried.set()
+            self._forced.set()
         if self._systemd is not None and not self._stopping.is_set():
             self._systemd.stopping()
         self._stopping.set()
-        self.overview.look(self._wards, stopping=True)
-        for ward in self._wards:
-            self._pass_on(ward)
+        self.overview.take_snapshot(self._children, stopping=True)
+        for child in self._children:
+            self._stop_child(child)
 
-    def _pass_on(self, ward: ChildProcess) -> None:
-        if self._hurried.is_set():
-            ward.hurry()
+    def _stop_child(self, child: ChildProcess) -> None:
+        if self._forced.is_set():
+            child.stop_now()
         else:
-            ward.process.send(signal.SIGTERM)
+            child.process.send_signal(signal.SIGTERM)
 
-    async def _bring_to_an_end(self, keepers: "list[asyncio.Task[None]]") -> None:
+    async def _enforce_stop_limits(self, places: "list[asyncio.Task[None]]") -> None:
         """Enforce the time limits of a stop: first kill the children that still run, then abandon recovery."""
         await self._stopping.wait()
-        told_at = self._clock.uptime()
-        await first(self._hurried.wait(), within=self._drain + STRAGGLERS - HASTY)
-        await asyncio.sleep(HASTY)
-        for ward in self._wards:
-            self._drive_out(ward, told_at)
-        await asyncio.sleep(LAST)
-        for keeper in keepers:
-            keeper.cancel()
+        asked_at = self._clock.uptime()
+        await first(self._forced.wait(), within=self._drain + KILL_AFTER_DRAIN - KILL_AFTER_FORCED_STOP)
+        await asyncio.sleep(KILL_AFTER_FORCED_STOP)
+        for child in self._children:
+            self._kill_if_running(child, asked_at)
+        await asyncio.sleep(RECOVERY_AFTER_KILLS)
+        for place in places:
+            place.cancel()
 
-    def _drive_out(self, ward: ChildProcess, told_at: float) -> None:
+    def _kill_if_running(self, child: ChildProcess, asked_at: float) -> None:
         """Kill a child that was asked to leave and still runs."""
-        if ward.process.death is None:
-            self._logger.error("worker %d would not stop and is killed", ward.process.pid)
-            ward.kill(KillReason("leaving", self._clock.uptime() - told_at, 0.0))
+        if child.process.exit is None:
+            self._logger.error("worker %d did not stop in time; killing it", child.process.pid)
+            child.kill(KillReason("leaving", self._clock.uptime() - asked_at, 0.0))
 
     async def _reload(self, sources: Sources) -> None:
         """Replace the children when the code has changed, each as soon as it has drained."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(RELOAD_INTERVAL)
             found = await asyncio.to_thread(sources.changed)
             if not found or self._stopping.is_set():
                 continue
             names = ", ".join(path.name for path in found[:3]) + ", …" * (len(found) > 3)
-            self._logger.info("%s changed: the workers are replaced", names)
+            self._logger.info("%s changed; replacing the workers", names)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
-            for ward in self._wards:
-                ward.outdated = True
-                ward.process.send(signal.SIGTERM)
-                loop.call_later(self._drain + STRAGGLERS, self._drive_out, ward, self._clock.uptime())
+            for child in self._children:
+                child.outdated = True
+                child.process.send_signal(signal.SIGTERM)
+                loop.call_later(self._drain + KILL_AFTER_DRAIN, self._kill_if_running, child, self._clock.uptime())
 
-    async def _live_on(self, systemd: Systemd, every: float) -> None:
+    async def _ping_systemd(self, systemd: Systemd, every: float) -> None:
         """Ping systemd's watchdog, unless a child hangs that should have been killed for it."""
         while True:
-            if not any(ward.hangs(self._clock.uptime(), HANGING) for ward in self._wards):
+            if not any(child.hangs(self._clock.uptime(), HANG_TOLERANCE) for child in self._children):
                 systemd.alive()
             await asyncio.sleep(every)
 
-    async def _keep(self, number: int) -> None:
+    async def _run_place(self, number: int) -> None:
         """Keep one place filled: start a child, recover its jobs when it dies, start the next one."""
         if number:
-            await first(self._greeted.wait(), self._stopping.wait(), within=self._trial)
-        async with asyncio.TaskGroup() as lives:
-            await self._succeed(lives)
+            await first(self._first_hello.wait(), self._stopping.wait(), within=self._trial)
+        async with asyncio.TaskGroup() as place_tasks:
+            await self._run_children(place_tasks)
 
-    async def _succeed(self, lives: asyncio.TaskGroup) -> None:
+    async def _run_children(self, place_tasks: asyncio.TaskGroup) -> None:
         """Run one child after the other; a retired child finishes its runs while its successor already works."""
-        deaths = 0
+        early_deaths = 0
         retired: asyncio.Task[ChildHistory | None] | None = None
         while not self._stopping.is_set():
             changed, retiring = self._changed, asyncio.Event()
-            living = lives.create_task(self._life(retiring))
-            await first(asyncio.wait({living}), retiring.wait())
-            if not living.done() and retired is not None:
+            current = place_tasks.create_task(self._try_child(retiring))
+            await first(asyncio.wait({current}), retiring.wait())
+            if not current.done() and retired is not None:
                 # Each place has at most one retired child, because each child occupies memory.
-                await asyncio.wait({living, retired}, return_when=asyncio.FIRST_COMPLETED)
-            if not living.done():
-                deaths, retired = 0, living
+                await asyncio.wait({current, retired}, return_when=asyncio.FIRST_COMPLETED)
+            if not current.done():
+                early_deaths, retired = 0, current
                 continue
-            life = living.result()
-            if self._stopping.is_set() or (life is not None and self._over(life)):
+            history = current.result()
+            if self._stopping.is_set() or (history is not None and self._needs_no_replacement(history)):
                 return
-            if life is not None and (life.recycled is not None or life.outdated):
-                deaths = 0
+            if history is not None and (history.recycle_reason is not None or history.outdated):
+                early_deaths = 0
                 continue
-            deaths = deaths + 1 if life is None or life.early else 0
-            if deaths or (life is not None and life.lived <= SETTLED_IN):
+            early_deaths = early_deaths + 1 if history is None or history.early else 0
+            if early_deaths or (history is not None and history.lifetime <= STABLE_AFTER):
                 # With --reload, a usage error is not retried before the code changes.
-                ever = life is not None and life.status == USAGE and self._sources is not None
-                rest = None if ever else PATIENCE.rest(max(1, deaths), self._rng)
+                ever = history is not None and history.status == USAGE and self._sources is not None
+                rest = None if ever else RESTART_DELAY.rest(max(1, early_deaths), self._rng)
                 await first(self._stopping.wait(), changed.wait(), within=rest)
 
-    def _over(self, life: ChildHistory) -> bool:
+    def _needs_no_replacement(self, history: ChildHistory) -> bool:
         """Return True if a child needs no replacement although no stop was requested."""
-        if life.outdated:
+        if history.outdated:
             return False
-        if life.refused and self._sources is not None:
-            self._logger.info("the next worker is started when its code changes, or in a while")
+        if history.refused and self._sources is not None:
+            self._logger.info("retrying when the code changes, or after a delay")
             return False
-        if life.refused and not self._works:
+        if history.refused and not self._any_worked:
             # The child has printed the reason. Our exit status is that of a worker without a supervisor.
-            self._status = life.status or 0
+            self._status = history.status or 0
             self._stop()
             return True
-        if life.parted and life.dismissed:
-            self._logger.info("worker %d has left: an operator has ordered it, so none follows", life.pid)
+        if history.clean_exit and history.dismissed:
+            self._logger.info("worker %d stopped by operator request; not restarting", history.pid)
             return True
-        if life.recycled is not None:
+        if history.recycle_reason is not None:
             return False
-        if life.parted and not self._burst:
-            self._logger.warning("worker %d left though nobody told us to stop; another follows", life.pid)
-        return life.parted and self._burst
+        if history.clean_exit and not self._burst:
+            self._logger.warning("worker %d stopped without a request; starting another", history.pid)
+        return history.clean_exit and self._burst
 
-    async def _life(self, retiring: asyncio.Event) -> ChildHistory | None:
+    async def _try_child(self, retiring: asyncio.Event) -> ChildHistory | None:
         """Run one child to its end; return None if it could not be started, or if its end is not known.
 
         `retiring` is set when the child stops claiming but continues its runs.
         """
         try:
-            return await self._live(retiring)
+            return await self._run_child(retiring)
         except Exception as error:
             # For example, no memory, process or descriptor is left. That passes, and does not affect other children.
-            self._logger.error("cannot keep a worker alive, trying again: %r", error)
+            self._logger.error("cannot run a worker process, retrying: %r", error)
             return None
 
-    async def _live(self, retiring: asyncio.Event) -> ChildHistory:
+    async def _run_child(self, retiring: asyncio.Event) -> ChildHistory:
         """Run one child from its start until its jobs are recovered."""
 
-        def heard(word: ChildMessage) -> None:
-            if isinstance(word, ChildRetiring):
-                pid = ward.process.pid
-                self._logger.info("worker %d claims no more, and is replaced by another: %s", pid, word.why)
+        def on_message(message: ChildMessage) -> None:
+            if isinstance(message, ChildRetiring):
+                pid = child.process.pid
+                self._logger.info("worker %d is recycled; starting its replacement: %s", pid, message.why)
                 retiring.set()
-            self._heard(word)
+            self._handle_message(message)
 
-        ward = ChildProcess.started(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
-        self._wards.add(ward)
-        watch = asyncio.create_task(self._watch(ward))
+        child = ChildProcess.start(self._command, owner_id(self._rng), siblings=self._processes > 1, clock=self._clock)
+        self._children.add(child)
+        watch = asyncio.create_task(self._watch(child))
         try:
             if self._stopping.is_set():
                 # A child that is still starting obeys only this signal.
-                ward.process.send(signal.SIGTERM)
-                self._pass_on(ward)
-            death = await ward.ended(heard)
+                child.process.send_signal(signal.SIGTERM)
+                self._stop_child(child)
+            exit_info = await child.wait(on_message)
             died_at, uptime = self._clock.now(), self._clock.uptime()
-            for_memory, (workplace, runs) = self._oom_kills.took(death, uptime), ward.remains(uptime)
+            for_memory, (workplace, runs) = self._oom_kills.explains(exit_info, uptime), child.last_state(uptime)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-            self._wards.discard(ward)
-            self.overview.gone(ward)
-            ward.clear_away()
-        lived = uptime - ward.born_at
-        parted = death.status == 0 and ward.parted
-        life = ChildHistory(
-            pid=ward.process.pid,
-            status=death.status,
-            lived=lived,
-            parted=parted,
-            worked=ward.working,
-            dismissed=ward.dismissed,
-            recycled=ward.recycled if parted else None,
-            outdated=ward.outdated,
+            self._children.discard(child)
+            self.overview.keep_metrics(child)
+            child.clean_up()
+        lived = uptime - child.started_at
+        parted = exit_info.status == 0 and child.said_goodbye
+        history = ChildHistory(
+            pid=child.process.pid,
+            status=exit_info.status,
+            lifetime=lived,
+            clean_exit=parted,
+            worked=child.working,
+            dismissed=child.dismissed,
+            recycle_reason=child.recycle_reason if parted else None,
+            outdated=child.outdated,
         )
-        if life.refused:
-            if self._works and not life.outdated and not self._stopping.is_set():
-                self._logger.error("worker %d ended (%s) before it was at work", life.pid, death)
-        elif ward.hello is not None and not life.parted:
+        if history.refused:
+            if self._any_worked and not history.outdated and not self._stopping.is_set():
+                self._logger.error("worker %d ended (%s) before it claimed jobs", history.pid, exit_info)
+        elif child.hello is not None and not history.clean_exit:
             dead = DeadWorker(
-                ward.incarnation,
-                life.pid,
-                death,
+                child.owner_id,
+                history.pid,
+                exit_info,
                 died_at,
-                killed_for=ward.killed_for if death.signal == signal.SIGKILL else None,
-                for_memory=for_memory,
+                kill_reason=child.kill_reason if exit_info.signal == signal.SIGKILL else None,
+                oom_killed=for_memory,
                 workplace=workplace,
                 runs=runs,
             )
-            return replace(life, jobs=await self._bury(dead, ward.hello))
-        elif ward.hello is None and not life.outdated and not self._stopping.is_set():
-            self._logger.error("worker %d ended (%s) before it was ready", life.pid, death)
+            return replace(history, charged_jobs=await self._recover(dead, child.hello))
+        elif child.hello is None and not history.outdated and not self._stopping.is_set():
+            self._logger.error("worker %d ended (%s) before it was ready", history.pid, exit_info)
         if self._storage is not None:
             # Other jobs may wait for the exclusive rights of runs that the child had stopped.
-            within = BURIAL if runs.stopped and not self._stopping.is_set() else FAREWELL
-            await self._burial.part(
-                ward.incarnation, life.pid, self._storage, within=within, worked=not life.refused, runs=runs
+            within = RECOVERY_TIMEOUT if runs.stopped and not self._stopping.is_set() else STOPPING_RECOVERY_TIMEOUT
+            await self._recovery.clean_up(
+                child.owner_id, history.pid, self._storage, within=within, worked=not history.refused, runs=runs
             )
-        return life
+        return history
 
-    async def _watch(self, ward: ChildProcess) -> None:
+    async def _watch(self, child: ChildProcess) -> None:
         """Watch a child from its hello on, until cancelled."""
-        pid = ward.process.pid
-        worker = Owner(ward.incarnation, f"{self._owner.host}:{pid}", self._owner.host, pid)
-        async with asyncio.TaskGroup() as crew:
+        pid = child.process.pid
+        worker = Owner(child.owner_id, f"{self._owner.host}:{pid}", self._owner.host, pid)
+        async with asyncio.TaskGroup() as group:
             # If an earlier child named the storage, this call runs before the new child can have claimed a job.
-            crew.create_task(self._guard(ward, worker))
-            await self._watch_as(ward, worker)
+            group.create_task(self._reserve_recovery(child, worker))
+            await self._watch_after_hello(child, worker)
 
-    async def _watch_as(self, ward: ChildProcess, worker: Owner) -> None:
-        await ward.greeted.wait()
-        hello = ward.hello
+    async def _watch_after_hello(self, child: ChildProcess, worker: Owner) -> None:
+        await child.hello_received.wait()
+        hello = child.hello
         if hello is None or self._storage is None:
             # The storage is not known; this is logged when the child dies.
             return
-        watcher = ExternalRenewer(
+        renewer = ExternalRenewer(
             self._storage,
             worker,
-            ward.slate,
-            ward.process,
+            child.scoreboard,
+            child.process,
             beat=hello.beat,
             max_block=hello.max_block,
             clock=self._clock,
             rng=self._rng,
             logger=self._logger,
-            ask=lambda: ward.stacks.ask(ward.process),
-            condemn=ward.kill,
-            tally=self._tally,
+            read_stacks=lambda: child.stacks.read_from(child.process),
+            kill=child.kill,
+            metrics=self._metrics,
         )
-        healer = ClaimWatchdog(
+        claim_watchdog = ClaimWatchdog(
             self._storage,
             self._owner,
             worker,
-            ward.slate,
+            child.scoreboard,
             queues=hello.serves or hello.queues,
             max_block=hello.max_block,
             clock=self._clock,
             logger=self._logger,
-            ask=lambda: ward.stacks.ask(ward.process),
-            condemn=ward.kill,
+            read_stacks=lambda: child.stacks.read_from(child.process),
+            kill=child.kill,
         )
 
         async def watch() -> float:
-            wait = await watcher.turn()
+            wait = await renewer.turn()
             self._oom_kills.look(self._clock.uptime())
             return wait
 
-        async with asyncio.TaskGroup() as crew:
-            crew.create_task(_again(watch))
-            crew.create_task(_again(healer.turn))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_repeat(watch))
+            group.create_task(_repeat(claim_watchdog.turn))
 
-    async def _guard(self, ward: ChildProcess, worker: Owner) -> None:
+    async def _reserve_recovery(self, child: ChildProcess, worker: Owner) -> None:
         """Reserve the recovery of a child for this supervisor: reapers know neither its exit status nor its runs."""
         if self._storage is None:
-            await ward.greeted.wait()
+            await child.hello_received.wait()
         tries, storage = 0, self._storage
         if storage is None:
             return
         while True:
             try:
-                async with asyncio.timeout(BURIAL):
+                async with asyncio.timeout(RECOVERY_TIMEOUT):
                     await storage.renew(RenewRequest(worker, guarding=True))
             except Exception:
                 # The child's own calls fail as well, and the child logs that.
                 tries += 1
-                await asyncio.sleep(PATIENCE.rest(tries, self._rng))
+                await asyncio.sleep(RESTART_DELAY.rest(tries, self._rng))
             else:
                 return
 
-    def _heard(self, word: ChildMessage) -> None:
-        if isinstance(word, ChildReady) and not self._works:
-            self._works = True
+    def _handle_message(self, message: ChildMessage) -> None:
+        if isinstance(message, ChildReady) and not self._any_worked:
+            self._any_worked = True
             if self._systemd is not None:
                 self._systemd.ready()
-        if isinstance(word, ChildStarted):
-            self._greeted.set()
-        if self._storage is None and isinstance(word, ChildStarted):
+        if isinstance(message, ChildStarted):
+            self._first_hello.set()
+        if self._storage is None and isinstance(message, ChildStarted):
             # Import the driver now: the import takes longer than a recovery, which must be quick. An error here is
             # logged by the recovery.
             with contextlib.suppress(Exception):
-                self._storage = locate(word.url)
-        if isinstance(word, ChildStarted):
-            self.overview.told(word)
+                self._storage = locate(message.url)
+        if isinstance(message, ChildStarted):
+            self.overview.set_app_info(message)
             self.overview.storage = self._storage
 
-    async def _bury(self, one: DeadWorker, hello: ChildStarted) -> int | None:
+    async def _recover(self, worker: DeadWorker, hello: ChildStarted) -> int | None:
         try:
             storage = self._storage = self._storage or locate(hello.url)
         except UsageError as error:
             self._logger.error(
-                "worker %d %s; nobody knows where its jobs are: %s", one.pid, one.witness.ending.how, error
+                "worker %d %s; its jobs cannot be recovered: %s", worker.pid, worker.evidence.ending.how, error
             )
             return 0
-        return await self._burial.bury(one, storage, within=FAREWELL if self._stopping.is_set() else BURIAL)
+        return await self._recovery.recover(
+            worker, storage, within=STOPPING_RECOVERY_TIMEOUT if self._stopping.is_set() else RECOVERY_TIMEOUT
+        )
 
 
 def supervise(
@@ -505,7 +510,7 @@ def supervise(
     processes: int,
     drain: Duration,
     burst: bool = False,
-    trial: float = TRIAL,
+    trial: float = TRIAL_TIMEOUT,
     sources: Sources | None = None,
     systemd: Systemd | None = None,
     serve: Callable[[Overview], AbstractAsyncContextManager[object]] | None = None,
@@ -544,14 +549,14 @@ def supervise(
                 return await supervisor.run()
             finally:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSING):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
                         await serving.aclose()
 
     # The Runner is never closed: closing waits for threads, and a storage that hangs may hold one.
     return asyncio.Runner().run(run())
 
 
-async def _again(turn: Callable[[], Awaitable[float]]) -> None:
+async def _repeat(turn: Callable[[], Awaitable[float]]) -> None:
     while True:
         wait = await turn()
         await asyncio.sleep(wait)

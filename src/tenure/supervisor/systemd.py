@@ -10,7 +10,7 @@ import socket
 from collections.abc import MutableMapping
 from typing import Self
 
-PATIENCE = 0.5
+SEND_TIMEOUT = 0.5
 """Seconds that systemd gets to accept a notification; a longer wait would block the supervisor."""
 
 
@@ -38,17 +38,17 @@ class Systemd:
 
     def ready(self) -> None:
         """Notify systemd that the service is ready."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
     def stopping(self) -> None:
         """Notify systemd that the service has begun to stop."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
     def alive(self) -> None:
         """Ping systemd's watchdog; call it twice per `watchdog` interval."""
-        self._tell("WATCHDOG=1")
+        self._notify("WATCHDOG=1")
 
-    def _tell(self, word: str) -> None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.settimeout(PATIENCE)
-            line.sendto(word.encode(), self._address)
+    def _notify(self, state: str) -> None:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(SEND_TIMEOUT)
+            sock.sendto(state.encode(), self._address)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from tenure.threads import WorkerThread
 
-MOST = 4
+MOST_ABANDONED = 4
 """A process with this many abandoned handlers claims no more and is recycled."""
 
-LINGER = 2.0
+CANCEL_GRACE = 2.0
 """Seconds that a handler or a hook gets to end after its cancellation. Then it is abandoned."""
 
 
@@ -27,24 +27,24 @@ class Abandoned:
         self._none = asyncio.Event()
         self._none.set()
 
-    def lane(self, lane: WorkerThread) -> None:
+    def add_thread(self, thread: WorkerThread) -> None:
         """Count a thread until it is idle."""
-        self._add()
-        lane.once_idle(self._ended)
+        self._count_up()
+        thread.when_idle(self._ended)
 
-    def task(self, task: "asyncio.Task[None]") -> None:
+    def add_task(self, task: "asyncio.Task[None]") -> None:
         """Count a task until it is done."""
-        self._add()
+        self._count_up()
         task.add_done_callback(lambda _: self._ended())
 
-    async def over(self) -> None:
+    async def wait(self) -> None:
         """Wait until none is at work."""
         await self._none.wait()
 
-    def _add(self) -> None:
+    def _count_up(self) -> None:
         self.count += 1
         self._none.clear()
-        if self.count == MOST:
+        if self.count == MOST_ABANDONED:
             self._too_many()
 
     def _ended(self) -> None:

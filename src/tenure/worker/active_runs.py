@@ -15,7 +15,7 @@ from tenure.core.outcome import StopCode, UnknownReason
 from tenure.handlers.context import JobContext, ProgressReports, Report
 from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
-from tenure.worker.blocked_loop import spared
+from tenure.worker.blocked_loop import extended_limits
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.scoreboard import Scoreboard, Way
 
@@ -24,7 +24,7 @@ Silence = Literal["no_progress", "lease_expired"]
 
 StopReason = Literal["cancelled", "lost", "unreachable", "shutdown", "worker_failed", "no_progress", "lease_expired"]
 SILENT: tuple[StopReason, ...] = ("no_progress", "lease_expired")
-SECOND_LOOK = 1.0
+SECOND_CHECK = 1.0
 """Maximum seconds between the two checks that find a handler silent."""
 
 RunKey = tuple[Ref, int]
@@ -36,7 +36,7 @@ Mark = tuple[Place, ...]
 """Identifies a stack: its frames, the outermost first."""
 
 
-def outdoes(reason: StopReason, before: StopReason | None) -> bool:
+def overrides(reason: StopReason, before: StopReason | None) -> bool:
     """Return True if a run that was stopped for the reason `before` must also be stopped for `reason`.
 
     A cancelled run may clean up for long, but only while it has its lease.
@@ -69,7 +69,7 @@ class ActiveRun:
     enforces its limits. The lease only shows that the worker lives, and is renewed until the handler has ended."""
     granted_at: float = 0.0
     """The uptime at which its claim was sent."""
-    spared_until: float = 0.0
+    excused_until: float = 0.0
     """Until this uptime the handler could give no sign, because another run blocked the loop."""
     missed_at: float | None = None
     """The uptime of the first check, since the handler's last sign, that found a sign missing."""
@@ -90,15 +90,15 @@ class ActiveRun:
     stop: StopReason | None = None
     stop_detail: str | None = None
     renewed_at: float = 0.0
-    threading: bool = False
+    in_thread: bool = False
     """True if the handler or its hook is at work in a thread. A thread can only be asked to stop."""
-    hooking: bool = False
+    in_hook: bool = False
     """True if the handler has ended and its on_cancel hook is at work."""
-    lane: WorkerThread | None = None
+    thread: WorkerThread | None = None
     """The thread of its plain functions, if there is one."""
-    left: "tuple[asyncio.Task[None], ...]" = ()
+    abandoned_tasks: "tuple[asyncio.Task[None], ...]" = ()
     """Tasks of this run that were abandoned: a hook, or the closing of its providers."""
-    elsewhere: str | None = None
+    isolated_position: str | None = None
     """The position of the handler, as reported by its isolated process."""
     mark: Mark = ()
     """The handler's stack at the last check."""
@@ -107,13 +107,13 @@ class ActiveRun:
     trace: str | None = None
     """The handler's stack as text. `traced` is the text that the storage has."""
     traced: str | None = None
-    at_limit: str | None = None
+    position_at_stop: str | None = None
     """The handler's position when its time was over."""
     abandoned: bool = False
     """True if the run was abandoned: settled while its handler goes on."""
-    make_end: Callable[[StopReason, str | None], None] | None = None
+    stop_isolated: Callable[[StopReason, str | None], None] | None = None
     """Stops the run in its isolated process, if it has one. Safe from any thread."""
-    still: bool = False
+    suspended: bool = False
     """True if its isolated process was suspended by a signal. Then the lease is not renewed."""
     finished: bool = False
     """True if only the outcome is left and waits for the loop. From then on its time does not count."""
@@ -123,7 +123,7 @@ class ActiveRun:
     """Where its handler runs."""
     pid: int | None = None
     """The isolated process that the handler runs in, while there is one."""
-    line: int | None = None
+    row: int | None = None
     """Its row in the scoreboard, while there is one."""
     unknown: UnknownReason | None = None
     """Why this worker cannot run it, if it cannot."""
@@ -139,35 +139,35 @@ class ActiveRun:
         """Return True if the run was stopped for one of these reasons."""
         return self.stop in reasons
 
-    def end(self) -> bool:
+    def cancel(self) -> bool:
         """Stop the handler. Return True if it was cancelled: a coroutine is, a thread can only be asked."""
         if self.context is None:
             # It has not begun, and checks `stop` itself. A task cancelled before its first step would have no outcome.
             return False
         self.context.stop(self.stop_detail)
-        if self.hooking and self.stop == "cancelled":
+        if self.in_hook and self.stop == "cancelled":
             # The handler cancelled the job itself, and its hook must go on.
             return False
         # If the lease is gone or the time is over, the thread is abandoned, and another run may begin.
-        if self.task is None or (self.threading and not self.stops_for("lost", "unreachable", *SILENT)):
+        if self.task is None or (self.in_thread and not self.stops_for("lost", "unreachable", *SILENT)):
             return False
         return self.task.cancel()
 
     @property
     def goes_on(self) -> bool:
         """True if a thread or task of the handler is at work, although the wait for the handler has ended."""
-        return (self.lane is not None and self.lane.busy) or not all(task.done() for task in self.left)
+        return (self.thread is not None and self.thread.busy) or not all(task.done() for task in self.abandoned_tasks)
 
-    def leave(self, task: "asyncio.Task[None]") -> None:
+    def abandon_task(self, task: "asyncio.Task[None]") -> None:
         """Note a task of the handler that is abandoned."""
-        self.left = (*self.left, task)
+        self.abandoned_tasks = (*self.abandoned_tasks, task)
 
-    def once_less(self, call: Callable[[], None]) -> None:
+    def when_one_ends(self, call: Callable[[], None]) -> None:
         """Call `call` once, when one of the threads or tasks that `goes_on` counts has ended."""
-        if self.lane is not None and self.lane.busy:
-            self.lane.once_idle(call)
+        if self.thread is not None and self.thread.busy:
+            self.thread.when_idle(call)
         else:
-            next(task for task in self.left if not task.done()).add_done_callback(lambda _: call())
+            next(task for task in self.abandoned_tasks if not task.done()).add_done_callback(lambda _: call())
 
     @property
     def beat(self) -> float:
@@ -224,31 +224,31 @@ class ActiveRun:
         return min(self._progress_until, self._signs_until)
 
     @property
-    def looks_at(self) -> float:
+    def next_check(self) -> float:
         """The uptime at which `silence` must be called next."""
         at = self.silent_at
-        return at if self.missed_at is None or at == math.inf else self.missed_at + self._second_look
+        return at if self.missed_at is None or at == math.inf else self.missed_at + self._second_check
 
-    def silence(self, now: float, turns: LoopMonitor | None) -> Silence | None:
+    def silence(self, now: float, monitor: LoopMonitor | None) -> Silence | None:
         """Return the limit that the silent handler has passed, or None. Only one thread may call this.
 
         It takes two checks: if this process was suspended, the handler gets a moment to give its sign.
         """
         job = self.lease.job
         if now >= self.silent_at and job.heartbeat_timeout is not None:
-            _, silent = self.spared(now, self.signed, turns)
-            self.spared_until = max(self.spared_until, now - silent)
+            _, silent = self.extended_limits(now, self.signed, monitor)
+            self.excused_until = max(self.excused_until, now - silent)
         if now < self.silent_at:
             self.missed_at = None
         elif self.missed_at is None:
             self.missed_at = now
-        elif now >= self.missed_at + self._second_look:
+        elif now >= self.missed_at + self._second_check:
             return "no_progress" if now >= self._progress_until else "lease_expired"
         return None
 
     @property
-    def _second_look(self) -> float:
-        return min(SECOND_LOOK, self.beat)
+    def _second_check(self) -> float:
+        return min(SECOND_CHECK, self.beat)
 
     @property
     def _progress_until(self) -> float:
@@ -266,24 +266,24 @@ class ActiveRun:
     @property
     def signed(self) -> float:
         """The uptime since which the handler counts as silent."""
-        return max(self.claimed_at, self.signed_at, self.signs.last, self.spared_until)
+        return max(self.claimed_at, self.signed_at, self.signs.last, self.excused_until)
 
-    def message(self, now: float, trace: str | None = None, turns: LoopMonitor | None = None) -> "PendingRenewal":
+    def renewal(self, now: float, trace: str | None = None, monitor: LoopMonitor | None = None) -> "PendingRenewal":
         """Return the next renewal of this run, with the handler's signs and log lines, and its stack if that is new.
 
-        `turns` is the monitor of the run's loop. The renewal does not count the time in which another run blocked the
+        `monitor` is the monitor of the run's loop. The renewal does not count the time in which another run blocked the
         loop.
         """
-        return PendingRenewal(self, self.signs.take(), now, trace, turns)
+        return PendingRenewal(self, self.signs.take(), now, trace, monitor)
 
-    def spared(self, now: float, signed_at: float, turns: LoopMonitor | None) -> tuple[float, float]:
+    def extended_limits(self, now: float, signed_at: float, monitor: LoopMonitor | None) -> tuple[float, float]:
         """Return for how many seconds the run counts as running, and as silent since that sign."""
         job = self.lease.job
-        return spared(
+        return extended_limits(
             now,
-            turned_at=0.0 if turns is None else turns.at,
-            blocks=turns is not None and turns.blocker == self.key,
-            mute=False,
+            turned_at=0.0 if monitor is None else monitor.turned_at,
+            blocks_loop=monitor is not None and monitor.blocker == self.key,
+            no_thread_runs=False,
             claimed_at=self.claimed_at,
             signed_at=signed_at,
             lease=job.stall.lease / SECOND,
@@ -294,26 +294,28 @@ class ActiveRun:
 
 
 class PendingRenewal:
-    """One renewal that is being sent. If it fails, `unsent` takes back its content."""
+    """One renewal that is being sent. If it fails, `take_back` takes back its content."""
 
-    def __init__(self, held: ActiveRun, said: Report, now: float, trace: str | None, turns: LoopMonitor | None) -> None:
-        signed_at, progress, log = said
+    def __init__(
+        self, run: ActiveRun, report: Report, now: float, trace: str | None, monitor: LoopMonitor | None
+    ) -> None:
+        signed_at, progress, log = report
         # Count from the latest sign: whether it arrives is unknown until the answer.
-        ran, self._silent = held.spared(now, max(held.signed_at, held.signs.last), turns)
-        self.held = held
+        ran, self._silent = run.extended_limits(now, max(run.signed_at, run.signs.last), monitor)
+        self.run = run
         self.signed_at = signed_at
-        self._said = said
-        waits = held.waits
+        self._content = report
+        waits = run.waits
         if waits:
             self.signed_at = now
         self.renewal = LeaseRenewal(
-            held.lease.ref,
-            held.lease.fence,
+            run.lease.ref,
+            run.lease.fence,
             sign=signed_at is not None,
             # Once the handler runs, only its own signs renew such a lease.
-            extend=not held.still
-            and (signed_at is not None or held.lease.job.stall.renewed or waits or held.exclusive),
-            exclusive=held.exclusive,
+            extend=not run.suspended
+            and (signed_at is not None or run.lease.job.stall.renewed or waits or run.exclusive),
+            exclusive=run.exclusive,
             ran=0 if waits else max(0, round(ran * SECOND)),
             silent=0 if waits else max(0, round(self._silent * SECOND)),
             progress=progress[0] if progress else None,
@@ -325,28 +327,28 @@ class PendingRenewal:
             trace=trace,
         )
 
-    def unsent(self) -> None:
+    def take_back(self) -> None:
         """Take back the content, so that the next renewal sends it."""
-        self.held.signs.restore(self._said)
+        self.run.signs.restore(self._content)
 
-    def arrived(self, asked_at: float, *, lost: bool) -> None:
+    def answered(self, asked_at: float, *, lost: bool) -> None:
         """Note the answer. `lost`: the lease does not belong to this run any more."""
-        self.held.traced = self.renewal.trace or self.held.traced
+        self.run.traced = self.renewal.trace or self.run.traced
         if self.renewal.extend and not lost:
-            self.held.trust(asked_at, signed_at=self.signed_at, silent=self._silent)
+            self.run.trust(asked_at, signed_at=self.signed_at, silent=self._silent)
         else:
-            self.held.renewed_at = asked_at
+            self.run.renewed_at = asked_at
 
 
 class ActiveRuns:
     """The runs that this process holds, by job and fence. Safe from both threads."""
 
-    def __init__(self, slate: Scoreboard | None = None) -> None:
+    def __init__(self, scoreboard: Scoreboard | None = None) -> None:
         self._lock = threading.Lock()
-        self._slate = slate
+        self._scoreboard = scoreboard
         self._held: dict[RunKey, ActiveRun] = {}
-        self._knock: Callable[[], None] | None = None
-        self.next_look = math.inf
+        self._wake_keeper: Callable[[], None] | None = None
+        self.next_beat = math.inf
         """The uptime of the keeper's next regular check. Infinite while the keeper is awake."""
         self.hinted_at = -math.inf
         """The uptime of the last hint that a run may have to stop. Runs renewed before it must be checked."""
@@ -354,78 +356,78 @@ class ActiveRuns:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: ActiveRun) -> None:
+    def add(self, run: ActiveRun) -> None:
         """Hold a run until its settlement is answered."""
-        self.add_all((held,))
+        self.add_all((run,))
 
     def add_all(self, some: Iterable[ActiveRun]) -> None:
         """Hold runs until their settlements are answered."""
         urgent = False
         with self._lock:
-            for held in some:
-                self._held[held.key] = held
-                if self._slate is not None:
-                    held.line = self._slate.write(
-                        held.lease,
-                        way=held.way,
-                        claimed_at=held.claimed_at if held.begun else math.inf,
-                        renewed_at=held.renewed_at,
-                        exclusive=held.exclusive,
+            for run in some:
+                self._held[run.key] = run
+                if self._scoreboard is not None:
+                    run.row = self._scoreboard.write(
+                        run.lease,
+                        way=run.way,
+                        claimed_at=run.claimed_at if run.begun else math.inf,
+                        renewed_at=run.renewed_at,
+                        exclusive=run.exclusive,
                     )
                     # The supervisor needs the signs only if the job has a heartbeat timeout.
-                    if held.line is not None and held.lease.job.heartbeat_timeout is not None:
-                        held.signs.echo = partial(self._signed, held)
+                    if run.row is not None and run.lease.job.heartbeat_timeout is not None:
+                        run.signs.echo = partial(self._signed, run)
                 # Most jobs are over long before the keeper's next check. A wake for each would cost more than the job.
-                urgent = urgent or held.renewed_at < self.hinted_at or held.renewed_at + held.beat < self.next_look
-        if urgent and self._knock is not None:
-            self._knock()
+                urgent = urgent or run.renewed_at < self.hinted_at or run.renewed_at + run.beat < self.next_beat
+        if urgent and self._wake_keeper is not None:
+            self._wake_keeper()
 
-    def stay(self, held: ActiveRun, way: Way) -> None:
+    def run_here(self, run: ActiveRun, way: Way) -> None:
         """Note that a run which waited for an isolated process runs in this one instead."""
         with self._lock:
-            held.way = way
-            if held.line is not None and self._slate is not None:
-                self._slate.goes(held.line, way)
+            run.way = way
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.set_way(run.row, way)
 
-    def give(self, held: ActiveRun, pid: int) -> None:
+    def set_process(self, run: ActiveRun, pid: int) -> None:
         """Note that a run is about to be sent to an isolated process."""
         with self._lock:
-            if held.line is not None and self._slate is not None:
-                self._slate.runs_in(held.line, pid)
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.set_pid(run.row, pid)
 
-    def begin(self, held: ActiveRun, at: float) -> None:
+    def begin(self, run: ActiveRun, at: float) -> None:
         """Start to count the time of a run that had to wait for a process. Idempotent."""
-        if held.begun:
+        if run.begun:
             return
-        job = held.lease.job
+        job = run.lease.job
         with self._lock:
-            held.claimed_at = at
-            if held.line is not None and self._slate is not None:
-                self._slate.began(held.line, at, renewed=job.stall.renewed or held.exclusive)
-            held.begun = True
+            run.claimed_at = at
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.began(run.row, at, renewed=job.stall.renewed or run.exclusive)
+            run.begun = True
         if job.heartbeat_timeout is not None or not job.stall.renewed:
             # The begin counts as the first sign.
-            held.signs.sign(at)
+            run.signs.sign(at)
 
-    def stand_still(self, held: ActiveRun, still: bool) -> None:
+    def set_suspended(self, run: ActiveRun, still: bool) -> None:
         """Stop renewing an isolated run whose process was suspended, or renew it again when the process continues."""
         with self._lock:
-            held.still = still
-            if held.line is not None and self._slate is not None:
-                self._slate.renewable(held.line, None if still else held.lease.job.stall, exclusive=held.exclusive)
+            run.suspended = still
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.renewable(run.row, None if still else run.lease.job.stall, exclusive=run.exclusive)
 
-    def note_stopped(self, held: ActiveRun, why: StopCode) -> None:
+    def note_stopped(self, run: ActiveRun, why: StopCode) -> None:
         """Note for the supervisor, if there is one, why a run was stopped whose handler goes on."""
         with self._lock:
-            if held.line is not None and self._slate is not None:
-                self._slate.stopped(held.line, why)
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.stopped(run.row, why)
 
-    def finish(self, held: ActiveRun) -> None:
+    def finish(self, run: ActiveRun) -> None:
         """Hold an isolated run until its outcome is settled. Only the outcome is left, so no limit counts."""
         with self._lock:
-            held.finished, held.still = True, False
-            if held.line is not None and self._slate is not None:
-                self._slate.over(held.line, held.lease.job.stall)
+            run.finished, run.suspended = True, False
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.finished(run.row, run.lease.job.stall)
 
     def drop(self, key: RunKey) -> ActiveRun | None:
         """Remove a run. Return it if it was held."""
@@ -435,12 +437,12 @@ class ActiveRuns:
         """Remove runs. Return each run that was held, or None, in the order of the keys."""
         with self._lock:
             dropped = [self._held.pop(key, None) for key in keys]
-            for held in dropped:
-                if held is not None and held.line is not None and self._slate is not None:
-                    self._slate.wipe(held.line)
-                    held.line = None
+            for run in dropped:
+                if run is not None and run.row is not None and self._scoreboard is not None:
+                    self._scoreboard.clear(run.row)
+                    run.row = None
                     # Break the reference cycle with the run and its task: the garbage collector may run in any thread.
-                    held.signs.echo = None
+                    run.signs.echo = None
         return dropped
 
     def get(self, key: RunKey) -> ActiveRun | None:
@@ -454,29 +456,29 @@ class ActiveRuns:
 
     def note_renewed(self, renewed: Iterable[ActiveRun]) -> None:
         """Notify the supervisor's renewer, if there is one, that it need not renew these runs."""
-        if self._slate is None:
+        if self._scoreboard is None:
             return
         with self._lock:
             for one in renewed:
                 # A dropped run has no row: its old row may belong to another run.
-                if one.line is not None:
-                    self._slate.renewed(one.line, one.renewed_at)
+                if one.row is not None:
+                    self._scoreboard.renewed(one.row, one.renewed_at)
 
-    def trust_watcher(self) -> None:
+    def read_external_renewals(self) -> None:
         """Note the leases that the supervisor's renewer has renewed while this process could not."""
-        if self._slate is None:
+        if self._scoreboard is None:
             return
         with self._lock:
             for one in self._held.values():
-                kept = 0.0 if one.line is None else self._slate.kept(one.line, one.lease.fence)
+                kept = 0.0 if one.row is None else self._scoreboard.external_renewal(one.row, one.lease.fence)
                 if kept > one.renewed_at:
                     one.trust(kept, signed_at=None)
 
     def when_urgent(self, knock: Callable[[], None]) -> None:
         """Set the function that wakes the keeper for an added run that cannot wait for the next check."""
-        self._knock = knock
+        self._wake_keeper = knock
 
-    def _signed(self, held: ActiveRun, at: float) -> None:
+    def _signed(self, run: ActiveRun, at: float) -> None:
         with self._lock:
-            if held.line is not None and self._slate is not None:
-                self._slate.signed(held.line, at)
+            if run.row is not None and self._scoreboard is not None:
+                self._scoreboard.signed(run.row, at)

@@ -12,12 +12,12 @@ LATE = 0.25
 """Seconds that a loop may be late before any limit is extended."""
 
 
-def spared(
+def extended_limits(
     now: float,
     *,
     turned_at: float,
-    blocks: bool,
-    mute: bool,
+    blocks_loop: bool,
+    no_thread_runs: bool,
     claimed_at: float,
     signed_at: float,
     lease: float,
@@ -27,16 +27,16 @@ def spared(
 ) -> tuple[float, float]:
     """Return for how many seconds a run counts as running, and as silent.
 
-    `blocks`: this run blocks the loop. `mute`: no thread of the process runs either. Limits are infinite if there are
-    none. Times are uptimes.
+    `blocks_loop`: this run blocks the loop. `no_thread_runs`: no thread of the process runs either. Missing limits are
+    infinite. Times are uptimes.
     """
     ran, silent = now - claimed_at, now - signed_at
-    if blocks or not turned_at or now - turned_at <= TICK + LATE:
+    if blocks_loop or not turned_at or now - turned_at <= TICK + LATE:
         return ran, silent
     if turned_at <= claimed_at + timeout + TICK:
         # Leave room for a whole lease before the timeout, if the timeout is that long.
         ran = min(ran, max(0.0, timeout - lease) if timeout < float("inf") else ran)
-    if (mute or way == "loop") and turned_at <= signed_at + heartbeat_timeout + TICK:
+    if (no_thread_runs or way == "loop") and turned_at <= signed_at + heartbeat_timeout + TICK:
         # The next renewal comes within a quarter of the heartbeat timeout.
         silent = min(silent, heartbeat_timeout / 2)
     return ran, silent

@@ -39,9 +39,9 @@ from tenure.core.outcome import (
 )
 from tenure.core.settlement import settlement
 from tenure.failures import log_failure, recorded
-from tenure.worker.abandoned import LINGER, Abandoned
-from tenure.worker.active_runs import SILENT, ActiveRun, ActiveRuns, StopReason, outdoes
-from tenure.worker.failure_log import log_mishap
+from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
+from tenure.worker.active_runs import SILENT, ActiveRun, ActiveRuns, StopReason, overrides
+from tenure.worker.failure_log import log_bad_outcome
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard
@@ -52,8 +52,8 @@ from tenure.worker.prefetch_policy import PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
-from tenure.worker.silence import told_of_silence
-from tenure.worker.stacks.traces import where
+from tenure.worker.silence import silence_outcome
+from tenure.worker.stacks.traces import stack_of
 from tenure.worker.starting import Starter, starter
 from tenure.worker.worker_metrics import WorkerMetrics
 
@@ -70,52 +70,52 @@ class Executor:
         self,
         owner: Owner,
         runner: Runner,
-        slots: IsolatedRuns,
-        holdings: ActiveRuns,
+        isolated_runs: IsolatedRuns,
+        active_runs: ActiveRuns,
         outcomes: Outcomes,
         *,
         concurrency: int,
-        ahead: PrefetchPolicy,
+        prefetch: PrefetchPolicy,
         abandoned: Abandoned,
         guard: LoopGuard,
         tasks: Mapping[str, Task[..., Any]],
-        wear: RecyclePolicy,
+        recycle_policy: RecyclePolicy,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
-        tell: Callable[[Event], None],
-        tally: WorkerMetrics,
+        publish: Callable[[Event], None],
+        metrics: WorkerMetrics,
         supervised: bool,
-        unstoppable: Callable[[ActiveRun, StopCode], None],
+        report_unstoppable: Callable[[ActiveRun, StopCode], None],
     ) -> None:
         """Create an executor. `unstoppable` is called when a run that keeps its right does not end."""
         self._owner = owner
         self._supervised = supervised
-        self._unstoppable = unstoppable
-        self._kept: dict[ActiveRun, Outcome] = {}
+        self._report_unstoppable = report_unstoppable
+        self._keeping_right: dict[ActiveRun, Outcome] = {}
         """The exclusive runs that were stopped but whose handlers go on, each with its outcome."""
         self._unstopped: dict[ActiveRun, None] = {}
         """The runs in `_kept` whose time to end is over."""
         self._runner = runner
-        self._slots = slots
-        self._holdings = holdings
+        self._isolated_runs = isolated_runs
+        self._active_runs = active_runs
         self._outcomes = outcomes
         self._concurrency = concurrency
-        self._ahead = ahead
+        self._prefetch = prefetch
         self._abandoned = abandoned
         self._guard = guard
         self._tasks = tasks
-        self._wear = wear
+        self._recycle_policy = recycle_policy
         self._clock = clock
         self._rng = rng
         self._logger = logger
-        self._tell = tell
-        self._tally = tally
+        self._publish = publish
+        self._metrics = metrics
         self._running: dict[ActiveRun, None] = {}
-        self._at_hand = PrefetchBuffer(ahead, clock, too_long=self.hand_back)
+        self._prefetched = PrefetchBuffer(prefetch, clock, too_long=self.hand_back)
         self._beginning = False
         self._context = contextvars.Context()
-        self._attending: dict[asyncio.Task[None], ActiveRun] = {}
+        self._run_tasks: dict[asyncio.Task[None], ActiveRun] = {}
         self._start: Starter | None = None
         self._failure: asyncio.Future[None] | None = None
         self.over: Callable[[], None] = lambda: None
@@ -126,30 +126,30 @@ class Executor:
         """True if the worker was asked to stop, or is being recycled."""
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._at_hand) + len(self._kept)
+        return len(self._running) + len(self._prefetched) + len(self._keeping_right)
 
     @property
     def running(self) -> int:
         """The number of runs that go on."""
-        return len(self._running) + len(self._kept)
+        return len(self._running) + len(self._keeping_right)
 
     @property
     def unstopped(self) -> tuple[Ref, ...]:
         """The first few exclusive runs that were stopped but go on. Safe from any thread."""
-        return tuple(held.lease.ref for held in list(self._unstopped)[:SHOWN])
+        return tuple(run.lease.ref for run in list(self._unstopped)[:SHOWN])
 
     @property
     def capacity(self) -> int:
         """The number of jobs that this worker may hold at a time, prefetched jobs included."""
-        return self._concurrency + self._ahead.room
+        return self._concurrency + self._prefetch.room
 
     @property
     def room(self) -> int:
         """The number of jobs that this worker may still claim."""
         # A run that was stopped does not count against the concurrency, even if it keeps its right.
-        free = max(0, self.capacity - len(self._running) - len(self._at_hand))
+        free = max(0, self.capacity - len(self._running) - len(self._prefetched))
         # Prefetched jobs count towards `max_jobs` as well.
-        return max(0, self._wear.room(free + len(self._at_hand)) - len(self._at_hand))
+        return max(0, self._recycle_policy.room(free + len(self._prefetched)) - len(self._prefetched))
 
     def begin(self) -> "asyncio.Future[None]":
         """Let runs begin from now on. Return a future that fails if the executor's own code fails, not a handler."""
@@ -162,11 +162,11 @@ class Executor:
         """Let no more runs begin, cancel the tasks of all runs, and wait for these tasks without a limit."""
         self._start, cancelled = None, False
         self.hand_back()
-        for task in self._attending:
+        for task in self._run_tasks:
             task.cancel()
-        while self._attending:
+        while self._run_tasks:
             try:
-                await asyncio.wait(list(self._attending))
+                await asyncio.wait(list(self._run_tasks))
             except asyncio.CancelledError:
                 cancelled = True
         if cancelled:
@@ -179,19 +179,19 @@ class Executor:
         """
         # Their time counts from the answer: a delay of the claim in a frozen storage is not part of the run.
         now = self._clock.uptime()
-        self._tally.claimed(leases)
+        self._metrics.claimed(leases)
         known, unknown = list[ActiveRun](), list[ActiveRun]()
         free = self._free
         for lease in leases:
             why = why_unknown(self._tasks, lease.job)
-            held = self._held(lease, asked_at, now, begun=why is None and len(known) < free)
-            held.unknown = why
-            (known if why is None else unknown).append(held)
+            run = self._active_run(lease, asked_at, now, begun=why is None and len(known) < free)
+            run.unknown = why
+            (known if why is None else unknown).append(run)
         taken = unknown + known
         try:
-            self._holdings.add_all(taken)
+            self._active_runs.add_all(taken)
         except BaseException:
-            self._holdings.drop_all(held.key for held in taken)
+            self._active_runs.drop_all(run.key for run in taken)
             raise
         return taken
 
@@ -201,37 +201,37 @@ class Executor:
         # `hold` has added all of them before the first one begins, because that one may block the loop for long.
         rest = iter(taken)
         try:
-            for held in rest:
-                if held.unknown is not None:
+            for run in rest:
+                if run.unknown is not None:
                     # At once, even if this worker is busy: another worker may know the task.
-                    self._done(held, Unknown(held.unknown))
+                    self._take_outcome(run, Unknown(run.unknown))
                 elif not begin or self._start is None:
                     # The answer of the claim came after the worker was asked to stop.
-                    self._done(held, Interrupted("prefetch"))
+                    self._take_outcome(run, Interrupted("prefetch"))
                 elif free > 0:
                     free -= 1
-                    self._begin(held)
-                elif may_wait(held.lease.job):
-                    self._at_hand.add(held, now)
+                    self._begin(run)
+                elif may_wait(run.lease.job):
+                    self._prefetched.add(run, now)
                 else:
-                    self._ahead.kept_waiting()
-                    self._done(held, Interrupted("prefetch"))
+                    self._prefetch.kept_waiting()
+                    self._take_outcome(run, Interrupted("prefetch"))
         except BaseException:
             # The runs that have begun go on until the worker ends. This error makes the worker fail.
-            for held in rest:
-                self._done(held, Interrupted("prefetch"))
+            for run in rest:
+                self._take_outcome(run, Interrupted("prefetch"))
             raise
         self._fill_up()
 
     @property
     def _free(self) -> int:
         """The number of runs that may begin at once."""
-        return self._concurrency - len(self._running) - len(self._at_hand)
+        return self._concurrency - len(self._running) - len(self._prefetched)
 
     def hand_back(self) -> None:
         """Hand back the prefetched jobs."""
-        for held in self._at_hand.take_all():
-            self._done(held, Interrupted("prefetch"))
+        for run in self._prefetched.take_all():
+            self._take_outcome(run, Interrupted("prefetch"))
 
     def _fill_up(self) -> None:
         """Begin prefetched jobs, as many as may run."""
@@ -240,48 +240,48 @@ class Executor:
             return
         self._beginning = True
         try:
-            while self._at_hand and len(self._running) < self._concurrency:
-                self._begin(self._at_hand.take())
+            while self._prefetched and len(self._running) < self._concurrency:
+                self._begin(self._prefetched.take())
         finally:
             self._beginning = False
-        self._at_hand.watch()
+        self._prefetched.watch()
 
-    def _begin(self, held: ActiveRun) -> None:
+    def _begin(self, run: ActiveRun) -> None:
         start = self._start
         if start is None:
-            self._done(held, Interrupted("prefetch"))
+            self._take_outcome(run, Interrupted("prefetch"))
             return
-        self._wear.began()
-        self._running[held] = None
-        held.root = attending = self._attend(held)
+        self._recycle_policy.began()
+        self._running[run] = None
+        run.root = attending = self._run(run)
         # Use the worker's context. Often another run starts this one, and must not pass on its context variables.
         task = self._context.copy().run(start, attending)
-        if not task.done() or held in self._running:
-            held.task = task
-            self._attending[task] = held
+        if not task.done() or run in self._running:
+            run.task = task
+            self._run_tasks[task] = run
             task.add_done_callback(self._ended)
 
-    def stop(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
+    def stop(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run. A coroutine is cancelled; a thread is only notified, because it cannot be cancelled."""
-        if not outdoes(reason, held.stop):
+        if not overrides(reason, run.stop):
             return
-        if held in self._kept:
+        if run in self._keeping_right:
             # Its outcome stands, but its right is gone with its lease.
             if reason == "lost":
-                held.stop = reason
-                self._let_go(held)
+                run.stop = reason
+                self._drop_lost(run)
             return
-        held.stop, held.stop_detail = reason, detail
+        run.stop, run.stop_detail = reason, detail
         if reason in SILENT:
             # Record the position now: the handler leaves it when it is stopped.
-            held.at_limit = where(held)
-            held.silent_for = max(0, round((self._clock.uptime() - held.signed) * SECOND))
-        if held not in self._running and held not in self._at_hand:
+            run.position_at_stop = stack_of(run)
+            run.silent_for = max(0, round((self._clock.uptime() - run.signed) * SECOND))
+        if run not in self._running and run not in self._prefetched:
             # The run is over and its outcome is being settled: the renewal and the settlement have crossed.
             return
         if reason in ("lost", "unreachable"):
-            job = held.lease.job
-            self._tell(
+            job = run.lease.job
+            self._publish(
                 LeaseLost(
                     queue=job.queue,
                     id=job.id,
@@ -292,21 +292,21 @@ class Executor:
                     reason="lost" if reason == "lost" else "unreachable",
                 )
             )
-        if held in self._at_hand:
+        if run in self._prefetched:
             # The run checks `stop` before it calls its handler.
-            self._at_hand.remove(held)
-            self._begin(held)
-        elif held.make_end is not None:
-            held.make_end(reason, detail)
-        elif held.end() or (held.exclusive and held.context is not None):
-            self._expect(held, reason)
+            self._prefetched.remove(run)
+            self._begin(run)
+        elif run.stop_isolated is not None:
+            run.stop_isolated(reason, detail)
+        elif run.cancel() or (run.exclusive and run.context is not None):
+            self._abandon_later(run, reason)
 
     def stop_all(self) -> None:
         """Stop all runs, because the worker stops, or because it failed without a request to stop."""
         self.hand_back()
         reason: StopReason = "shutdown" if self.stopping else "worker_failed"
-        for held in list(self._running):
-            self.stop(held, reason, "the worker stops")
+        for run in list(self._running):
+            self.stop(run, reason, "the worker stops")
 
     def release(self, delay: int) -> None:
         """Hand back the runs that do not end, due again after `delay` microseconds, when this process is gone.
@@ -314,61 +314,61 @@ class Executor:
         An exclusive run that goes on is left to the supervisor: the end of this process frees its right.
         """
         self.hand_back()
-        for held in [*self._running, *self._kept]:
-            failed = held.stop == "worker_failed"
-            outcome = self._kept.get(held, Interrupted("worker_failed" if failed else "shutdown", delay))
-            if self._supervised and held.exclusive and held.stop != "lost":
-                self._holdings.note_stopped(held, _stop_code(outcome))
-                self._running.pop(held, None)
-                self._forget(held)
-                held.over = True
+        for run in [*self._running, *self._keeping_right]:
+            failed = run.stop == "worker_failed"
+            outcome = self._keeping_right.get(run, Interrupted("worker_failed" if failed else "shutdown", delay))
+            if self._supervised and run.exclusive and run.stop != "lost":
+                self._active_runs.note_stopped(run, _stop_code(outcome))
+                self._running.pop(run, None)
+                self._forget(run)
+                run.over = True
                 self.over()
                 continue
-            if held.exclusive:
+            if run.exclusive:
                 self._logger.error(
-                    "job %s (%s): its exclusive right is given up, though its handler may go on in this process",
-                    held.lease.job.id,
-                    held.lease.job.task,
+                    "job %s (%s): its exclusive right is released, although its handler may still run in this process",
+                    run.lease.job.id,
+                    run.lease.job.task,
                 )
-            self._settle(held, outcome)
+            self._settle(run, outcome)
 
-    def _held(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> ActiveRun:
+    def _active_run(self, lease: Lease, asked_at: float, now: float, *, begun: bool) -> ActiveRun:
         job = lease.job
         task = self._tasks.get(job.task)
-        held = ActiveRun(lease)
-        held.claimed_at, held.stops_unreachable, held.begun = now, _stops(job, task), begun
-        held.exclusive = held.stops_unreachable or job.exclusive
-        if job.unreadable is None and self._slots.wanted(held):
+        run = ActiveRun(lease)
+        run.claimed_at, run.stops_unreachable, run.begun = now, _stops(job, task), begun
+        run.exclusive = run.stops_unreachable or job.exclusive
+        if job.unreadable is None and self._isolated_runs.needs_process(run):
             # The time that its process needs to start is not part of the run.
-            held.way, held.begun = "process", False
+            run.way, run.begun = "process", False
         else:
-            held.way = _way(task)
-        held.granted(asked_at)
-        return held
+            run.way = _way(task)
+        run.granted(asked_at)
+        return run
 
-    async def _attend(self, held: ActiveRun) -> None:
+    async def _run(self, run: ActiveRun) -> None:
         began = self._clock.uptime()
-        if held.task is None:
+        if run.task is None:
             # An eager task runs before its creator can store it in `held.task`.
-            held.task = asyncio.current_task()
-        if began >= held.trusted_until:
+            run.task = asyncio.current_task()
+        if began >= run.trusted_until:
             # While this process was suspended, the supervisor's renewer may have renewed the lease.
-            self._holdings.trust_watcher()
-        if began >= held.trusted_until:
+            self._active_runs.read_external_renewals()
+        if began >= run.trusted_until:
             # The claim was answered late, or the lease was not renewed since. Another worker may have the job by now.
-            self._wear.not_begun()
-            self._done(held, Interrupted("unreachable"))
+            self._recycle_policy.not_begun()
+            self._take_outcome(run, Interrupted("unreachable"))
             self._fill_up()
             return
         try:
-            apart = await self._slots.run(held) if held.way == "process" else None
+            apart = await self._isolated_runs.run(run) if run.way == "process" else None
             if apart is None:
-                if held.way == "process":
+                if run.way == "process":
                     # No process is available, so it runs in this one, and is then a suspect if this process dies.
-                    self._holdings.stay(held, _way(self._tasks.get(held.lease.job.task)))
-                if not held.begun:
-                    self._holdings.begin(held, self._clock.uptime())
-                outcome = await self._runner.run(held, self._overdue)
+                    self._active_runs.run_here(run, _way(self._tasks.get(run.lease.job.task)))
+                if not run.begun:
+                    self._active_runs.begin(run, self._clock.uptime())
+                outcome = await self._runner.run(run, self._overdue)
             else:
                 outcome = apart
         except GeneratorExit:
@@ -377,62 +377,60 @@ class Executor:
         except BaseException as error:
             # The runner itself failed, not the handler; the job still needs an outcome.
             log_failure(
-                self._logger, logging.ERROR, "job %s: its run could not be carried out", held.lease.ref.id, error=error
+                self._logger, logging.ERROR, "job %s: its run failed outside the handler", run.lease.ref.id, error=error
             )
             outcome = Raised(recorded(error))
-        self._done(held, outcome, self._clock.uptime() - (began if began > held.claimed_at else held.claimed_at))
-        if self._at_hand:
+        self._take_outcome(run, outcome, self._clock.uptime() - (began if began > run.claimed_at else run.claimed_at))
+        if self._prefetched:
             self._fill_up()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        held = self._attending.pop(task)
-        if held in self._running:
+        run = self._run_tasks.pop(task)
+        if run in self._running:
             # Its task was cancelled before the first step, so the run did not begin.
-            self._done(held, Interrupted("shutdown"))
+            self._take_outcome(run, Interrupted("shutdown"))
             self._fill_up()
         error = None if task.cancelled() else task.exception()
         if error is not None and self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    def _expect(self, held: ActiveRun, reason: StopReason) -> None:
+    def _abandon_later(self, run: ActiveRun, reason: StopReason) -> None:
         """Abandon a run later if it does not end. When the worker stops, `release` handles all such runs at once."""
-        if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and held.lease.job.timeout is not None):
+        if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and run.lease.job.timeout is not None):
             return
         # A cancelled run still has its lease and its concurrency keys. It may clean up until its timeout at most.
-        within = LIMIT if reason == "cancelled" else LINGER
-        asyncio.get_running_loop().call_later(within, lambda: self._overdue(held, stopped(held)))
+        within = LIMIT if reason == "cancelled" else CANCEL_GRACE
+        asyncio.get_running_loop().call_later(within, lambda: self._overdue(run, stopped(run)))
 
-    def _overdue(self, held: ActiveRun, outcome: Outcome) -> None:
+    def _overdue(self, run: ActiveRun, outcome: Outcome) -> None:
         """Abandon a run whose handler goes on although it was cancelled. Its later result is discarded."""
-        if held not in self._running or held.hooking or held.task is None or held.task.done():
+        if run not in self._running or run.in_hook or run.task is None or run.task.done():
             return
-        job = held.lease.job
-        self._logger.error(
-            "job %s (%s): the handler goes on although it was cancelled; it is left to itself", job.id, job.task
-        )
-        held.abandoned = True
-        self._abandoned.task(held.task)
-        if held.exclusive and held.stop != "lost":
-            self._keep(held, outcome)
-            self._will_not_end(held)
+        job = run.lease.job
+        self._logger.error("job %s (%s): the handler ignores its cancellation; abandoning it", job.id, job.task)
+        run.abandoned = True
+        self._abandoned.add_task(run.task)
+        if run.exclusive and run.stop != "lost":
+            self._keep_right(run, outcome)
+            self._will_not_end(run)
         else:
-            self._done(held, outcome, self._clock.uptime() - held.claimed_at)
+            self._take_outcome(run, outcome, self._clock.uptime() - run.claimed_at)
         self._fill_up()
 
-    def _judged(self, held: ActiveRun, outcome: Outcome) -> Outcome:
+    def _corrected(self, run: ActiveRun, outcome: Outcome) -> Outcome:
         """Return a run's outcome; correct it if a handler cancelled every task of the loop or stopped the loop.
 
         If the handler that did this is known, the other runs that were cancelled with it are not charged. If it is not
         known, any of them may have done it, as in a crash.
         """
-        own = misuse(held)
+        own = misuse(run)
         if own is not None:
             return own
-        task = held.task
+        task = run.task
         hit = self._guard.cancelled and task is not None and task.cancelling() > 0
         if (
             not hit
-            or held.stops_for("cancelled", "lost", "unreachable")
+            or run.stops_for("cancelled", "lost", "unreachable")
             or not isinstance(outcome, Interrupted | Raised)
         ):
             return outcome
@@ -440,76 +438,76 @@ class Executor:
             return Interrupted("worker_failed")
         return Stalled("process_died", owner=self._owner.id, detail=LOOP_CANCELLED)
 
-    def _keep(self, held: ActiveRun, outcome: Outcome) -> None:
+    def _keep_right(self, run: ActiveRun, outcome: Outcome) -> None:
         """Keep the right of a stopped run until its handler has ended. Its first outcome stands."""
-        self._running.pop(held, None)
-        self._kept[held] = self._complete(held, outcome)
-        self._holdings.note_stopped(held, _stop_code(outcome))
+        self._running.pop(run, None)
+        self._keeping_right[run] = self._complete(run, outcome)
+        self._active_runs.note_stopped(run, _stop_code(outcome))
         self.over()
 
-    def _will_not_end(self, held: ActiveRun) -> None:
+    def _will_not_end(self, run: ActiveRun) -> None:
         """Report that a run which keeps its right still goes on when its time to end is over."""
-        if held in self._kept and held not in self._unstopped:
-            self._unstopped[held] = None
-            self._unstoppable(held, _stop_code(self._kept[held]))
+        if run in self._keeping_right and run not in self._unstopped:
+            self._unstopped[run] = None
+            self._report_unstoppable(run, _stop_code(self._keeping_right[run]))
 
-    def _let_go(self, held: ActiveRun) -> None:
+    def _drop_lost(self, run: ActiveRun) -> None:
         """Forget a run that has lost its right, because its job belongs to another run now."""
-        self._forget(held)
-        held.over = True
-        self._holdings.drop(held.key)
+        self._forget(run)
+        run.over = True
+        self._active_runs.drop(run.key)
         self.over()
 
-    def _forget(self, held: ActiveRun) -> None:
-        self._kept.pop(held, None)
-        self._unstopped.pop(held, None)
+    def _forget(self, run: ActiveRun) -> None:
+        self._keeping_right.pop(run, None)
+        self._unstopped.pop(run, None)
 
-    def _done(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
+    def _take_outcome(self, run: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
         """Take the outcome of a run. `took` is 0 if the duration says nothing: the run did not begin or was cut off."""
-        self._running.pop(held, None)
-        if held.over:
+        self._running.pop(run, None)
+        if run.over:
             # It was handed back while its handler went on. Only the first outcome counts.
             return
-        if held.exclusive and held.stop != "lost" and held.goes_on:
+        if run.exclusive and run.stop != "lost" and run.goes_on:
             # The wait for its thread or hook is over, but the thread or hook goes on.
-            if held not in self._kept:
-                self._keep(held, outcome)
-                asyncio.get_running_loop().call_later(LINGER, self._will_not_end, held)
-            held.once_less(lambda: self._done(held, outcome, took))
+            if run not in self._keeping_right:
+                self._keep_right(run, outcome)
+                asyncio.get_running_loop().call_later(CANCEL_GRACE, self._will_not_end, run)
+            run.when_one_ends(lambda: self._take_outcome(run, outcome, took))
             return
-        self._settle(held, self._kept.get(held, outcome), took)
+        self._settle(run, self._keeping_right.get(run, outcome), took)
 
-    def _settle(self, held: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
+    def _settle(self, run: ActiveRun, outcome: Outcome, took: float = 0.0) -> None:
         """Pass the outcome of a run on for settlement."""
-        self._running.pop(held, None)
-        self._forget(held)
-        held.over = True
-        if held.context is not None:
-            held.context.over = True
-            if self._guard.cancelled or held.context.misuse is not None:
-                outcome = self._judged(held, outcome)
-        self._tally.ran(held.lease.job, took)
+        self._running.pop(run, None)
+        self._forget(run)
+        run.over = True
+        if run.context is not None:
+            run.context.over = True
+            if self._guard.cancelled or run.context.misuse is not None:
+                outcome = self._corrected(run, outcome)
+        self._metrics.ran(run.lease.job, took)
         if took:
-            self._ahead.ran(took)
-        if held.stop == "lost" and isinstance(outcome, Interrupted):
+            self._prefetch.ran(took)
+        if run.stop == "lost" and isinstance(outcome, Interrupted):
             # The lease was lost and the run has no result, so there is nothing to settle.
-            self._holdings.drop(held.key)
+            self._active_runs.drop(run.key)
         else:
             if isinstance(outcome, Interrupted):
                 # The handler does not know these two facts; only the worker does.
-                begun = held.context is not None or held.pid is not None
+                begun = run.context is not None or run.pid is not None
                 outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
-            asked = settlement(held.lease, self._complete(held, outcome), self._rng, took=took)
-            self._outcomes.add(held.key, asked)
+            asked = settlement(run.lease, self._complete(run, outcome), self._rng, took=took)
+            self._outcomes.add(run.key, asked)
             if not isinstance(outcome, Returned):
-                log_mishap(self._logger, held.lease.job, asked)
+                log_bad_outcome(self._logger, run.lease.job, asked)
                 self.released += isinstance(outcome, Interrupted)
         self.over()
 
-    def _complete(self, held: ActiveRun, outcome: Outcome) -> Outcome:
+    def _complete(self, run: ActiveRun, outcome: Outcome) -> Outcome:
         """Add what this worker knows of a run that was stopped because its handler was silent."""
         if isinstance(outcome, Stalled) and not outcome.owner:
-            return told_of_silence(held, outcome.reason, worker=self._owner, clock=self._clock)
+            return silence_outcome(run, outcome.reason, worker=self._owner, clock=self._clock)
         return outcome
 
 

@@ -10,21 +10,22 @@ from tenure.core.postmortem import first_line
 from tenure.core.settlement import Settlement
 
 
-def log_mishap(logger: logging.Logger, job: JobRecord, asked: Settlement) -> None:
+def log_bad_outcome(logger: logging.Logger, job: JobRecord, settlement: Settlement) -> None:
     """Log why a run went wrong, if it did."""
-    match asked.decision:
+    match settlement.decision:
         case Finish(state=State.FAILED, reason=reason, error=error):
             logger.error(
-                "job %s (%s) failed in run %d, reason %s: %s; tenure jobs show tells all",
+                "job %s (%s) failed in run %d, reason %s: %s; details: tenure jobs show %s",
                 job.id,
                 job.task,
                 job.starts,
                 reason,
                 error.type if error else "no error",
+                job.id,
             )
         case PutBack(charge="failures", after=after, error=error):
             logger.warning(
-                "job %s (%s) failed in run %d: %s; tried again in %.1f s",
+                "job %s (%s) failed in run %d: %s; retrying in %.1f s",
                 job.id,
                 job.task,
                 job.starts,
@@ -32,9 +33,9 @@ def log_mishap(logger: logging.Logger, job: JobRecord, asked: Settlement) -> Non
                 after / SECOND,
             )
         case PutBack(charge="stalls"):
-            why = first_line(asked.ended.detail or "")
+            why = first_line(settlement.ended.detail or "")
             logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
         case PutBack(charge="releases", reason="unknown_task"):
-            logger.warning("job %s is of task %r, which this worker does not know", job.id, job.task)
+            logger.warning("job %s: this worker does not know its task %r", job.id, job.task)
         case _:
             return

@@ -11,7 +11,7 @@ from tenure.handlers.context import current_job
 from tenure.handlers.injection import Needs, ProviderStep
 from tenure.threads import WorkerThread
 
-Complain = Callable[[str, str, BaseException], None]
+ReportFailure = Callable[[str, str, BaseException], None]
 """Takes the part that failed, a text, and the exception. Used if another exception already decides the run's
 outcome."""
 
@@ -28,15 +28,15 @@ class InjectedValues:
     def __init__(
         self,
         needs: Needs,
-        lane: WorkerThread,
+        thread: WorkerThread,
         *,
-        complain: Complain,
-        leave: Callable[[Coroutine[Any, Any, None]], None],
+        report: ReportFailure,
+        close_later: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._needs = needs
-        self._lane = lane
-        self._complain = complain
-        self._leave = leave
+        self._thread = thread
+        self._report = report
+        self._hand_over = close_later
         self._open: list[_Plain | _Async] = []
 
     async def __aenter__(self) -> Mapping[str, Any]:
@@ -65,34 +65,34 @@ class InjectedValues:
                 # Noted before it is open, because the run may be stopped while the thread still opens it.
                 opening = _Plain(step, step.make(**taken))
                 self._open.append(opening)
-                return await self._lane.run(opening.enter)
+                return await self._thread.run(opening.enter)
             case "coroutine function":
                 return await step.make(**taken)
             case "function":
                 if step.provider is current_job:
                     return current_job()
-                return await self._lane.run(functools.partial(step.make, **taken))
+                return await self._thread.run(functools.partial(step.make, **taken))
 
     async def _close(self, failure: BaseException | None) -> None:
         counts = failure
-        while self._open and not self._lane.busy:
+        while self._open and not self._thread.busy:
             closing = self._open.pop()
             try:
-                await closing.exit(self._lane, counts)
+                await closing.exit(self._thread, counts)
             except BaseException as error:
                 if counts is None:
                     counts = error
                 elif error is not counts:
-                    self._complain(f"the provider {closing.name}", "failed while it closed", error)
-        if self._lane.busy:
-            self._leave(self._close_later(counts))
+                    self._report(f"the provider {closing.name}", "failed while it closed", error)
+        if self._thread.busy:
+            self._hand_over(self._close_later(counts))
         else:
-            self._lane.close()
+            self._thread.close()
         if failure is None and counts is not None:
             raise counts
 
     async def _close_later(self, failure: BaseException | None) -> None:
-        await self._lane.idle()
+        await self._thread.idle()
         await self._close(failure)
 
 
@@ -109,9 +109,9 @@ class _Plain:
         self._entered = True
         return value
 
-    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
+    async def exit(self, thread: WorkerThread, failure: BaseException | None) -> None:
         if self._entered:
-            await lane.run(functools.partial(self._manager.__exit__, *_told(failure)))
+            await thread.run(functools.partial(self._manager.__exit__, *_exception_info(failure)))
 
 
 class _Async:
@@ -121,11 +121,11 @@ class _Async:
         self.name = step.name
         self._manager = manager
 
-    async def exit(self, lane: WorkerThread, failure: BaseException | None) -> None:
-        await self._manager.__aexit__(*_told(failure))
+    async def exit(self, thread: WorkerThread, failure: BaseException | None) -> None:
+        await self._manager.__aexit__(*_exception_info(failure))
 
 
-def _told(
+def _exception_info(
     failure: BaseException | None,
 ) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
     return (None, None, None) if failure is None else (type(failure), failure, traceback_of(failure))

@@ -35,7 +35,7 @@ from tenure.storage.protocol import (
     WorkerInfo,
     owner_topic,
 )
-from tenure.worker.active_runs import ActiveRun, ActiveRuns, PendingRenewal, StopReason, outdoes
+from tenure.worker.active_runs import ActiveRun, ActiveRuns, PendingRenewal, StopReason, overrides
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.stacks.traces import Traces
@@ -58,8 +58,8 @@ class Keeper:
         self,
         storage: Storage,
         owner: Owner,
-        holdings: ActiveRuns,
-        turns: LoopMonitor,
+        active_runs: ActiveRuns,
+        monitor: LoopMonitor,
         *,
         timing: Timing,
         clock: Clock,
@@ -67,27 +67,27 @@ class Keeper:
         logger: logging.Logger,
         info: Callable[[], WorkerInfo],
         stop: Callable[[ActiveRun, StopReason, str | None], None],
-        obey: Callable[[tuple[str, ...]], None],
-        wanted: Callable[[], bool],
+        on_orders: Callable[[tuple[str, ...]], None],
+        is_needed: Callable[[], bool],
         given_up: Callable[[], bool],
         lanes: Callable[[], tuple[Lane, ...]],
-        tally: WorkerMetrics,
+        metrics: WorkerMetrics,
         partitions: PartitionWatch,
     ) -> None:
         self._storage = storage
         self._owner = owner
-        self._holdings = holdings
-        self._turns = turns
+        self._active_runs = active_runs
+        self._monitor = monitor
         self._beat = timing.beat.total_seconds()
         self._clock = clock
         self._rng = rng
         self._logger = logger
         self._info = info
         self._stop = stop
-        self._obey = obey
+        self._on_orders = on_orders
         self._orders: tuple[str, ...] = ()
-        self._wanted = wanted
-        self._tally = tally
+        self._is_needed = is_needed
+        self._metrics = metrics
         self._partitions = partitions
         self._traces = Traces()
         self._given_up = given_up
@@ -96,14 +96,14 @@ class Keeper:
         self._recorded = 0
         """The number of events that the storage has recorded."""
         self._last_beat = -math.inf
-        self._looked_at = -math.inf
+        self._partitions_read_at = -math.inf
         """The uptime of the last answered beat that asked for the state of the partitions."""
         self._retry_at = -math.inf
         self._failures = 0
         self._hinted = False
         self._hint: Callable[[], None] = lambda: None
         """Notifies the keeper's loop of a hint. Safe from any thread."""
-        self._heeds_at = -math.inf
+        self._ignore_hints_until = -math.inf
         """The uptime until which hints are ignored."""
         self._false_alarms = 0
 
@@ -124,16 +124,16 @@ class Keeper:
 
         def hinted() -> None:
             self._hinted = True
-            self._holdings.hinted_at = self._clock.uptime()
+            self._active_runs.hinted_at = self._clock.uptime()
             knocked.set()
 
-        self._holdings.when_urgent(lambda: _tell(loop, knocked.set, here))
-        self._hint = lambda: _tell(loop, hinted, here)
+        self._active_runs.when_urgent(lambda: _call_soon(loop, knocked.set, here))
+        self._hint = lambda: _call_soon(loop, hinted, here)
         # A worker whose loop ended without a stop holds jobs that no task runs. They must pass to other workers.
-        while self._wanted():
-            self._holdings.next_look = math.inf
+        while self._is_needed():
+            self._active_runs.next_beat = math.inf
             wait = await self.turn()
-            self._holdings.next_look = self._clock.uptime() + wait
+            self._active_runs.next_beat = self._clock.uptime() + wait
             try:
                 async with asyncio.timeout(wait):
                     await knocked.wait()
@@ -144,13 +144,13 @@ class Keeper:
     async def turn(self) -> float:
         """Beat if it is time, stop the runs that must not go on, and return the seconds until the next turn."""
         now = self._clock.uptime()
-        self._holdings.trust_watcher()
+        self._active_runs.read_external_renewals()
         # A loop that was blocked for too long is given up, and its leases are not renewed.
-        held = [] if self._given_up() else self._holdings.all()
-        if now >= self._due(held) - SHORTEST:
-            await self._renew(held, asked_at=now)
-        self._holdings.trust_watcher()
-        self._fence_in(self._clock.uptime())
+        runs = [] if self._given_up() else self._active_runs.all()
+        if now >= self._due(runs) - SHORTEST:
+            await self._renew(runs, asked_at=now)
+        self._active_runs.read_external_renewals()
+        self._stop_expired(self._clock.uptime())
         return self._next(self._clock.uptime())
 
     async def listen(self) -> None:
@@ -179,24 +179,24 @@ class Keeper:
             self._announcements.extendleft(reversed(events))
             raise
 
-    async def _renew(self, held: list[ActiveRun], *, asked_at: float) -> None:
-        every = self._every(held)
-        hinted, self._hinted = self._doubted(held), False
-        due = [one for one in held if self._asks(one, asked_at, every)]
+    async def _renew(self, runs: list[ActiveRun], *, asked_at: float) -> None:
+        every = self._interval(runs)
+        hinted, self._hinted = self._has_unanswered_hint(runs), False
+        due = [run for run in runs if self._needs_renewal(run, asked_at, every)]
         sent: list[PendingRenewal] = []
         events = self._announced()
         news = incomplete = 0
         # Short leases make beats more frequent, but not these looks, which ask every partition of the worker's queues.
-        looks = asked_at - self._looked_at >= self._beat - SHORTEST
+        looks = asked_at - self._partitions_read_at >= self._beat - SHORTEST
         # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
-        limit = max(SHORTEST, min([self._beat, *self._ends(held, asked_at)]))
+        limit = max(SHORTEST, min([self._beat, *self._times_to_stop(runs, asked_at)]))
         within = round(answer_limit(every, limit) * SECOND)
         try:
             async with asyncio.timeout(limit):
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     some = due[start : start + RENEW_LIMIT]
-                    traces = self._traces.news(some, asked_at)
-                    sent = [one.message(asked_at, at, self._turns) for one, at in zip(some, traces, strict=True)]
+                    traces = self._traces.new_texts(some, asked_at)
+                    sent = [run.renewal(asked_at, at, self._monitor) for run, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
                     beat = RenewRequest(
                         self._owner,
@@ -214,11 +214,11 @@ class Keeper:
                     if pulse.orders is not None:
                         self._recorded += len(events)
                         events = ()
-                    news += self._heed(sent, pulse, asked_at)
+                    news += self._apply(sent, pulse, asked_at)
                     incomplete += len(pulse.incomplete)
                     sent = []
                     if looks:
-                        self._looked_at, looks = asked_at, False
+                        self._partitions_read_at, looks = asked_at, False
                         self._compare(pulse.partitions, read)
             if incomplete:
                 raise StorageUnavailableError("a part of the storage does not answer")
@@ -227,13 +227,13 @@ class Keeper:
             # On any exception: the leases must be tried again, and a keeper that ends renews none.
             self._announcements.extendleft(reversed(events))
             for message in sent:
-                message.unsent()
-            self._tally.renewed(renewed=0, lost=0, failed=len(sent))
+                message.take_back()
+            self._metrics.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
                 failed = incomplete or len(due)
                 self._logger.warning(
-                    "cannot renew %d leases, trying again: %r", failed, error, exc_info=None if expected else error
+                    "cannot renew %d leases, retrying: %r", failed, error, exc_info=None if expected else error
                 )
             self._failures += 1
             patience = ExponentialDelay(FIRST_RETRY, min(LAST_RETRY, every / 4))
@@ -242,14 +242,14 @@ class Keeper:
             return
         self._failures = 0
         self._last_beat = asked_at
-        self._turns.told(asked_at)
+        self._monitor.reported(asked_at)
         if hinted:
             self._false_alarms = 0 if news else self._false_alarms + 1
             # A storage may send false hints. If beats cause hints, the rate must come down to the usual beat.
             rest = (
                 ExponentialDelay(FALSE_ALARM, every).rest(self._false_alarms, self._rng) if self._false_alarms else 0.0
             )
-            self._heeds_at = asked_at + rest
+            self._ignore_hints_until = asked_at + rest
 
     def _compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
         try:
@@ -263,88 +263,88 @@ class Keeper:
         try:
             return await self._storage.renew(beat)
         finally:
-            self._tally.called("renew", self._clock.uptime() - asked_at)
+            self._metrics.called("renew", self._clock.uptime() - asked_at)
 
     def _announced(self) -> tuple[Event, ...]:
         # The main loop may add events at the same time. A deque is safe for this.
         return tuple(self._announcements.popleft() for _ in range(len(self._announcements)))
 
-    def _asks(self, one: ActiveRun, now: float, every: float) -> bool:
-        if one.stop == "lost":
+    def _needs_renewal(self, run: ActiveRun, now: float, every: float) -> bool:
+        if run.stop == "lost":
             return False
         # A job that began within this beat has a fresh lease. Most jobs end before they need a renewal.
-        return one.signs.pending or now - one.renewed_at >= every / 2 or one.renewed_at <= self._holdings.hinted_at
+        return run.signs.pending or now - run.renewed_at >= every / 2 or run.renewed_at <= self._active_runs.hinted_at
 
-    def _heed(self, sent: list[PendingRenewal], pulse: RenewResult, asked_at: float) -> int:
+    def _apply(self, sent: list[PendingRenewal], pulse: RenewResult, asked_at: float) -> int:
         """Apply the answer. Return the number of runs with news; new orders for the worker count as one."""
         news = 0
         if pulse.orders is not None and pulse.orders != self._orders:
             self._orders = pulse.orders
-            self._obey(pulse.orders)
+            self._on_orders(pulse.orders)
             news = 1
         lost, incomplete = set(pulse.lost), set(pulse.incomplete)
         done = len(sent) - len(lost) - len(incomplete)
-        self._tally.renewed(renewed=done, lost=len(lost), failed=len(incomplete))
+        self._metrics.renewed(renewed=done, lost=len(lost), failed=len(incomplete))
         for message in sent:
-            if message.held.key in incomplete:
-                message.unsent()
+            if message.run.key in incomplete:
+                message.take_back()
                 continue
-            message.arrived(asked_at, lost=message.held.key in lost)
-            if message.held.key in lost:
-                self._stop(message.held, "lost", None)
-        self._holdings.note_renewed([message.held for message in sent])
+            message.answered(asked_at, lost=message.run.key in lost)
+            if message.run.key in lost:
+                self._stop(message.run, "lost", None)
+        self._active_runs.note_renewed([message.run for message in sent])
         for asking in pulse.cancelling:
-            asked_to_stop = self._holdings.get((asking.ref, asking.fence))
+            asked_to_stop = self._active_runs.get((asking.ref, asking.fence))
             if asked_to_stop is not None:
                 news += asked_to_stop.stop is None
                 self._stop(asked_to_stop, "cancelled", asking.reason)
         return news
 
-    def _fence_in(self, now: float) -> None:
+    def _stop_expired(self, now: float) -> None:
         """Stop exclusive runs whose handlers are silent, and runs that the storage has not renewed in time.
 
         These are two conditions with separate facts: the time of the handler's last sign, and the time of the last beat
         that the storage answered.
         """
-        for one in self._holdings.all():
-            if one.exclusive and (clock := one.silence(now, self._turns)) is not None:
-                one.silenced = True
-                silent_for = max(0, round((now - one.signed) * SECOND))
-                self._stop(one, clock, stall_cause(one.lease.job, clock, silent_for=silent_for))
-            if _may_not_outlive(one) and now >= one.trusted_until:
+        for run in self._active_runs.all():
+            if run.exclusive and (clock := run.silence(now, self._monitor)) is not None:
+                run.silenced = True
+                silent_for = max(0, round((now - run.signed) * SECOND))
+                self._stop(run, clock, stall_cause(run.lease.job, clock, silent_for=silent_for))
+            if _may_not_outlive(run) and now >= run.trusted_until:
                 # Its loop may be blocked and handle the stop much later.
-                one.fenced = True
+                run.fenced = True
                 # The storage may answer, but the lease of a run whose process was suspended is not renewed.
-                self._stop(one, "lease_expired" if one.still else "unreachable", None)
+                self._stop(run, "lease_expired" if run.suspended else "unreachable", None)
 
-    def _ends(self, held: list[ActiveRun], now: float) -> list[float]:
+    def _times_to_stop(self, runs: list[ActiveRun], now: float) -> list[float]:
         """Return the seconds after which the runs that must not outlive their leases must stop."""
-        return [one.trusted_until - now for one in held if _may_not_outlive(one)]
+        return [run.trusted_until - now for run in runs if _may_not_outlive(run)]
 
-    def _every(self, held: list[ActiveRun]) -> float:
-        return max(SHORTEST, min([self._beat, *(one.beat for one in held)]))
+    def _interval(self, runs: list[ActiveRun]) -> float:
+        return max(SHORTEST, min([self._beat, *(run.beat for run in runs)]))
 
-    def _due(self, held: list[ActiveRun]) -> float:
+    def _due(self, runs: list[ActiveRun]) -> float:
         """Return the uptime of the next beat."""
         if self._failures:
             return self._retry_at
-        return self._heeds_at if self._doubted(held) else self._last_beat + self._every(held)
+        return self._ignore_hints_until if self._has_unanswered_hint(runs) else self._last_beat + self._interval(runs)
 
-    def _doubted(self, held: list[ActiveRun]) -> bool:
+    def _has_unanswered_hint(self, runs: list[ActiveRun]) -> bool:
         """Return True if no beat followed a hint yet, or a run was claimed before the hint and not renewed since."""
-        return self._hinted or any(one.renewed_at < self._holdings.hinted_at and one.stop is None for one in held)
+        return self._hinted or any(run.renewed_at < self._active_runs.hinted_at and run.stop is None for run in runs)
 
     def _next(self, now: float) -> float:
-        held = self._holdings.all()
-        silent = [one.looks_at - now for one in held if one.exclusive]
-        return max(SHORTEST, min([self._due(held) - now, *self._ends(held, now), *silent]))
+        runs = self._active_runs.all()
+        silent = [run.next_check - now for run in runs if run.exclusive]
+        return max(SHORTEST, min([self._due(runs) - now, *self._times_to_stop(runs, now), *silent]))
 
 
-def _may_not_outlive(one: ActiveRun) -> bool:
-    return one.stops_unreachable and not one.fenced and outdoes("unreachable", one.stop)
+def _may_not_outlive(run: ActiveRun) -> bool:
+    return run.stops_unreachable and not run.fenced and overrides("unreachable", run.stop)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, news: Callable[[], object], context: contextvars.Context) -> None:
     # The loop is closed once its thread has been stopped. Then a hint is not needed any more.
     if not loop.is_closed():
         loop.call_soon_threadsafe(news, context=context)

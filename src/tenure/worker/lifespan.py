@@ -59,7 +59,7 @@ class Lifespan:
                 wait.cancel()
         if life.done():
             self._life = None
-            self._logger.critical("the worker %s does not start, for its lifespan cannot be entered", self._worker)
+            self._logger.critical("worker %s does not start: its lifespan cannot be entered", self._worker)
             life.result()
         elif not self._entered.is_set():
             await self.cut_off()
@@ -92,7 +92,7 @@ class Lifespan:
         if not life.done():
             await _cancelled(life)
             what = "end" if self._entered.is_set() else "be entered"
-            self._logger.error("the lifespan of worker %s took too long to %s, and was cut off", self._worker, what)
+            self._logger.error("the lifespan of worker %s took too long to %s; cancelling it", self._worker, what)
         elif not life.cancelled() and (failure := life.exception()) is not None:
             self._logger.error("the lifespan of worker %s failed while it ended", self._worker, exc_info=failure)
 

@@ -42,22 +42,22 @@ from tenure.worker.outcomes import Outcomes
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.worker_metrics import WorkerMetrics
 
-SHORT_FOR = 4.0
+SHORTAGE_LIMIT = 4.0
 """A burst that is short of descriptors ends after this many seconds without a run."""
 
 POLL = 5.0
 """Seconds between two claims if no hint comes and no job falls due. A poll finds the jobs of lost notifications."""
 
-PATIENCE = ExponentialDelay(0.05, 2.0)
+RETRY_DELAY = ExponentialDelay(0.05, 2.0)
 """The backoff between two tries at an unreachable storage: with the time of the try itself, 5 s at most."""
 
-HASTE = 0.25
+LAST_RETRY_DELAY = 0.25
 """The longest backoff once the worker is about to leave, in seconds."""
 
 UNSETTLED_LIMIT = 1000
 """If more outcomes than this wait for the storage, the worker claims no more jobs."""
 
-LEAST_WORTH = 4
+SECOND_CALL_MINIMUM = 4
 """A second call needs at least this many outcomes or this much room, and at least a quarter of the capacity. Each call
 costs both sides something, and the first call is answered soon."""
 
@@ -67,7 +67,7 @@ class _Call:
 
     def __init__(self, batch: list[Settlement], order: ClaimRequest | None, *, asked_at: float, failures: int) -> None:
         self.batch = batch
-        self.order = order
+        self.claim = order
         self.asked_at = asked_at
         self.failures = failures
         """The value of the failure counter when the call was made."""
@@ -88,17 +88,17 @@ class ExchangeLoop:
         owner: Owner,
         runs: Executor,
         outcomes: Outcomes,
-        holdings: ActiveRuns,
+        active_runs: ActiveRuns,
         *,
         queues: tuple[str, ...],
         known: KnownTasks,
         concurrency: int,
-        wear: RecyclePolicy,
+        recycle_policy: RecyclePolicy,
         clock: Clock,
         rng: Random,
         logger: logging.Logger,
-        tell: Callable[[Event], None],
-        tally: WorkerMetrics,
+        publish: Callable[[Event], None],
+        metrics: WorkerMetrics,
         short: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._short = short
@@ -107,33 +107,33 @@ class ExchangeLoop:
         self._runs = runs
         runs.over = self._over
         self._outcomes = outcomes
-        self._holdings = holdings
+        self._active_runs = active_runs
         self._queues = queues
         self._known = known
-        self._hands = 2 if storage.apart and concurrency >= 2 * LEAST_WORTH else 1
-        self.lanes = ClaimNumbers(self._hands)
-        self._wear = wear
-        self._worn = asyncio.Event()
+        self._parallel_calls = 2 if storage.apart and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
+        self.lanes = ClaimNumbers(self._parallel_calls)
+        self._recycle_policy = recycle_policy
+        self._recycling = asyncio.Event()
         self._clock = clock
         self._rng = rng
         self._logger = logger
-        self._tell = tell
-        self._tally = tally
+        self._publish = publish
+        self._metrics = metrics
         self._calls: list[_Call] = []
         """The open calls, the oldest first."""
-        self._ordered = 0
+        self._requested = 0
         """How many jobs the open calls may claim."""
-        self._resting = deque[asyncio.Future[None]]()
+        self._idle_tasks = deque[asyncio.Future[None]]()
         """The futures of the call tasks that have nothing to do."""
-        self._looking: asyncio.Handle | None = None
+        self._wake_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stirred = False
+        self._event_came = False
         """True if an event came since the last call that was made alone."""
         self._due = True
         """True if the next call is due even without an event."""
         self._due_at = 0.0
         """The loop time at which the next call is due."""
-        self._left = False
+        self._more_ready = False
         """True if the latest answer said that more jobs are ready."""
         self._idle = asyncio.Event()
         self._claiming = True
@@ -180,11 +180,11 @@ class ExchangeLoop:
                 self._hinted()
 
         try:
-            async with asyncio.TaskGroup() as crew:
+            async with asyncio.TaskGroup() as group:
                 failure = self._runs.begin()
-                crew.create_task(listen())
-                for _ in range(self._hands):
-                    crew.create_task(self._hand())
+                group.create_task(listen())
+                for _ in range(self._parallel_calls):
+                    group.create_task(self._call_task())
                 try:
                     await failure
                 finally:
@@ -199,12 +199,12 @@ class ExchangeLoop:
         finally:
             hints.close()
 
-    def be_quiet(self, quiet: bool) -> None:
+    def set_quiet(self, quiet: bool) -> None:
         """Claim no more until this is called with False. The jobs of an open claim still run."""
         self.quiet = quiet
         if quiet:
             self._runs.hand_back()
-        self._stir()
+        self._note_event()
 
     def stop_claiming(self) -> None:
         """Claim no more. The jobs of an open claim are handed back, not begun."""
@@ -213,11 +213,11 @@ class ExchangeLoop:
         self._runs.hand_back()
         # Make the next try at once, even during a backoff.
         self._due = True
-        self._stir()
+        self._note_event()
 
-    def stop_run(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
+    def stop_run(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run. A coroutine is cancelled; a thread is only notified, because it cannot be cancelled."""
-        self._runs.stop(held, reason, detail)
+        self._runs.stop(run, reason, detail)
 
     def stop_all(self) -> None:
         """Stop all runs, because the worker ends."""
@@ -228,7 +228,7 @@ class ExchangeLoop:
         self._leaving = True
         self._runs.release(delay)
         # Outcomes may wait for a storage that was unreachable for long. This is their last chance.
-        self._stir()
+        self._note_event()
 
     async def settled(self) -> None:
         """Wait until no run goes on, no call is open that may claim more, and every outcome has been answered."""
@@ -241,22 +241,22 @@ class ExchangeLoop:
         self._claiming = False
         while self._outcomes:
             self._due = True
-            call = self._next()
+            call = self._next_call()
             if call is not None:
-                await self._make(call)
+                await self._send(call)
             if not self._due:
-                await asyncio.sleep(PATIENCE.first)
+                await asyncio.sleep(RETRY_DELAY.first)
 
-    def wear_out(self, why: str) -> None:
+    def recycle(self, why: str) -> None:
         """Claim no more, because this process is to be recycled. Its runs go on."""
-        self._wear.wear_out(why)
+        self._recycle_policy.require(why)
         self._runs.hand_back()
-        self._stir()
+        self._note_event()
 
-    async def worn_out(self) -> str:
+    async def wait_for_recycling(self) -> str:
         """Wait until this process must be recycled and claims no more. Return the reason."""
-        await self._worn.wait()
-        return self._wear.out() or ""
+        await self._recycling.wait()
+        return self._recycle_policy.reason() or ""
 
     async def runs_over(self) -> None:
         """Wait until no run goes on."""
@@ -264,7 +264,7 @@ class ExchangeLoop:
             self._idle.clear()
             await self._idle.wait()
 
-    async def dry(self) -> str | None:
+    async def wait_until_empty(self) -> str | None:
         """Wait until a claim has found nothing, no run goes on, and every outcome has been answered.
 
         Return the reason if the process cannot claim, because it has been short of a resource for a while, and no run
@@ -277,7 +277,7 @@ class ExchangeLoop:
                 short_since = None
             elif short_since is None:
                 short_since = now
-            elif now - short_since >= SHORT_FOR:
+            elif now - short_since >= SHORTAGE_LIMIT:
                 return why
             self._idle.clear()
             await self._idle.wait()
@@ -285,53 +285,53 @@ class ExchangeLoop:
 
     # ------------------------------------------------------------------------------------------------- the call tasks
 
-    async def _hand(self) -> None:
+    async def _call_task(self) -> None:
         while True:
-            call = self._next()
+            call = self._next_call()
             if call is None:
-                await self._rest()
+                await self._wait_for_work()
             else:
-                await self._make(call)
+                await self._send(call)
 
-    async def _rest(self) -> None:
+    async def _wait_for_work(self) -> None:
         resting = asyncio.get_running_loop().create_future()
-        self._resting.append(resting)
+        self._idle_tasks.append(resting)
         if not self._calls:
             self._set_timer()
         try:
             await resting
         finally:
-            if resting in self._resting:
-                self._resting.remove(resting)
+            if resting in self._idle_tasks:
+                self._idle_tasks.remove(resting)
 
-    def _stir(self) -> None:
-        self._stirred = True
-        self._look_soon()
+    def _note_event(self) -> None:
+        self._event_came = True
+        self._wake_soon()
 
     def _hinted(self) -> None:
-        self._stirred = True
+        self._event_came = True
         # At once: no other event of this turn of the loop could join the same call.
-        self._look()
+        self._wake()
 
     def _over(self) -> None:
         """Note that a run is over."""
         self._idle.set()
-        self._stirred = True
-        if self._looking is None and self._resting:
-            self._look_soon()
+        self._event_came = True
+        if self._wake_handle is None and self._idle_tasks:
+            self._wake_soon()
 
-    def _look_soon(self) -> None:
+    def _wake_soon(self) -> None:
         # At the end of this turn of the loop, so that all runs that end in it join the same call.
-        if self._looking is None and self._resting:
-            self._looking = asyncio.get_running_loop().call_soon(self._look)
+        if self._wake_handle is None and self._idle_tasks:
+            self._wake_handle = asyncio.get_running_loop().call_soon(self._wake)
 
-    def _look(self) -> None:
+    def _wake(self) -> None:
         """Wake a call task if there is something to do."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        if self._resting and self._wanted():
-            hand = self._resting.popleft()
+        if self._wake_handle is not None:
+            self._wake_handle.cancel()
+            self._wake_handle = None
+        if self._idle_tasks and self._is_call_due():
+            hand = self._idle_tasks.popleft()
             # It may have been cancelled in this turn of the loop.
             if not hand.done():
                 hand.set_result(None)
@@ -343,12 +343,12 @@ class ExchangeLoop:
 
     def _fall_due(self) -> None:
         self._due = True
-        self._look()
+        self._wake()
 
     # ------------------------------------------------------------------------------------------------------ the calls
 
     @property
-    def _troubled(self) -> bool:
+    def _failing(self) -> bool:
         return self._failures > 0 or self._outcomes.refused
 
     def _room(self) -> int:
@@ -356,27 +356,27 @@ class ExchangeLoop:
             return 0
         if self._short() is not None:
             return 0
-        return max(0, self._runs.room - self._ordered)
+        return max(0, self._runs.room - self._requested)
 
-    def _wanted(self) -> bool:
+    def _is_call_due(self) -> bool:
         """Return True if it is time for a call."""
         if not self._calls:
             # During a backoff, hints and outcomes do not shorten the wait. Otherwise they would overload the storage.
-            return self._due or (self._stirred and not self._failures)
-        if len(self._calls) == self._hands or self._troubled:
+            return self._due or (self._event_came and not self._failures)
+        if len(self._calls) == self._parallel_calls or self._failing:
             return False
-        worth = max(LEAST_WORTH, self._runs.capacity // 4)
-        return self._outcomes.waiting >= worth or (self._left and self._room() >= worth)
+        worth = max(SECOND_CALL_MINIMUM, self._runs.capacity // 4)
+        return self._outcomes.waiting >= worth or (self._more_ready and self._room() >= worth)
 
-    def _next(self) -> _Call | None:
+    def _next_call(self) -> _Call | None:
         """Return the next call if it is due and has content. It counts as open from now on."""
-        if not self._wanted():
+        if not self._is_call_due():
             return None
         now = self._clock.uptime()
-        if self._wear.out() is not None:
-            self._worn.set()
+        if self._recycle_policy.reason() is not None:
+            self._recycling.set()
         if not self._calls:
-            self._due = self._stirred = False
+            self._due = self._event_came = False
             self.turned_at = now
             if self._timer is not None:
                 self._timer.cancel()
@@ -384,11 +384,11 @@ class ExchangeLoop:
         # failure must not delay the others, and an outcome that does not cause it must not be blamed.
         refused = self._outcomes.refused
         batch = self._outcomes.take(1 if refused else SETTLE_LIMIT)
-        room = 0 if refused else min(self._room(), -(-self._runs.capacity // self._hands))
+        room = 0 if refused else min(self._room(), -(-self._runs.capacity // self._parallel_calls))
         if not batch and room == 0:
             self.answered_at = now
             self._idle.set()
-            self._rest_for(POLL)
+            self._due_in(POLL)
             return None
         # After a failure, claim nothing before the storage has answered again. Each claim whose answer is lost costs
         # its jobs a start.
@@ -400,31 +400,31 @@ class ExchangeLoop:
         for other in self._calls:
             other.alone = call.alone = False
         self._calls.append(call)
-        self._ordered += call.room
+        self._requested += call.room
         # There may be enough work for the other call task, too.
-        self._look_soon()
+        self._wake_soon()
         return call
 
-    async def _make(self, call: _Call) -> None:
+    async def _send(self, call: _Call) -> None:
         try:
             await self._send_signs(call.batch)
-            answer = await self._storage.exchange(self._owner, call.batch, call.order)
+            answer = await self._storage.exchange(self._owner, call.batch, call.claim)
         except StorageError as error:
             self._back_off(call, error)
         except Exception as error:
-            self._logger.exception("an exchange failed in a way that no storage should")
+            self._logger.exception("an exchange failed with an unexpected exception")
             self._back_off(call, error)
-            self._outcomes.back(call.batch)
-            self._outcomes.blame(call.batch, error)
+            self._outcomes.put_back(call.batch)
+            self._outcomes.note_failure(call.batch, error)
         else:
             self._answered(call, answer)
         finally:
             if call.lane is not None:
                 self.lanes.lost(call.lane)
-            self._outcomes.back(call.batch)
+            self._outcomes.put_back(call.batch)
             self._calls.remove(call)
-            self._ordered -= call.room
-            self._tally.called("exchange", self._clock.uptime() - call.asked_at)
+            self._requested -= call.room
+            self._metrics.called("exchange", self._clock.uptime() - call.asked_at)
             if self._calls:
                 self.turned_at = self._calls[0].asked_at
                 self.answered_at = min(self.answered_at, self.turned_at)
@@ -437,11 +437,11 @@ class ExchangeLoop:
         self.answered_at = self._clock.uptime()
         missing = 0
         if call.batch:
-            self._outcomes.heed(answer.verdicts)
-            missing = self._outcomes.back(call.batch) if len(answer.verdicts) < len(call.batch) else 0
+            self._outcomes.apply(answer.verdicts)
+            missing = self._outcomes.put_back(call.batch) if len(answer.verdicts) < len(call.batch) else 0
             call.batch = []
         # From here on, the runs themselves count against the room.
-        self._ordered -= call.room
+        self._requested -= call.room
         claimed, call.room = call.room > 0, 0
         taken = self._runs.hold(answer.leases, call.asked_at)
         # Before the first run begins: this worker now hands these jobs back itself, so the storage must not.
@@ -452,13 +452,13 @@ class ExchangeLoop:
         last = len(self._calls) == 1
         # Each queue is first in turn, so that a full one cannot delay the others.
         self._queues = self._queues[1:] + self._queues[:1]
-        self._left = answer.left
+        self._more_ready = answer.left
         self.empty = claimed and call.alone and not answer.leases and not answer.left and answer.next_due != 0
         if self._failures or not last:
             return
         if missing:
             # A part of the storage did not answer for them. They are sent again.
-            self._rest_for(PATIENCE.first)
+            self._due_in(RETRY_DELAY.first)
         elif (
             self._outcomes
             or (answer.left and self._room())
@@ -469,9 +469,9 @@ class ExchangeLoop:
         ):
             self._due = True
         else:
-            self._rest_for(POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND))
+            self._due_in(POLL if answer.next_due is None else min(POLL, answer.next_due / SECOND))
 
-    def _rest_for(self, seconds: float) -> None:
+    def _due_in(self, seconds: float) -> None:
         self._due_at = asyncio.get_running_loop().time() + seconds
 
     def _back_off(self, call: _Call, error: Exception) -> None:
@@ -479,30 +479,28 @@ class ExchangeLoop:
             # It was open when another call failed: that is the same failure.
             return
         self._failures += 1
-        wait = min(PATIENCE.rest(self._failures, self._rng), HASTE if self._leaving else math.inf)
-        self._rest_for(wait)
+        wait = min(RETRY_DELAY.rest(self._failures, self._rng), LAST_RETRY_DELAY if self._leaving else math.inf)
+        self._due_in(wait)
         if self._failures == 1:
-            self._logger.warning("the storage cannot be used, trying again: %s", error)
-        self._tell(WorkerFailed(error=str(error), retry_in=wait))
+            self._logger.warning("the storage is unavailable, retrying: %s", error)
+        self._publish(WorkerFailed(error=str(error), retry_in=wait))
 
     async def _send_signs(self, batch: list[Settlement]) -> None:
         """Send the last progress and log lines of handlers, so that a job that ends before its first beat has a log."""
-        find = self._holdings.get
-        talking = [
-            held for asked in batch if (held := find((asked.ref, asked.fence))) is not None and held.signs.pending
-        ]
+        find = self._active_runs.get
+        talking = [run for asked in batch if (run := find((asked.ref, asked.fence))) is not None and run.signs.pending]
         if not talking:
             return
         now = self._clock.uptime()
-        messages = [one.message(now) for one in talking]
+        messages = [one.renewal(now) for one in talking]
         try:
             pulse = await self._storage.renew(RenewRequest(self._owner, tuple(message.renewal for message in messages)))
         except BaseException:
             for message in messages:
-                message.unsent()
+                message.take_back()
             raise
         incomplete = set(pulse.incomplete)
         for message in messages:
-            if message.held.key in incomplete:
+            if message.run.key in incomplete:
                 # Its settlement is not answered either, so both are sent again.
-                message.unsent()
+                message.take_back()

@@ -29,11 +29,11 @@ class RecentMaximum:
 class LoopMonitor:
     """The turns of one loop. Also writes them to the scoreboard if the worker has a supervisor."""
 
-    def __init__(self, slate: Scoreboard | None) -> None:
-        self._slate = slate
+    def __init__(self, scoreboard: Scoreboard | None) -> None:
+        self._scoreboard = scoreboard
         self._worst = 0.0
         self._peak = RecentMaximum()
-        self.at = 0.0
+        self.turned_at = 0.0
         """The uptime of the last turn; 0 before the first turn, and when no more turns are expected."""
         self.memory = 0
         """The bytes that the process occupied at the last measurement."""
@@ -42,29 +42,29 @@ class LoopMonitor:
 
     def turned(self, at: float, lag: float) -> None:
         """Note a turn, and by how many seconds it was late."""
-        self.at = at
+        self.turned_at = at
         self._worst = max(self._worst, lag)
         self._peak.note(at, lag)
-        if self._slate is not None:
-            self._slate.turned(at, lag)
+        if self._scoreboard is not None:
+            self._scoreboard.turned(at, lag)
 
-    def told(self, at: float) -> None:
+    def reported(self, at: float) -> None:
         """Note that the storage answered the beat that was sent at this uptime. Called from the keeper's thread."""
-        if self._slate is not None:
-            self._slate.told(at)
+        if self._scoreboard is not None:
+            self._scoreboard.reported(at)
 
-    def blocked_by(self, key: tuple[Ref, int], line: int | None) -> None:
+    def set_blocker(self, key: tuple[Ref, int], row: int | None) -> None:
         """Note which run blocks the loop, and its row in the scoreboard. Called from another thread."""
-        of = self.at
-        if self._slate is not None and line is not None:
-            self._slate.blocked_by(line, key[1], of)
+        of = self.turned_at
+        if self._scoreboard is not None and row is not None:
+            self._scoreboard.set_blocker(row, key[1], of)
         self._blocker = key, of
 
     @property
     def blocker(self) -> tuple[Ref, int] | None:
         """The run that blocks the loop, if the loop is blocked and the run is known."""
         seen = self._blocker
-        return seen[0] if seen is not None and seen[1] == self.at else None
+        return seen[0] if seen is not None and seen[1] == self.turned_at else None
 
     def ended(self) -> None:
         """Note that no more turns are expected, and that leases must not be renewed on its behalf."""
@@ -72,7 +72,7 @@ class LoopMonitor:
 
     def blocked(self, now: float) -> float:
         """Return for how many seconds the loop has been late; 0 if it is not late."""
-        return max(0.0, now - self.at - TICK) if self.at else 0.0
+        return max(0.0, now - self.turned_at - TICK) if self.turned_at else 0.0
 
     def recent(self, now: float) -> float:
         """Return the longest recent delay of the loop, in seconds."""

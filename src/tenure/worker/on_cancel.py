@@ -13,13 +13,13 @@ from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
 from tenure.handlers.injection import Needs
 from tenure.threads import wrapped
-from tenure.worker.abandoned import LINGER, Abandoned
+from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
 from tenure.worker.active_runs import ActiveRun
 
 LIMIT = 30.0
 """The maximum time of a hook whose task has no timeout, in seconds."""
 
-Complain = Callable[[ActiveRun, str, str, BaseException | None], None]
+ReportHookFailure = Callable[[ActiveRun, str, str, BaseException | None], None]
 """Takes the run, the part that failed, a text, and the exception if there is one."""
 
 
@@ -32,7 +32,7 @@ class HookCaller(Protocol):
         usual: Needs,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        held: ActiveRun,
+        run: ActiveRun,
         /,
     ) -> Awaitable[Any]:
         """Call the function."""
@@ -43,58 +43,58 @@ class CancelHooks:
     """Calls the on_cancel hooks of tasks. Their exceptions are logged; the job is cancelled anyway."""
 
     def __init__(
-        self, codec: Codec, clock: Clock, *, call: HookCaller, complain: Complain, abandoned: Abandoned
+        self, codec: Codec, clock: Clock, *, call: HookCaller, report: ReportHookFailure, abandoned: Abandoned
     ) -> None:
         self._codec = codec
         self._clock = clock
-        self._call = call
-        self._complain = complain
+        self._call_function = call
+        self._report = report
         self._abandoned = abandoned
 
-    async def tidy_up(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
+    async def call(self, task: Task[..., Any], hook: Callable[..., Any], run: ActiveRun) -> None:
         """Call the hook of a run, with a time limit."""
-        job = held.lease.job
-        held.hooking = True
-        held.signs.sign(self._clock.uptime())
+        job = run.lease.job
+        run.in_hook = True
+        run.signs.sign(self._clock.uptime())
         limit = LIMIT
         if job.timeout is not None:
             # The lease ends one beat after the timeout, so the hook must end by then.
-            limit = max(job.timeout / SECOND - (self._clock.uptime() - held.claimed_at), held.beat / 2)
+            limit = max(job.timeout / SECOND - (self._clock.uptime() - run.claimed_at), run.beat / 2)
         # In its own task: the cancellation that ended the handler does not affect it, and it can be abandoned.
-        hooked = asyncio.create_task(self._hook(task, hook, held))
+        hooked = asyncio.create_task(self._hook(task, hook, run))
         try:
             done, _ = await asyncio.wait({hooked}, timeout=limit)
             if not done:
-                self._complain(held, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
-                await self._cut_off(hooked, held)
+                self._report(run, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
+                await self._cut_off(hooked, run)
             elif hooked.cancelled():
-                self._complain(held, "the on_cancel hook", "was cancelled from within", None)
+                self._report(run, "the on_cancel hook", "was cancelled from within", None)
             elif (error := hooked.exception()) is not None:
-                self._complain(held, "the on_cancel hook", "failed", error)
+                self._report(run, "the on_cancel hook", "failed", error)
         except asyncio.CancelledError:
             # The run is lost, or its worker ends.
-            await self._cut_off(hooked, held)
+            await self._cut_off(hooked, run)
 
-    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], held: ActiveRun) -> None:
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], run: ActiveRun) -> None:
         try:
             # Decode again, because the handler may have changed its arguments.
-            args, kwargs = task.decode(self._codec, held.lease.job)
-            await self._call(hook, task.hook_needs, args, kwargs, held)
+            args, kwargs = task.decode(self._codec, run.lease.job)
+            await self._call_function(hook, task.hook_needs, args, kwargs, run)
         except (SystemExit, KeyboardInterrupt) as error:
             # In a task, these exceptions would end the loop.
             raise wrapped(error) from error
 
-    async def _cut_off(self, hooked: "asyncio.Task[None]", held: ActiveRun) -> None:
+    async def _cut_off(self, hooked: "asyncio.Task[None]", run: ActiveRun) -> None:
         hooked.cancel()
         try:
-            await asyncio.wait({hooked}, timeout=LINGER)
+            await asyncio.wait({hooked}, timeout=CANCEL_GRACE)
         finally:
             # If the exception is not retrieved, asyncio logs an error.
             hooked.add_done_callback(_seen)
             if not hooked.done():
                 # It is abandoned. An exclusive right is kept until it has ended.
-                held.leave(hooked)
-                self._abandoned.task(hooked)
+                run.abandon_task(hooked)
+                self._abandoned.add_task(hooked)
 
 
 def _seen(hooked: "asyncio.Task[None]") -> None:

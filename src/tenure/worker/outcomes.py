@@ -1,6 +1,6 @@
 """The outcomes of runs until the storage has answered. Each outcome is in at most one call at a time.
 
-add ──► waiting ──take──► sent ──heed──► answered: done, duplicate, lost, gone
+add ──► waiting ──take──► sent ──apply─► answered: done, duplicate, lost, gone
            ▲                └─── back: the call failed, or a part of the storage gave no verdict
 """
 
@@ -23,11 +23,11 @@ REFUSALS = 3
 class Outcomes:
     """The outcomes of one worker."""
 
-    def __init__(self, holdings: ActiveRuns, *, rng: Random, logger: logging.Logger, tally: WorkerMetrics) -> None:
-        self._holdings = holdings
+    def __init__(self, active_runs: ActiveRuns, *, rng: Random, logger: logging.Logger, metrics: WorkerMetrics) -> None:
+        self._active_runs = active_runs
         self._rng = rng
         self._logger = logger
-        self._tally = tally
+        self._metrics = metrics
         self._waiting: dict[RunKey, Settlement] = {}
         self._sent: dict[RunKey, Settlement] = {}
         self._refused: dict[RunKey, int] = {}
@@ -63,7 +63,7 @@ class Outcomes:
         self._sent.update(taken)
         return list(taken.values())
 
-    def back(self, batch: Sequence[Settlement]) -> int:
+    def put_back(self, batch: Sequence[Settlement]) -> int:
         """Put the outcomes of a call that got no verdict behind all waiting ones. Return how many."""
         put_back = 0
         for asked in batch:
@@ -73,25 +73,25 @@ class Outcomes:
                 put_back += 1
         return put_back
 
-    def heed(self, verdicts: Sequence[SettlementResult]) -> None:
+    def apply(self, verdicts: Sequence[SettlementResult]) -> None:
         """Release the runs that the storage has given a verdict on."""
         keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
         answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
-        for key, held, verdict in zip(keys, self._holdings.drop_all(keys), verdicts, strict=True):
+        for key, run, verdict in zip(keys, self._active_runs.drop_all(keys), verdicts, strict=True):
             asked = self._sent.pop(key, None)
             if self._refused:
                 self._refused.pop(key, None)
-            if held is not None and asked is not None:
-                answered.append((held.lease.job, asked, verdict.verdict))
+            if run is not None and asked is not None:
+                answered.append((run.lease.job, asked, verdict.verdict))
             if verdict.verdict == "lost":
                 self._logger.warning(
-                    "job %s: its run under fence %d had been taken over; what it came to was refused",
+                    "job %s: its run under fence %d was taken over by another run; its outcome was refused",
                     verdict.ref.id,
                     verdict.fence,
                 )
-        self._tally.answered(answered)
+        self._metrics.answered(answered)
 
-    def blame(self, batch: Sequence[Settlement], error: Exception) -> None:
+    def note_failure(self, batch: Sequence[Settlement], error: Exception) -> None:
         """Note the outcomes that an unexpected failure may be due to. Give up outcomes that fail repeatedly.
 
         The outcomes are in no call any more.
@@ -99,12 +99,14 @@ class Outcomes:
         for asked in batch:
             key = (asked.ref, asked.fence)
             self._refused[key] = self._refused.get(key, 0) + 1
-            held = self._holdings.get(key)
-            if self._refused[key] == REFUSALS and held is not None:
+            run = self._active_runs.get(key)
+            if self._refused[key] == REFUSALS and run is not None:
                 # The outcome cannot be recorded as it is. Record this fact as the outcome instead.
-                self._waiting[key] = settlement(held.lease, Unreadable(recorded(error)), self._rng)
+                self._waiting[key] = settlement(run.lease, Unreadable(recorded(error)), self._rng)
             elif self._refused[key] >= 2 * REFUSALS:
-                self._logger.error("job %s: no outcome of its run can be recorded; it is left to stall", asked.ref.id)
+                self._logger.error(
+                    "job %s: the outcome of its run cannot be recorded; the run will stall", asked.ref.id
+                )
                 self._waiting.pop(key, None)
                 del self._refused[key]
-                self._holdings.drop(key)
+                self._active_runs.drop(key)

@@ -62,7 +62,9 @@ class PartitionWatch:
             seen = self._seen.get(now.partition)
             self._seen[now.partition] = now
             if now.trouble == LOG_LOST:
-                self._raise(now.partition, logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}")
+                self._raise_alarm(
+                    now.partition, logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}"
+                )
                 self._announce(StorageLogDeleted(partition=now.partition))
             elif now.trouble:
                 self._logger.warning("worker %s: partition %s: %s", self._worker, now.partition, now.trouble)
@@ -72,7 +74,7 @@ class PartitionWatch:
             event = compare(seen, now, read_to)
             match event:
                 case StorageReplaced():
-                    self._raise(
+                    self._raise_alarm(
                         now.partition,
                         logging.CRITICAL,
                         f"partition {now.partition} of the storage was replaced: identity {event.old} is now "
@@ -80,7 +82,7 @@ class PartitionWatch:
                     )
                     self._replaced(now.place)
                 case StorageRewound():
-                    self._raise(
+                    self._raise_alarm(
                         now.partition,
                         logging.WARNING,
                         f"partition {now.partition} of the storage went back in time: event "
@@ -94,6 +96,6 @@ class PartitionWatch:
             self._forget_read()
             self._announce(event)
 
-    def _raise(self, partition: str, level: int, alarm: str) -> None:
+    def _raise_alarm(self, partition: str, level: int, alarm: str) -> None:
         self._logger.log(level, "worker %s: %s", self._worker, alarm)
         self._alarms[partition] = alarm, self._clock.uptime()

@@ -11,8 +11,8 @@ from tenure.worker.prefetch_policy import PrefetchPolicy
 class PrefetchBuffer:
     """The prefetched jobs of one worker. `too_long` is called when the oldest one has waited for the maximum time."""
 
-    def __init__(self, ahead: PrefetchPolicy, clock: Clock, *, too_long: Callable[[], None]) -> None:
-        self._ahead = ahead
+    def __init__(self, policy: PrefetchPolicy, clock: Clock, *, too_long: Callable[[], None]) -> None:
+        self._policy = policy
         self._clock = clock
         self._too_long = too_long
         self._since: dict[ActiveRun, float] = {}
@@ -21,22 +21,22 @@ class PrefetchBuffer:
     def __len__(self) -> int:
         return len(self._since)
 
-    def __contains__(self, held: ActiveRun) -> bool:
-        return held in self._since
+    def __contains__(self, run: ActiveRun) -> bool:
+        return run in self._since
 
-    def add(self, held: ActiveRun, now: float) -> None:
+    def add(self, run: ActiveRun, now: float) -> None:
         """Add a job behind all others."""
-        self._since[held] = now
+        self._since[run] = now
 
-    def remove(self, held: ActiveRun) -> None:
+    def remove(self, run: ActiveRun) -> None:
         """Remove a job."""
-        del self._since[held]
+        del self._since[run]
 
     def take(self) -> ActiveRun:
         """Remove and return the job that has waited longest."""
-        held = next(iter(self._since))
-        del self._since[held]
-        return held
+        run = next(iter(self._since))
+        del self._since[run]
+        return run
 
     def take_all(self) -> list[ActiveRun]:
         """Remove and return all jobs."""
@@ -47,18 +47,18 @@ class PrefetchBuffer:
         return waiting
 
     def watch(self) -> None:
-        """Start the timer for the oldest job, if there is none. Idempotent."""
+        """Start the timer for the oldest job, unless it runs. Idempotent."""
         if self._since and self._timer is None:
-            waits = next(iter(self._since.values())) + self._ahead.patience - self._clock.uptime()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, waits), self._look)
+            waits = next(iter(self._since.values())) + self._policy.longest_wait - self._clock.uptime()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, waits), self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._since:
             return
-        if next(iter(self._since.values())) + self._ahead.patience > self._clock.uptime():
+        if next(iter(self._since.values())) + self._policy.longest_wait > self._clock.uptime():
             # The oldest job is another one now.
             self.watch()
             return
-        self._ahead.kept_waiting()
+        self._policy.kept_waiting()
         self._too_long()

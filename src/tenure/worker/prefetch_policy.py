@@ -7,16 +7,16 @@ short, and never for long (`PATIENCE`), because another worker may be idle.
 
 from tenure.core.job import JobRecord
 
-MOMENT = 0.01
+PREFETCHED_WORK = 0.01
 """Seconds of work that may be prefetched, by the duration of the latest runs."""
 
-SHORT = 0.05
+SHORT_RUN = 0.05
 """If runs take more seconds than this, nothing is prefetched: there are few calls anyway."""
 
-MOST = 100
+MOST_HELD = 100
 """The default maximum of all jobs that a worker holds: about as many as one call has time for."""
 
-PATIENCE = 0.2
+LONGEST_WAIT = 0.2
 """Seconds after which a prefetched job is handed back. The jobs before it then took longer than the earlier ones."""
 
 EASING = 8
@@ -27,10 +27,15 @@ class PrefetchPolicy:
     """Decides how many jobs one worker may prefetch, by the seconds that its runs took. At most `most`."""
 
     def __init__(self, concurrency: int, most: int) -> None:
-        self.moment, self.short, self.patience, self.most = MOMENT, SHORT, PATIENCE, most
+        self.prefetched_work, self.short_run, self.longest_wait, self.most = (
+            PREFETCHED_WORK,
+            SHORT_RUN,
+            LONGEST_WAIT,
+            most,
+        )
         self._concurrency = concurrency
         # No run is known yet. So it takes some tens of short runs until the first job is prefetched.
-        self._longest = PATIENCE
+        self._longest = LONGEST_WAIT
 
     def ran(self, took: float) -> None:
         """Note the duration of a run."""
@@ -39,14 +44,14 @@ class PrefetchPolicy:
 
     def kept_waiting(self) -> None:
         """Note that a prefetched job waited too long."""
-        self._longest = max(self._longest, self.patience)
+        self._longest = max(self._longest, self.longest_wait)
 
     @property
     def room(self) -> int:
         """The number of jobs that may be prefetched."""
-        if self._longest > self.short:
+        if self._longest > self.short_run:
             return 0
-        return min(self.most, int(self.moment * self._concurrency / self._longest))
+        return min(self.most, int(self.prefetched_work * self._concurrency / self._longest))
 
 
 def may_wait(job: JobRecord) -> bool:

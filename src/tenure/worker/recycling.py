@@ -42,7 +42,7 @@ class RecyclePolicy:
         """Subtract a job that was counted but did not begin."""
         self._begun -= 1
 
-    def wear_out(self, why: str) -> None:
+    def require(self, why: str) -> None:
         """Note that this process must be recycled, for a reason from elsewhere."""
         self._why = self._why or why
 
@@ -52,14 +52,14 @@ class RecyclePolicy:
             return 0
         return free if self._max_jobs is None else min(free, self._max_jobs - self._begun)
 
-    def out(self) -> str | None:
+    def reason(self) -> str | None:
         """Return why this process must be recycled, or None. The first reason stays."""
         if self._why is None and self._begun:
             # A process that is too large from the start must still do one job. Otherwise no process would ever do any.
-            self._why = self._reason()
+            self._why = self._find_reason()
         return self._why
 
-    def _reason(self) -> str | None:
+    def _find_reason(self) -> str | None:
         if self._max_jobs is not None and self._begun >= self._max_jobs:
             return f"it has begun {self._begun} jobs, and --max-jobs allows no more"
         if self._max_memory is not None and (occupied := self._occupied()) > self._max_memory:

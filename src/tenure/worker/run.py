@@ -38,16 +38,16 @@ from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread
-from tenure.worker.abandoned import LINGER, Abandoned
+from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
 from tenure.worker.active_runs import SILENT, ActiveRun, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.limit import TimeLimit, TimeLimitExceeded
 from tenure.worker.on_cancel import CancelHooks
 from tenure.worker.shortage import is_shortage
-from tenure.worker.stacks.traces import where
+from tenure.worker.stacks.traces import stack_of
 
-UNFIT_DELAY = 10_000_000
+NO_PROCESS_DELAY = 10_000_000
 """Microseconds until a job is due again that got no thread or process here: another worker may have one."""
 
 CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
@@ -88,16 +88,16 @@ class Runner:
         self._abandoned = abandoned
         self._no_thread, self._threadless = no_thread, False
         self._short = short
-        self._onions: dict[str, WrappedHandler | None] = {}
-        self._left: set[asyncio.Task[None]] = set()
-        self._hooks = CancelHooks(codec, clock, call=self._provided, complain=self._complain, abandoned=abandoned)
+        self._chains: dict[str, WrappedHandler | None] = {}
+        self._closing_tasks: set[asyncio.Task[None]] = set()
+        self._hooks = CancelHooks(codec, clock, call=self._call_with_values, report=self._report, abandoned=abandoned)
 
-    async def run(self, held: ActiveRun, overdue: Overdue = lambda held, outcome: None) -> Outcome:
+    async def run(self, run: ActiveRun, overdue: Overdue = lambda run, outcome: None) -> Outcome:
         """Run one lease to its outcome. Never raises; a cancellation is an outcome too.
 
         If a handler goes on although it was cancelled at its timeout, this still waits for it, and calls `overdue`.
         """
-        job = held.lease.job
+        job = run.lease.job
         if job.unreadable is not None:
             return Unreadable(unreadable_record(job.unreadable))
         if (unknown := why_unknown(self._tasks, job)) is not None:
@@ -109,25 +109,25 @@ class Runner:
             # Codecs and migrations are user code. They do not await, so even a CancelledError comes from them, not
             # from our stop.
             return Unreadable(recorded(error))
-        if held.stop is not None:
-            return stopped(held)
-        held.context = JobContext(job, held.signs, self._clock.uptime, self._state())
-        entered(held.context)
+        if run.stop is not None:
+            return stopped(run)
+        run.context = JobContext(job, run.signs, self._clock.uptime, self._state())
+        entered(run.context)
         try:
             if job.timeout is None:
-                value = await self._way(task, held.context, args, kwargs, held)
+                value = await self._call(task, run.context, args, kwargs, run)
             else:
-                value = await self._limited(task, held.context, args, kwargs, held, overdue)
+                value = await self._limited(task, run.context, args, kwargs, run, overdue)
         except TimeLimitExceeded:
-            outcome = timed_out(held)
+            outcome = timed_out(run)
         except NoThreadError as error:
-            self._logger.error("job %s (%s) has no thread to run in: %s", job.id, job.task, error)
-            outcome = _unbegun(held)
+            self._logger.error("job %s (%s): no thread is available: %s", job.id, job.task, error)
+            outcome = _not_begun(run)
             if not self._threadless:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
-            outcome = _ended_by(error, task, held)
+            outcome = _outcome_of(error, task, run)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
         else:
@@ -138,17 +138,17 @@ class Runner:
                 return Unreadable(_unrecorded(error, value))
         # An abandoned thread still runs, so its hook may not clean up yet. The hook of an abandoned run is not called
         # at all: the job may already belong to another run.
-        tidies = isinstance(outcome, Cancelled) and not held.threading and not held.abandoned
+        tidies = isinstance(outcome, Cancelled) and not run.in_thread and not run.abandoned
         if tidies and task.cancel_hook is not None:
-            await self._hooks.tidy_up(task, task.cancel_hook, held)
-            if held.stops_for("lost", "unreachable"):
-                return stopped(held)
+            await self._hooks.call(task, task.cancel_hook, run)
+            if run.stops_for("lost", "unreachable"):
+                return stopped(run)
         return outcome
 
     async def tidied(self) -> None:
         """Wait until all providers are closed that had to wait for abandoned threads."""
-        while self._left:
-            await asyncio.wait(self._left)
+        while self._closing_tasks:
+            await asyncio.wait(self._closing_tasks)
 
     async def _limited(
         self,
@@ -156,114 +156,114 @@ class Runner:
         context: JobContext,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        held: ActiveRun,
+        run: ActiveRun,
         overdue: Overdue,
     ) -> Any:
-        job = held.lease.job
+        job = run.lease.job
         async with TimeLimit(
             (job.timeout or 0) / SECOND,
             # The storage lets no lease outlast the timeout by more than one beat of that lease.
-            _patience(job),
-            over=lambda: _tell(held, context),
-            overdue=lambda: overdue(held, timed_out(held)),
+            _time_to_end(job),
+            over=lambda: _note_timeout(run, context),
+            overdue=lambda: overdue(run, timed_out(run)),
         ):
-            return await self._way(task, context, args, kwargs, held)
+            return await self._call(task, context, args, kwargs, run)
 
-    def _way(
-        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
+    def _call(
+        self, task: Task[..., Any], context: JobContext, args: tuple[Any, ...], kwargs: dict[str, Any], run: ActiveRun
     ) -> Awaitable[Any]:
         """Return an awaitable that calls the handler, through the middleware if there is any."""
-        if task.name not in self._onions:
-            self._onions[task.name] = wrap((*self._middleware, *task.middleware))
-        around = self._onions[task.name]
+        if task.name not in self._chains:
+            self._chains[task.name] = wrap((*self._middleware, *task.middleware))
+        around = self._chains[task.name]
         if around is None:
-            return self._handed_over(task, args, kwargs, held)
+            return self._call_handler(task, args, kwargs, run)
 
         def heart(call: RunCall) -> Awaitable[Any]:
-            return self._handed_over(task, call.args, call.kwargs, held)
+            return self._call_handler(task, call.args, call.kwargs, run)
 
         return around(RunCall(context, args, kwargs), heart)
 
-    def _handed_over(
-        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
+    def _call_handler(
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: ActiveRun
     ) -> Awaitable[Any]:
         if task.needs.takes:
-            return self._provided(task.function, task.needs, args, kwargs, held)
+            return self._call_with_values(task.function, task.needs, args, kwargs, run)
         if task.is_async:
             return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # it is an awaitable
-        return self._alone(functools.partial(task.function, *args, **kwargs), held)
+        return self._call_in_thread(functools.partial(task.function, *args, **kwargs), run)
 
-    async def _provided(
-        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], held: ActiveRun
+    async def _call_with_values(
+        self, function: Callable[..., Any], usual: Needs, args: tuple[Any, ...], kwargs: dict[str, Any], run: ActiveRun
     ) -> Any:
         """Call a function with its arguments and injected values, on the loop or in a thread."""
         needed = needs(function, self._replaced) if self._replaced else usual
-        held.lane = lane = self._threads.lane()
-        complain = functools.partial(self._complain, held)
+        run.thread = thread = self._threads.worker_thread()
+        complain = functools.partial(self._report, run)
         try:
-            leave = functools.partial(self._leave, held)
-            async with InjectedValues(needed, lane, complain=complain, leave=leave) as given:
+            leave = functools.partial(self._close_later, run)
+            async with InjectedValues(needed, thread, report=complain, close_later=leave) as given:
                 called = functools.partial(function, *args, **{**given, **kwargs})
-                return await (called() if is_async(function) else _in(lane, called, held))
+                return await (called() if is_async(function) else _in_thread(thread, called, run))
         finally:
             # A provider may also still be at work in the thread.
-            held.threading = lane.busy
-            if lane.busy:
-                self._abandoned.lane(lane)
+            run.in_thread = thread.busy
+            if thread.busy:
+                self._abandoned.add_thread(thread)
 
-    async def _alone(self, called: Callable[[], Any], held: ActiveRun) -> Any:
+    async def _call_in_thread(self, called: Callable[[], Any], run: ActiveRun) -> Any:
         """Call a plain function that has no injected values."""
-        held.lane = lane = self._threads.lane()
+        run.thread = thread = self._threads.worker_thread()
         try:
-            return await _in(lane, called, held)
+            return await _in_thread(thread, called, run)
         finally:
-            if lane.busy:
-                self._abandoned.lane(lane)
-            lane.close()
+            if thread.busy:
+                self._abandoned.add_thread(thread)
+            thread.close()
 
-    def _leave(self, held: ActiveRun, closing: Coroutine[Any, Any, None]) -> None:
+    def _close_later(self, run: ActiveRun, closing: Coroutine[Any, Any, None]) -> None:
         left = asyncio.create_task(closing)
-        held.leave(left)
-        self._left.add(left)
-        left.add_done_callback(self._left.discard)
+        run.abandon_task(left)
+        self._closing_tasks.add(left)
+        left.add_done_callback(self._closing_tasks.discard)
 
-    def _complain(self, held: ActiveRun, who: str, what: str, error: BaseException | None) -> None:
+    def _report(self, run: ActiveRun, who: str, what: str, error: BaseException | None) -> None:
         """Log without the error's text, which may quote the arguments. The job's own log has all of it."""
-        job = held.lease.job
+        job = run.lease.job
         how = what if error is None else f"{what}: {class_name(error)}"
-        self._logger.error("%s of job %s (%s) %s; tenure jobs show tells all", who, job.id, job.task, how)
-        told = {} if error is None else {"traceback": recorded(error).traceback or ""}
-        if held.context is not None:
-            held.context.log.error(f"{who} {how}", **told)
+        self._logger.error("%s of job %s (%s) %s; details: tenure jobs show %s", who, job.id, job.task, how, job.id)
+        fields = {} if error is None else {"traceback": recorded(error).traceback or ""}
+        if run.context is not None:
+            run.context.log.error(f"{who} {how}", **fields)
 
 
-def _patience(job: JobRecord) -> float:
+def _time_to_end(job: JobRecord) -> float:
     """Return how many seconds a handler gets to end after its timeout, when its lease lasts for one more beat.
 
     An exclusive run gets the whole beat, because its right passes to others once it is settled.
     """
     beat = job.stall.lease / 4 / SECOND
-    return beat if job.exclusive else min(LINGER, beat)
+    return beat if job.exclusive else min(CANCEL_GRACE, beat)
 
 
-def _tell(held: ActiveRun, context: JobContext) -> None:
+def _note_timeout(run: ActiveRun, context: JobContext) -> None:
     # Record the position before the cancellation: the handler leaves it afterwards.
-    held.at_limit, held.expired = where(held), True
+    run.position_at_stop, run.expired = stack_of(run), True
     context.stop("the run passed its timeout")
 
 
-async def _in(lane: WorkerThread, called: Callable[[], Any], held: ActiveRun) -> Any:
-    held.threading = True
+async def _in_thread(thread: WorkerThread, called: Callable[[], Any], run: ActiveRun) -> Any:
+    run.in_thread = True
     try:
-        return await lane.run(called)
+        return await thread.run(called)
     finally:
-        held.threading = lane.busy
+        run.in_thread = thread.busy
 
 
-def misuse(held: ActiveRun) -> Raised | None:
+def misuse(run: ActiveRun) -> Raised | None:
     """Return the outcome of a run whose handler misused its event loop, or None if it did not."""
-    error = None if held.context is None else held.context.misuse
-    return None if error is None or held.stops_for("cancelled", "lost", "unreachable") else Raised(error, alone=True)
+    error = None if run.context is None else run.context.misuse
+    return None if error is None or run.stops_for("cancelled", "lost", "unreachable") else Raised(error, alone=True)
 
 
 class Stopped(Protocol):
@@ -280,72 +280,74 @@ class Stopped(Protocol):
         ...
 
 
-def stopped(held: Stopped) -> Outcome:
+def stopped(run: Stopped) -> Outcome:
     """Return the outcome of a run that was stopped."""
-    match held.stop:
+    match run.stop:
         case "cancelled":
-            return Cancelled(held.stop_detail)
+            return Cancelled(run.stop_detail)
         case "shutdown" | "worker_failed" as reason:
             return Interrupted(reason)
         case "unreachable" | "lost":
             return Interrupted("unreachable")
         case "no_progress" | "lease_expired":
             # The executor adds the other facts when it takes the outcome.
-            return Stalled(held.stop)
+            return Stalled(run.stop)
         case None:
             return Raised(RecordedError("CancelledError", CANCELLED_FROM_WITHIN))
 
 
-def _unbegun(held: ActiveRun) -> Outcome:
+def _not_begun(run: ActiveRun) -> Outcome:
     """Return the outcome of a run that could not begin and is not to blame for that."""
-    return Interrupted("prefetch", UNFIT_DELAY) if held.stop is None else stopped(held)
+    return Interrupted("prefetch", NO_PROCESS_DELAY) if run.stop is None else stopped(run)
 
 
-def timed_out(held: ActiveRun) -> Outcome:
+def timed_out(run: ActiveRun) -> Outcome:
     """Return the outcome of a run that passed its timeout."""
-    if held.stops_for("cancelled"):
+    if run.stops_for("cancelled"):
         # The run was cancelled before its timeout, and stopped too slowly.
-        return stopped(held)
-    limit = (held.lease.job.timeout or 0) / SECOND
-    said = f"the run passed its timeout of {limit:g} s"
-    place = held.at_limit or held.elsewhere or ""
-    return TimedOut(RecordedError("TimeoutError", said, place and f"{place}TimeoutError: {said}\n"[-TRACEBACK_KEPT:]))
+        return stopped(run)
+    limit = (run.lease.job.timeout or 0) / SECOND
+    message = f"the run passed its timeout of {limit:g} s"
+    place = run.position_at_stop or run.isolated_position or ""
+    return TimedOut(
+        RecordedError("TimeoutError", message, place and f"{place}TimeoutError: {message}\n"[-TRACEBACK_KEPT:])
+    )
 
 
-def _ended_by(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
+def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun) -> Outcome:
     """Return the outcome of a run that ended by this exception.
 
     `held.stop` says whether the run ended because we stopped it. The exception does not say this: a handler may raise a
     CancelledError of its own, and may turn ours into another exception.
     """
     try:
-        return _meaning(error, task, held)
+        return _interpret(error, task, run)
     except BaseException as failure:
         # A control may be incomplete, and any attribute of an exception class may raise.
-        return Raised(recorded(failure)) if held.stop is None else stopped(held)
+        return Raised(recorded(failure)) if run.stop is None else stopped(run)
 
 
-def _meaning(error: BaseException, task: Task[..., Any], held: ActiveRun) -> Outcome:
+def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun) -> Outcome:
     # Do not use `isinstance` on the exception: its class may give a false `__class__`.
-    said: Any = error
-    if is_a(error, Snooze, RetryLater) and held.stops_for("cancelled", *SILENT):
+    control: Any = error
+    if is_a(error, Snooze, RetryLater) and run.stops_for("cancelled", *SILENT):
         # The handler wants another run. The storage refuses that after a cancellation; after a stall, the stall
         # decides.
-        return stopped(held)
+        return stopped(run)
     if is_a(error, Snooze):
-        return Snoozed(_delay(said))
+        return Snoozed(_delay(control))
     if is_a(error, Cancel):
-        if held.stop not in (None, "cancelled"):
-            return stopped(held)
-        reason = None if said.reason is None else storable(str(said.reason))
-        return Cancelled(reason, by="handler" if held.stop is None else None)
+        if run.stop not in (None, "cancelled"):
+            return stopped(run)
+        reason = None if control.reason is None else storable(str(control.reason))
+        return Cancelled(reason, by="handler" if run.stop is None else None)
     if is_a(error, Reject):
         return Rejected(recorded(error))
     if is_a(error, RetryLater):
-        return Raised(recorded(error), after=_delay(said))
-    if held.stop is not None:
+        return Raised(recorded(error), after=_delay(control))
+    if run.stop is not None:
         # The run was stopped, or it failed while it stopped.
-        return stopped(held)
+        return stopped(run)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
     return Raised(recorded(error), final=task.retry.final(error), shortage=is_shortage(error))
@@ -358,11 +360,11 @@ def _delay(control: Any) -> int:
 
 def _unrecorded(error: BaseException, value: object) -> RecordedError:
     """Return the error of a run that returned a result which cannot be recorded, with the result as text."""
-    told = recorded(error)
-    message = f"the handler returned, but its result cannot be recorded: {told.message}"
-    return RecordedError(told.type, f"{message}; it was {redacted_repr(value, RESULT_KEPT)}", told.traceback)
+    record = recorded(error)
+    message = f"the handler returned, but its result cannot be recorded: {record.message}"
+    return RecordedError(record.type, f"{message}; it was {redacted_repr(value, RESULT_KEPT)}", record.traceback)
 
 
 def _cancelled_from_within(error: BaseException) -> Raised:
-    told = recorded(error)
-    return Raised(RecordedError(told.type, told.message or CANCELLED_FROM_WITHIN, told.traceback))
+    record = recorded(error)
+    return Raised(RecordedError(record.type, record.message or CANCELLED_FROM_WITHIN, record.traceback))

@@ -38,16 +38,16 @@ _CODES: tuple[StopCode, ...] = get_args(StopCode)
 _SHARED, _EXCLUSIVE, _STOPPED = 0.0, 1.0, 2
 """Values of a row's right. A value from `_STOPPED` on: exclusive, and stopped for one of the codes."""
 
-_SLOTS = 1_024
+_ISOLATED = 1_024
 """The number of isolated processes that fit into the header."""
 
-_SLOTS_AT = 64
-_HEAD = 8 * (_SLOTS_AT + _SLOTS)
-_LINE = 4096
+_ISOLATED_AT = 64
+_HEAD = 8 * (_ISOLATED_AT + _ISOLATED)
+_ROW = 4096
 
-_TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _WATCHED, _NEXT, _USED, _WARNED, _WARNED_BY_WATCHER = range(10)
-_BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF, _TOLD = 10, 11, 12, 13
-_KEPT_FENCE, _KEPT = 0, 1
+_TURNED, _CLAIMED, _BEATEN, _LAG, _MEMORY, _CHECKED, _NEXT, _USED, _WARNED, _WARNED_BY_SUPERVISOR = range(10)
+_BLOCKER, _BLOCKER_FENCE, _BLOCKED_OF, _REPORTED = 10, 11, 12, 13
+_RENEWED_OUTSIDE_FENCE, _RENEWED_OUTSIDE = 0, 1
 _WRITES, _FENCE, _SINCE, _SIGNED, _RENEWED, _LEASE, _TIMEOUT, _PROGRESS, _WAY, _PID, _RIGHT, _SIZE = range(2, 14)
 _WRITTEN = 8 * _WRITES
 """The offset in a row of the part that the worker writes. The part before it belongs to the supervisor."""
@@ -59,9 +59,9 @@ _NEVER = float("inf")
 
 
 class WatchedRun(Struct, frozen=True):
-    """A run as the scoreboard has it. Durations are in seconds, infinite if there is no limit. Times are uptimes."""
+    """A run as the scoreboard has it. Durations are in seconds, infinite without a limit. Times are uptimes."""
 
-    line: int
+    row: int
     ref: Ref
     task: str
     fence: int
@@ -112,20 +112,20 @@ class Scoreboard:
         self._memory = mmap.mmap(descriptor, size)
         self._bytes = memoryview(self._memory)
         self._head = self._bytes[:_HEAD].cast("d")
-        self._lines = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _LINE + 1, _LINE)]
-        self._free = list(range(len(self._lines) - 1, -1, -1))
+        self._rows = [self._bytes[start : start + _TEXT].cast("d") for start in range(_HEAD, size - _ROW + 1, _ROW)]
+        self._free = list(range(len(self._rows) - 1, -1, -1))
         self._used = 0
         self._writes = 0.0
 
     @classmethod
-    def new(cls, lines: int) -> Self:
-        """Return an empty scoreboard with room for `lines` runs. Pages that were never written take no memory."""
+    def new(cls, rows: int) -> Self:
+        """Return an empty scoreboard with room for `rows` runs. Pages that were never written take no memory."""
         if sys.platform == "linux":
-            descriptor = os.memfd_create("tenure-slate")
+            descriptor = os.memfd_create("tenure-scoreboard")
         else:
-            descriptor, path = tempfile.mkstemp(prefix="tenure-slate-")
+            descriptor, path = tempfile.mkstemp(prefix="tenure-scoreboard-")
             os.unlink(path)
-        os.ftruncate(descriptor, _HEAD + lines * _LINE)
+        os.ftruncate(descriptor, _HEAD + rows * _ROW)
         return cls(descriptor)
 
     def __del__(self) -> None:
@@ -135,8 +135,8 @@ class Scoreboard:
         """Close the memory. Idempotent."""
         if self._memory.closed:
             return
-        for line in self._lines:
-            line.release()
+        for cells in self._rows:
+            cells.release()
         self._head.release()
         self._bytes.release()
         self._memory.close()
@@ -158,9 +158,9 @@ class Scoreboard:
         self._head[_BEATEN] = at
         self._head[_MEMORY] = memory
 
-    def told(self, at: float) -> None:
+    def reported(self, at: float) -> None:
         """Note that a beat sent at this time was answered. It carried all news of the runs."""
-        self._head[_TOLD] = at
+        self._head[_REPORTED] = at
 
     def write(
         self, lease: Lease, *, way: Way, claimed_at: float, renewed_at: float, exclusive: bool = False
@@ -171,10 +171,10 @@ class Scoreboard:
         """
         if not self._free:
             return None
-        place = self._free.pop()
-        if place >= self._used:
+        row = self._free.pop()
+        if row >= self._used:
             # The last freed row is used first. So the rows after this one were never used.
-            self._used = place + 1
+            self._used = row + 1
             self._head[_USED] = self._used
         job = lease.job
         stall, waits = job.stall, claimed_at == _NEVER
@@ -185,7 +185,7 @@ class Scoreboard:
         # The counter is written first. It stays odd until the text is written, too.
         _packing(len(text))(
             self._memory,
-            _HEAD + place * _LINE + _WRITTEN,
+            _HEAD + row * _ROW + _WRITTEN,
             writes - 1.0,
             job.fence,
             claimed_at,
@@ -200,117 +200,117 @@ class Scoreboard:
             len(text),
             text,
         )
-        self._lines[place][_WRITES] = writes
-        return place
+        self._rows[row][_WRITES] = writes
+        return row
 
-    def slot_began(self, pid: int) -> None:
+    def isolated_started(self, pid: int) -> None:
         """Note an isolated process, which leads its own session."""
-        slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
+        slots = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
         if 0 in slots:
-            self._head[_SLOTS_AT + slots.index(0)] = pid
+            self._head[_ISOLATED_AT + slots.index(0)] = pid
 
-    def slot_ended(self, pid: int) -> None:
+    def isolated_ended(self, pid: int) -> None:
         """Note that an isolated process and its children have ended."""
-        slots = self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist()
+        slots = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
         if pid in slots:
-            self._head[_SLOTS_AT + slots.index(pid)] = 0.0
+            self._head[_ISOLATED_AT + slots.index(pid)] = 0.0
 
-    def goes(self, place: int, way: Way) -> None:
+    def set_way(self, row: int, way: Way) -> None:
         """Note that the handler of a run is called in another way than planned."""
-        self._lines[place][_WAY] = _NUMBERS[way]
+        self._rows[row][_WAY] = _NUMBERS[way]
 
-    def runs_in(self, place: int, pid: int) -> None:
+    def set_pid(self, row: int, pid: int) -> None:
         """Note the isolated process that gets a run. From now on its handler may be called there."""
-        self._lines[place][_PID] = pid
+        self._rows[row][_PID] = pid
 
-    def wipe(self, place: int) -> None:
+    def clear(self, row: int) -> None:
         """Delete a run."""
-        self._lines[place][_FENCE] = 0.0
-        self._free.append(place)
+        self._rows[row][_FENCE] = 0.0
+        self._free.append(row)
 
-    def began(self, place: int, at: float, *, renewed: bool) -> None:
+    def began(self, row: int, at: float, *, renewed: bool) -> None:
         """Note that a run begins that had to wait. `renewed`: not only its handler renews its lease."""
-        line = self._lines[place]
+        cells = self._rows[row]
         # The order matters: a reader in between sees a run that has no limits yet.
         if not renewed:
-            line[_LEASE] = _NEVER
-        line[_SIGNED] = at
-        line[_SINCE] = at
+            cells[_LEASE] = _NEVER
+        cells[_SIGNED] = at
+        cells[_SINCE] = at
 
-    def renewable(self, place: int, terms: StallTerms | None, *, exclusive: bool = False) -> None:
+    def renewable(self, row: int, terms: StallTerms | None, *, exclusive: bool = False) -> None:
         """Note the terms by which a run is renewed by others than its handler, or None if it must not be renewed."""
         renewed = terms is not None and (terms.renewed or exclusive)
-        self._lines[place][_LEASE] = terms.lease if terms is not None and renewed else _NEVER
+        self._rows[row][_LEASE] = terms.lease if terms is not None and renewed else _NEVER
 
-    def stopped(self, place: int, why: StopCode) -> None:
+    def stopped(self, row: int, why: StopCode) -> None:
         """Note why an exclusive run was stopped whose handler goes on."""
-        self._lines[place][_RIGHT] = _STOPPED + _CODES.index(why)
+        self._rows[row][_RIGHT] = _STOPPED + _CODES.index(why)
 
-    def over(self, place: int, terms: StallTerms) -> None:
+    def finished(self, row: int, terms: StallTerms) -> None:
         """Note that only the outcome of a run is left: no limit counts, and it is renewed like others."""
-        line = self._lines[place]
-        line[_SINCE] = line[_SIGNED] = _NEVER
-        line[_LEASE] = terms.lease
+        cells = self._rows[row]
+        cells[_SINCE] = cells[_SIGNED] = _NEVER
+        cells[_LEASE] = terms.lease
 
-    def renewed(self, place: int, at: float) -> None:
+    def renewed(self, row: int, at: float) -> None:
         """Note that the worker itself renewed a lease, with a request sent at this time."""
-        self._lines[place][_RENEWED] = at
+        self._rows[row][_RENEWED] = at
 
-    def signed(self, place: int, at: float) -> None:
+    def signed(self, row: int, at: float) -> None:
         """Note that a handler gave a sign."""
-        self._lines[place][_SIGNED] = at
+        self._rows[row][_SIGNED] = at
 
-    def blocked_by(self, place: int, fence: int, of: float) -> None:
+    def set_blocker(self, row: int, fence: int, of: float) -> None:
         """Note which run blocks the loop, which last turned at `of`."""
         # The order matters: a reader must not combine the row of one run with the fence of another.
         self._head[_BLOCKED_OF] = 0.0
-        self._head[_BLOCKER] = place
+        self._head[_BLOCKER] = row
         self._head[_BLOCKER_FENCE] = fence
         self._head[_BLOCKED_OF] = of
 
-    def kept(self, place: int, fence: int) -> float:
+    def external_renewal(self, row: int, fence: int) -> float:
         """Return when the supervisor's latest successful renewal of this run was sent; 0 if there was none."""
-        line = self._lines[place]
-        at = line[_KEPT]
-        return at if line[_KEPT_FENCE] == fence and line[_KEPT] == at else 0.0
+        cells = self._rows[row]
+        at = cells[_RENEWED_OUTSIDE]
+        return at if cells[_RENEWED_OUTSIDE_FENCE] == fence and cells[_RENEWED_OUTSIDE] == at else 0.0
 
-    def warns(self, of: float) -> bool:
+    def worker_must_warn(self, of: float) -> bool:
         """Return True if the worker must warn of its loop, which last turned at `of`: the supervisor has not."""
-        if self._head[_WARNED_BY_WATCHER] == of:
+        if self._head[_WARNED_BY_SUPERVISOR] == of:
             return False
         self._head[_WARNED] = of
         return True
 
     @property
-    def next_look(self) -> float:
+    def next_check(self) -> float:
         """The time of the supervisor's next regular check."""
         return self._head[_NEXT]
 
     @property
-    def watched_at(self) -> float:
+    def checked_at(self) -> float:
         """The time of the supervisor's last check; 0 before the first."""
-        return self._head[_WATCHED]
+        return self._head[_CHECKED]
 
     # ------------------------------------------------------------------------------------------ the supervisor's side
 
-    def looked(self, at: float, next_look: float) -> None:
+    def checked(self, at: float, next_look: float) -> None:
         """Note a check by the supervisor, and the time of the next one."""
-        self._head[_WATCHED] = at
+        self._head[_CHECKED] = at
         self._head[_NEXT] = next_look
 
-    def keep(self, run: WatchedRun, at: float) -> None:
+    def note_external_renewal(self, run: WatchedRun, at: float) -> None:
         """Note that the supervisor renewed a lease for the worker, with a request sent at this time."""
-        line = self._lines[run.line]
+        cells = self._rows[run.row]
         # The order matters: a new run in this row must not take the renewal for its own.
-        line[_KEPT_FENCE] = 0.0
-        line[_KEPT] = at
-        line[_KEPT_FENCE] = run.fence
+        cells[_RENEWED_OUTSIDE_FENCE] = 0.0
+        cells[_RENEWED_OUTSIDE] = at
+        cells[_RENEWED_OUTSIDE_FENCE] = run.fence
 
-    def watcher_warns(self, of: float) -> bool:
+    def supervisor_must_warn(self, of: float) -> bool:
         """Return True if the supervisor must warn of the loop, which last turned at `of`: the worker has not."""
         if self._head[_WARNED] == of:
             return False
-        self._head[_WARNED_BY_WATCHER] = of
+        self._head[_WARNED_BY_SUPERVISOR] = of
         return True
 
     @property
@@ -322,8 +322,8 @@ class Scoreboard:
     def blocker(self) -> tuple[int, int] | None:
         """The row and the fence of the run that blocks the loop, if the worker has found it."""
         of = self._head[_BLOCKED_OF]
-        place, fence = int(self._head[_BLOCKER]), int(self._head[_BLOCKER_FENCE])
-        return (place, fence) if of and of == self._head[_TURNED] and of == self._head[_BLOCKED_OF] else None
+        row, fence = int(self._head[_BLOCKER]), int(self._head[_BLOCKER_FENCE])
+        return (row, fence) if of and of == self._head[_TURNED] and of == self._head[_BLOCKED_OF] else None
 
     @property
     def claimed_at(self) -> float:
@@ -336,9 +336,9 @@ class Scoreboard:
         return self._head[_BEATEN]
 
     @property
-    def told_at(self) -> float:
+    def reported_at(self) -> float:
         """When the process last reported its runs to the storage; 0 before the first time."""
-        return self._head[_TOLD]
+        return self._head[_REPORTED]
 
     @property
     def lag(self) -> float:
@@ -351,18 +351,18 @@ class Scoreboard:
         return int(self._head[_MEMORY])
 
     @property
-    def slots(self) -> list[int]:
+    def isolated_pids(self) -> list[int]:
         """The isolated processes that the worker started and whose end it has not noted yet."""
-        return [int(pid) for pid in self._head[_SLOTS_AT : _SLOTS_AT + _SLOTS].tolist() if pid]
+        return [int(pid) for pid in self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist() if pid]
 
     @property
     def was_full(self) -> bool:
         """True if there may have been a run without a row."""
-        return self._head[_USED] >= len(self._lines)
+        return self._head[_USED] >= len(self._rows)
 
     def runs(self) -> list[WatchedRun]:
         """Return the runs that are held, except those that are being written at this moment."""
-        return [run for place in range(int(self._head[_USED])) if (run := self._read(place)) is not None]
+        return [run for row in range(int(self._head[_USED])) if (run := self._read(row)) is not None]
 
     def known_runs(self) -> KnownRuns:
         """Return which runs had begun here, which were in isolated processes, and which had not begun."""
@@ -373,25 +373,25 @@ class Scoreboard:
         stopped: dict[Ref, StopCode] = {run.ref: run.stopped for run in runs if run.stopped is not None}
         return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting), stopped)
 
-    def _read(self, place: int) -> WatchedRun | None:
-        line = self._lines[place]
-        writes, fence = line[_WRITES], int(line[_FENCE])
+    def _read(self, row: int) -> WatchedRun | None:
+        cells = self._rows[row]
+        writes, fence = cells[_WRITES], int(cells[_FENCE])
         if not fence or writes % 2:
             return None
-        seen = line.tolist()
-        start = _HEAD + place * _LINE + _TEXT
+        seen = cells.tolist()
+        start = _HEAD + row * _ROW + _TEXT
         text = bytes(self._bytes[start : start + int(seen[_SIZE])])
-        if line[_WRITES] != writes:
+        if cells[_WRITES] != writes:
             return None
         queue, id_, task = text.decode().split("\0")
         return WatchedRun(
-            line=place,
+            row=row,
             ref=Ref(queue, id_),
             task=task,
             fence=fence,
             claimed_at=seen[_SINCE],
             signed_at=seen[_SIGNED],
-            renewed_at=max(seen[_RENEWED], self.kept(place, fence)),
+            renewed_at=max(seen[_RENEWED], self.external_renewal(row, fence)),
             lease=seen[_LEASE] / SECOND,
             timeout=seen[_TIMEOUT] / SECOND,
             heartbeat_timeout=seen[_PROGRESS] / SECOND,

@@ -12,7 +12,7 @@ from tenure.failures import is_a
 LEAST_FREE = 32
 """With fewer free descriptors than this, a worker claims no more. It needs some itself to settle and to end."""
 
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks of the descriptors. A check takes some microseconds for each open one."""
 
 NO_THREAD = "can't start new thread"
@@ -23,7 +23,7 @@ _OPEN = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
 def free_descriptors() -> int | None:
-    """Return how many more descriptors this process may open. None if there is no limit or the number is unknown."""
+    """Return how many more descriptors this process may open. None if it is unlimited or unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -36,13 +36,13 @@ def free_descriptors() -> int | None:
 
 def is_shortage(error: BaseException) -> bool:
     """Return True if an exception says that descriptors, threads or memory have run out. Never raises."""
-    said: Any = error
+    exception: Any = error
     try:
         # Any attribute of a subclass may raise.
         if is_a(error, OSError):
-            return said.errno in _SHORT
+            return exception.errno in _SHORT
         if is_a(error, BaseExceptionGroup):
-            return any(is_shortage(one) for one in said.exceptions)
+            return any(is_shortage(part) for part in exception.exceptions)
         return type(error) is RuntimeError and error.args[:1] == (NO_THREAD,)
     except BaseException:
         return False
@@ -57,19 +57,19 @@ class Descriptors:
         self._clock = clock
         self._found = found
         self._free = free
-        self._next_look = 0.0
+        self._next_check = 0.0
         self.why: str | None = None
         """Why nothing more may be claimed, by the latest check. None if claims are allowed."""
 
     def short(self) -> str | None:
         """Check if it is time, and return why nothing more may be claimed. None if claims are allowed."""
         now = self._clock.uptime()
-        if now >= self._next_look:
-            self._next_look = now + LOOK
-            self.look()
+        if now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL
+            self.check()
         return self.why
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check at once."""
         free = self._free()
         # Require twice as many to claim again, so that the result does not change with each descriptor.

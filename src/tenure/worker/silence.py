@@ -9,24 +9,24 @@ from tenure.core.postmortem import post_mortem, stall_cause
 from tenure.worker.active_runs import ActiveRun
 
 
-def told_of_silence(held: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
+def silence_outcome(run: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
     """Return the outcome of a run that its worker stopped because its handler was silent, with a post-mortem."""
-    now, wall, job, silent = clock.uptime(), clock.now(), held.lease.job, held.silent_for
-    run = RunRecord(
+    now, wall, job, silent = clock.uptime(), clock.now(), run.lease.job, run.silent_for
+    record = RunRecord(
         number=job.starts,
         fence=job.fence,
         owner=worker.id,
         worker=worker.name,
         host=worker.host,
-        pid=held.pid or worker.pid,
-        start=wall - round((now - held.claimed_at) * SECOND),
-        trace=held.at_limit,
+        pid=run.pid or worker.pid,
+        start=wall - round((now - run.claimed_at) * SECOND),
+        trace=run.position_at_stop,
     )
     text = post_mortem(
         structs.replace(job, heard_at=wall),
-        stall_cause(job, reason, silent_for=silent, run=run),
+        stall_cause(job, reason, silent_for=silent, run=record),
         silent_for=silent,
         died=False,
-        run=run,
+        run=record,
     )
     return Stalled(reason, silent, worker.id, text)

@@ -19,13 +19,13 @@ def starter(loop: asyncio.AbstractEventLoop) -> Starter:
     """
     # A custom task factory decides when tasks start; do not force an eager start.
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        if _takes_more(loop.create_task):
+        if _accepts_keywords(loop.create_task):
             return functools.partial(loop.create_task, eager_start=True)
         return functools.partial(asyncio.Task, loop=loop, eager_start=True)
     return loop.create_task
 
 
-def _takes_more(function: Callable[..., object]) -> bool:
+def _accepts_keywords(function: Callable[..., object]) -> bool:
     """Return True if a function accepts arbitrary keyword arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()

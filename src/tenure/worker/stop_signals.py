@@ -34,7 +34,7 @@ def draining() -> list[signal.Signals]:
     return [number for number in DRAINING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def outlive() -> None:
+def ignore_unused() -> None:
     """Install a handler for the signals that mean nothing, unless they have one, so that they do not end this process.
 
     They are not set to SIG_IGN, because processes that handlers start would inherit that.
@@ -68,25 +68,25 @@ class StopSignals:
     """The two requests, drain and end at once, on the running loop."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._forced = asyncio.Event()
 
-    def stop(self) -> None:
+    def drain(self) -> None:
         """Drain the worker. Idempotent."""
-        self._asked.set()
+        self._stopping.set()
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """End the worker at once. Idempotent."""
-        self._hurried.set()
-        self._asked.set()
+        self._forced.set()
+        self._stopping.set()
 
-    def again(self) -> None:
+    def drain_then_stop(self) -> None:
         """Drain the worker. On the second call, end it at once."""
-        if self._asked.is_set():
-            self._hurried.set()
-        self._asked.set()
+        if self._stopping.is_set():
+            self._forced.set()
+        self._stopping.set()
 
-    async def obeyed_by(self, worker: Stoppable, *, started: Callable[[], object] = lambda: None) -> None:
+    async def run(self, worker: Stoppable, *, started: Callable[[], object] = lambda: None) -> None:
         """Run a worker until it ends by itself or must stop. Call `started` before its first claim.
 
         Raises:
@@ -102,16 +102,16 @@ class StopSignals:
         haste = asyncio.create_task(self._hasten(worker))
         try:
             # A stop also works while the start waits for the storage.
-            await first(start(), self._asked.wait())
-            if not self._asked.is_set():
-                await first(worker.wait(), self._asked.wait())
+            await first(start(), self._stopping.wait())
+            if not self._stopping.is_set():
+                await first(worker.wait(), self._stopping.wait())
         finally:
             try:
-                await worker.stop(force=self._hurried.is_set())
+                await worker.stop(force=self._forced.is_set())
             finally:
                 haste.cancel()
                 await asyncio.gather(haste, return_exceptions=True)
 
     async def _hasten(self, worker: Stoppable) -> None:
-        await self._hurried.wait()
+        await self._forced.wait()
         await worker.stop(force=True)

@@ -17,7 +17,7 @@ import msgspec
 from tenure.errors import UsageError
 from tenure.metrics import Key, MetricsRegistry
 from tenure.options import Timing
-from tenure.processes.parent_death import end_with_all, end_with_parent, inherited
+from tenure.processes.parent_death import end_with_parent, inherited_socket, kill_own_group
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.stacks.asked import StackFile
 from tenure.worker.stop_signals import SIGNALS, Stoppable, StopSignals, draining
@@ -29,12 +29,12 @@ from tenure.worker.supervisor_messages import (
     ChildReady,
     ChildRetiring,
     ChildStarted,
-    counted,
-    fitting,
-    spoken,
+    encode_message,
+    metrics_messages,
+    names_that_fit,
 )
 
-COUNT_EVERY = 2.0
+METRICS_INTERVAL = 2.0
 """Seconds between two metrics messages. If the process dies, the counts since its last message are lost."""
 
 
@@ -50,22 +50,22 @@ class SupervisorLink:
     """The child's end of the socket. The other end closes with the supervisor, and then this process ends at once."""
 
     def __init__(
-        self, line: socket.socket, incarnation: str, slate: Scoreboard, stacks: StackFile, *, siblings: bool
+        self, line: socket.socket, incarnation: str, scoreboard: Scoreboard, stacks: StackFile, *, siblings: bool
     ) -> None:
-        self.incarnation = incarnation
+        self.owner_id = incarnation
         self.siblings = siblings
         """True if the supervisor has several children."""
-        self.slate = slate
+        self.scoreboard = scoreboard
         """The memory that this process shares with its supervisor."""
         self._line = line
         self._stacks = stacks
         self._unsent = b""
         """The bytes that the socket did not take yet."""
-        self._figures = MetricsRegistry()
-        self._counted: dict[Key, tuple[float, ...]] = {}
+        self._metrics = MetricsRegistry()
+        self._sent_metrics: dict[Key, tuple[float, ...]] = {}
         """The metrics that the supervisor has got."""
-        self._hurried = False
-        self._hurry: Callable[[], object] = lambda: None
+        self._stop_ordered = False
+        self._stop_now: Callable[[], object] = lambda: None
 
     @classmethod
     def from_environment(cls) -> Self | None:
@@ -79,21 +79,21 @@ class SupervisorLink:
             return None
         descriptor, _, text = value.partition(":")
         try:
-            line, told = inherited(int(descriptor)), msgspec.json.decode(text, type=ChildConfig)
-            slate, stacks = Scoreboard(told.slate), StackFile(told.stacks)
+            line, config = inherited_socket(int(descriptor)), msgspec.json.decode(text, type=ChildConfig)
+            scoreboard, stacks = Scoreboard(config.scoreboard), StackFile(config.stacks)
         except (ValueError, OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{VARIABLE} = {value!r} is set by hand; unset it, the supervisor sets its own") from error
         # Processes that handlers start must not inherit them.
-        for beside in (slate.descriptor, stacks.descriptor):
-            os.set_inheritable(beside, False)
-        return cls(line, told.incarnation, slate, stacks, siblings=told.siblings)
+        for inherited in (scoreboard.descriptor, stacks.descriptor):
+            os.set_inheritable(inherited, False)
+        return cls(line, config.owner_id, scoreboard, stacks, siblings=config.siblings)
 
     def hello(self, url: str, timing: Timing, *, queues: Iterable[str] = (), serves: Iterable[str] = ()) -> None:
         """Send the storage's address and the timing to the supervisor. From now on, end when the supervisor ends."""
         end_with_parent()
-        threading.Thread(target=self._follow, name="tenure-orphan", daemon=True).start()
+        threading.Thread(target=self._follow_supervisor, name="tenure-parent", daemon=True).start()
         # After the message, the supervisor may ask for the stacks.
-        self._stacks.answer_here()
+        self._stacks.register()
         hello = ChildStarted(
             url,
             timing.beat.total_seconds(),
@@ -102,12 +102,12 @@ class SupervisorLink:
             timing.sweep.total_seconds(),
             timing.grace.total_seconds(),
             timing.leader_ttl.total_seconds(),
-            fitting(sorted(queues)),
-            fitting(serves),
+            names_that_fit(sorted(queues)),
+            names_that_fit(serves),
         )
-        self._line.sendall(spoken(hello))
+        self._line.sendall(encode_message(hello))
 
-    async def work(self, worker: Recyclable, figures: MetricsRegistry) -> None:
+    async def work(self, worker: Recyclable, metrics: MetricsRegistry) -> None:
         """Run a worker until SIGTERM or SIGINT, however often they come, or until its supervisor orders to end at once.
 
         Metrics are sent meanwhile. The signal handlers stay installed, because a late signal must not turn a clean end
@@ -119,52 +119,52 @@ class SupervisorLink:
         """
         loop, orders = asyncio.get_running_loop(), StopSignals()
         for number in (*SIGNALS, *draining()):
-            loop.add_signal_handler(number, orders.stop)
-        self._hurry = lambda: loop.call_soon_threadsafe(orders.hurry)
-        if self._hurried:
+            loop.add_signal_handler(number, orders.drain)
+        self._stop_now = lambda: loop.call_soon_threadsafe(orders.stop_now)
+        if self._stop_ordered:
             # The order came before `_hurry` was set.
-            orders.hurry()
-        self._figures = figures
-        telling = [asyncio.create_task(self._tell()), asyncio.create_task(self._retire(worker))]
+            orders.stop_now()
+        self._metrics = metrics
+        telling = [asyncio.create_task(self._send_metrics()), asyncio.create_task(self._retire(worker))]
         try:
-            await orders.obeyed_by(worker, started=lambda: self._say(ChildReady()))
+            await orders.run(worker, started=lambda: self._send(ChildReady()))
         finally:
             for one in telling:
                 one.cancel()
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that this process holds no more jobs. `ChildLeaving` explains the arguments."""
-        self._count()
-        self._say(ChildLeaving(dismissed, recycled))
+        self._queue_metrics()
+        self._send(ChildLeaving(dismissed, recycled))
 
-    def _say(self, word: ChildMessage) -> None:
+    def _send(self, message: ChildMessage) -> None:
         with contextlib.suppress(OSError):
-            self._line.sendall(self._unsent + spoken(word))
+            self._line.sendall(self._unsent + encode_message(message))
         self._unsent = b""
 
     async def _retire(self, worker: Recyclable) -> None:
-        self._say(ChildRetiring(await worker.retired()))
+        self._send(ChildRetiring(await worker.retired()))
 
-    async def _tell(self) -> None:
+    async def _send_metrics(self) -> None:
         while True:
-            await asyncio.sleep(COUNT_EVERY)
-            self._count()
+            await asyncio.sleep(METRICS_INTERVAL)
+            self._queue_metrics()
             # A suspended supervisor must not block this process. The rest goes with the next message.
             with contextlib.suppress(OSError):
                 self._unsent = self._unsent[self._line.send(self._unsent, socket.MSG_DONTWAIT) :]
 
-    def _count(self) -> None:
+    def _queue_metrics(self) -> None:
         """Add the changed metrics to the bytes to send, but only if all earlier bytes are sent."""
         if self._unsent:
             return
-        totals = self._figures.totals()
-        news = {key: numbers for key, numbers in totals.items() if self._counted.get(key) != numbers}
-        self._counted.update(news)
-        self._unsent = b"".join(spoken(word) for word in counted(news))
+        totals = self._metrics.totals()
+        news = {key: numbers for key, numbers in totals.items() if self._sent_metrics.get(key) != numbers}
+        self._sent_metrics.update(news)
+        self._unsent = b"".join(encode_message(message) for message in metrics_messages(news))
 
-    def _follow(self) -> None:
+    def _follow_supervisor(self) -> None:
         with contextlib.suppress(OSError):
             while self._line.recv(64):
-                self._hurried = True
-                self._hurry()
-        end_with_all()
+                self._stop_ordered = True
+                self._stop_now()
+        kill_own_group()

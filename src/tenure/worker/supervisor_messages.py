@@ -23,8 +23,8 @@ LONGEST = 65_536
 class ChildConfig(Struct, frozen=True):
     """The config of a child at its start: its owner id, and the descriptors of its scoreboard and its stack file."""
 
-    incarnation: str
-    slate: int
+    owner_id: str
+    scoreboard: int
     stacks: int
     siblings: bool = False
     """True if the supervisor has several children."""
@@ -84,18 +84,18 @@ class ChildLeaving(Struct, frozen=True, tag="goodbye", tag_field="say"):
 ChildMessage = ChildStarted | ChildReady | MetricsUpdate | ChildRetiring | ChildLeaving
 """The messages of a child."""
 
-_WORDS: msgspec.json.Decoder[ChildMessage] = msgspec.json.Decoder(ChildMessage)
+_DECODER: msgspec.json.Decoder[ChildMessage] = msgspec.json.Decoder(ChildMessage)
 
-NOW = b"now\n"
+STOP_NOW = b"now\n"
 """The only message of a supervisor: the child must end at once."""
 
 
-def spoken(word: ChildMessage) -> bytes:
+def encode_message(message: ChildMessage) -> bytes:
     """Encode a message."""
-    return msgspec.json.encode(word) + b"\n"
+    return msgspec.json.encode(message) + b"\n"
 
 
-def counted(totals: Totals) -> Iterator[MetricsUpdate]:
+def metrics_messages(totals: Totals) -> Iterator[MetricsUpdate]:
     """Return the messages that carry these metrics, each within the size limit."""
     part: list[tuple[Key, tuple[float, ...]]] = []
     room = LONGEST // 2
@@ -110,7 +110,7 @@ def counted(totals: Totals) -> Iterator[MetricsUpdate]:
         yield MetricsUpdate(tuple(part))
 
 
-def fitting(names: Iterable[str]) -> tuple[str, ...]:
+def names_that_fit(names: Iterable[str]) -> tuple[str, ...]:
     """Return the first names that fit into a message together with its other fields."""
     found: list[str] = []
     room = LONGEST // 4
@@ -129,15 +129,15 @@ class MessageReader:
     def __init__(self) -> None:
         self._rest = b""
 
-    def hear(self, part: bytes) -> list[ChildMessage]:
+    def feed(self, part: bytes) -> list[ChildMessage]:
         """Return the messages that this part completes."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         self._rest = self._rest[:LONGEST]
-        return [word for line in lines if (word := _understood(line)) is not None]
+        return [message for line in lines if (message := _decode(line)) is not None]
 
 
-def _understood(line: bytes) -> ChildMessage | None:
+def _decode(line: bytes) -> ChildMessage | None:
     try:
-        return _WORDS.decode(line)
+        return _DECODER.decode(line)
     except msgspec.MsgspecError:
         return None

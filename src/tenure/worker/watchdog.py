@@ -28,10 +28,10 @@ from tenure.worker.stacks.places import HandlerPosition
 WARN = 1.0
 """Seconds that a loop may be late before a warning is logged."""
 
-ABSENT = 2.0
+SUSPENDED_AFTER = 2.0
 """If a check is later than this, in seconds, this thread itself was suspended, perhaps with the whole machine."""
 
-WATCHED = 5.0
+SUPERVISOR_TIMEOUT = 5.0
 """If the supervisor's last check is older than this, in seconds, the worker counts as unsupervised."""
 
 REMEDY = "await there, make the handler a plain function, or run it in a process of its own"
@@ -42,11 +42,11 @@ class Watchdog:
 
     def __init__(
         self,
-        turns: LoopMonitor,
-        holdings: ActiveRuns,
+        monitor: LoopMonitor,
+        active_runs: ActiveRuns,
         *,
         owner: str,
-        slate: Scoreboard | None,
+        scoreboard: Scoreboard | None,
         supervised: bool,
         max_block: float,
         clock: Clock,
@@ -54,10 +54,10 @@ class Watchdog:
         announce: Callable[[Event], None],
         claimed_at: Callable[[], float],
     ) -> None:
-        self._turns = turns
-        self._holdings = holdings
+        self._monitor = monitor
+        self._active_runs = active_runs
         self._owner = owner
-        self._slate = slate
+        self._scoreboard = scoreboard
         self._supervised = supervised
         self._max_block = max_block
         self._clock = clock
@@ -68,7 +68,7 @@ class Watchdog:
         self._thread = 0
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._excused_at = 0.0
         """Until this uptime a late loop is excused, because this thread did not run either."""
         self._warned = self._hung = 0.0
@@ -84,25 +84,25 @@ class Watchdog:
         """Stop ticking. From now on no turn of this loop is expected."""
         if self._timer is not None:
             self._timer.cancel()
-        self._turns.ended()
+        self._monitor.ended()
 
     async def watch(self) -> None:
         """Check repeatedly, until cancelled. Runs in another thread."""
         while True:
-            self.look(self._clock.uptime())
+            self.check(self._clock.uptime())
             await asyncio.sleep(TICK)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Check once whether the loop turns."""
-        late = self._looked_at > 0 and now - self._looked_at > TICK + WARN / 2
-        if self._absent(now):
+        late = self._checked_at > 0 and now - self._checked_at > TICK + WARN / 2
+        if self._was_suspended(now):
             self._excused_at = now
-        self._looked_at = now
-        if self._slate is not None:
-            self._slate.beaten(now, self._turns.memory)
-        last, blocked = self._turns.at, self._turns.blocked(now)
-        if blocked > 0 and (blocking := self._blocking()) is not None and blocking.key != self._turns.blocker:
-            self._turns.blocked_by(blocking.key, blocking.line)
+        self._checked_at = now
+        if self._scoreboard is not None:
+            self._scoreboard.beaten(now, self._monitor.memory)
+        last, blocked = self._monitor.turned_at, self._monitor.blocked(now)
+        if blocked > 0 and (blocking := self._blocking()) is not None and blocking.key != self._monitor.blocker:
+            self._monitor.set_blocker(blocking.key, blocking.row)
         if blocked > WARN and self._warned != last:
             self._warned = last
             self._warn(last, blocked, late=late)
@@ -113,55 +113,55 @@ class Watchdog:
     def given_up(self) -> bool:
         """Return True if the loop was blocked for so long that its worker's leases must not be renewed."""
         now = self._clock.uptime()
-        return self._hangs(now) and not self._absent(now)
+        return self._hangs(now) and not self._was_suspended(now)
 
-    def _absent(self, now: float) -> bool:
-        return self._looked_at > 0 and now - self._looked_at > TICK + ABSENT
+    def _was_suspended(self, now: float) -> bool:
+        return self._checked_at > 0 and now - self._checked_at > TICK + SUSPENDED_AFTER
 
     def _hangs(self, now: float) -> bool:
-        return min(self._turns.blocked(now), now - self._excused_at) > self._max_block
+        return min(self._monitor.blocked(now), now - self._excused_at) > self._max_block
 
     def _tick(self) -> None:
         now = self._clock.uptime()
-        self._turns.turned(now, max(0.0, now - self._due))
-        if self._slate is not None:
-            self._slate.claimed(self._claimed_at())
+        self._monitor.turned(now, max(0.0, now - self._due))
+        if self._scoreboard is not None:
+            self._scoreboard.claimed(self._claimed_at())
         self._due = now + TICK
         # Use an empty context, not the context of a run or of the code that starts the worker.
         if self._loop is not None:
             self._timer = self._loop.call_later(TICK, self._tick, context=contextvars.Context())
 
     def _warn(self, last: float, blocked: float, *, late: bool) -> None:
-        if late and self._supervised and self._watched():
+        if late and self._supervised and self._has_supervisor():
             # The process was suspended, or the interpreter was held. The supervisor knows which, and has warned.
             return
-        if self._slate is not None and not self._slate.warns(last):
+        if self._scoreboard is not None and not self._scoreboard.worker_must_warn(last):
             return
         at = self._on_loop()
         if late and at is None:
             found = [str(one) for one in self._in_threads()]
             self._logger.warning(
-                "nothing in this process went on for %.1f s: it was stopped, or a call held the interpreter%s",
+                "no code of this process ran for %.1f s: it was stopped, or a call held the interpreter%s",
                 blocked,
                 f"; handlers in threads are at {', '.join(found)}" if found else "",
             )
             return
         self._logger.warning(
             "%s has blocked the event loop of this worker for %.1f s%s: %s; %s",
-            "something" if (held := self._blocking()) is None else f"job {held.lease.job.id} ({held.lease.job.task})",
+            "something" if (run := self._blocking()) is None else f"job {run.lease.job.id} ({run.lease.job.task})",
             blocked,
             ", and held the interpreter" if late else "",
-            at or "its line cannot be told",
+            at or "its line is unknown",
             REMEDY,
         )
 
     def _give_up(self, blocked: float) -> None:
-        self._logger.error("the event loop has been blocked for %.0f s; its leases are renewed no more", blocked)
-        if not self._watched():
+        self._logger.error("the event loop has been blocked for %.0f s; leases are no longer renewed", blocked)
+        if not self._has_supervisor():
             self._announce(WorkerHung(owner=self._owner, blocked_for=blocked, stack=str(self._on_loop() or "")))
 
-    def _watched(self) -> bool:
-        return self._slate is not None and self._clock.uptime() - self._slate.watched_at < WATCHED
+    def _has_supervisor(self) -> bool:
+        return self._scoreboard is not None and self._clock.uptime() - self._scoreboard.checked_at < SUPERVISOR_TIMEOUT
 
     def _blocking(self) -> ActiveRun | None:
         """Return the run whose handler the loop is executing."""
@@ -171,9 +171,9 @@ class Watchdog:
         if sys.version_info >= (3, 12):
             # It may be a task that the handler has started.
             job = job_of(task.get_context())
-        for held in self._holdings.all():
-            if held.task is task or (job is not None and job is held.context):
-                return held
+        for run in self._active_runs.all():
+            if run.task is task or (job is not None and job is run.context):
+                return run
         return None
 
     def _on_loop(self) -> HandlerPosition | None:

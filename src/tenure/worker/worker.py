@@ -52,7 +52,7 @@ from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.memory import resident
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch
-from tenure.worker.prefetch_policy import MOST, PrefetchPolicy
+from tenure.worker.prefetch_policy import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
@@ -62,15 +62,15 @@ from tenure.worker.watchdog import Watchdog
 from tenure.worker.worker_metrics import WorkerMetrics
 
 DRAIN = timedelta(seconds=25)
-LINGER = 2.0
+CANCEL_GRACE = 2.0
 """Seconds that cancelled handlers get to end. A run that does not end is due again after this time at the earliest."""
 
-FORCED_LINGER = 0.1
+FORCED_GRACE = 0.1
 
-TELLING = 1.5
+LAST_CALLS = 1.5
 """Seconds after `LINGER` for the last storage calls. The process is then gone 5 s after its drain at the latest."""
 
-LEAVING = 0.5
+LAST_STEPS = 0.5
 """The part of `TELLING` that the last steps get: the reaper resigns, the worker's record goes, the lifespan is left."""
 
 
@@ -84,7 +84,7 @@ class Worker:
 
     def __init__(
         self,
-        equipment: Runtime,
+        runtime: Runtime,
         *,
         queues: Sequence[str],
         concurrency: int = 10,
@@ -93,27 +93,27 @@ class Worker:
         drain: Duration = DRAIN,
         burst: bool = False,
         supervised: bool = False,
-        slate: Scoreboard | None = None,
-        wear: RecyclePolicy | None = None,
+        scoreboard: Scoreboard | None = None,
+        recycle_policy: RecyclePolicy | None = None,
         prefetch: int | None = None,
     ) -> None:
         if isinstance(concurrency, bool) or concurrency < 1:
             raise UsageError(f"concurrency = {concurrency!r} must be 1 or more")
         if not queues:
             raise UsageError("queues is empty; name at least one queue")
-        self.owner = owner or equipment.owner()
-        self._equipment = equipment
+        self.owner = owner or runtime.owner()
+        self._runtime = runtime
         self._queues = tuple(named(queue, field="queue") for queue in queues)
         self._concurrency = concurrency
         self._reaper = reaper
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
         self._supervised = supervised
-        self.recycled: str | None = None
+        self.recycle_reason: str | None = None
         """Why this worker is recycled. None if it is not."""
-        self._short: str | None = None
+        self._burst_shortage: str | None = None
         """Why a burst ends although jobs may be left. None if it does not."""
-        self._complaints: set[str] = set()
+        self._reported_reasons: set[str] = set()
         """The reasons to recycle that were reported already."""
         self._retired = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,137 +123,137 @@ class Worker:
         self._ending: asyncio.Task[None] | None = None
         self.dismissed = False
         """True if an operator ordered this worker to stop. The supervisor then starts no other in its place."""
-        self._unput: tuple[Schedule, ...] = ()
+        self._unstored_schedules: tuple[Schedule, ...] = ()
         """Declared schedules that are not stored yet, because a part of the storage is unreachable."""
         self._forced = asyncio.Event()
-        self._unwanted, self._gone = asyncio.Event(), asyncio.Event()
+        self._start_cancelled, self._start_ended = asyncio.Event(), asyncio.Event()
         """Set when the worker is stopped while it starts, and when that start has then released everything."""
-        self._until = 0.0
+        self._last_call_at = 0.0
         """Loop time after which no more storage calls are made."""
-        self._drained = 0.0
+        self._drain_ends_at = 0.0
         """Loop time at which the drain is over at the latest."""
 
-        self._side = equipment.background_loop("tenure-keeper")
+        self._keeper_loop = runtime.background_loop("tenure-keeper")
         self._threads = ThreadPool("tenure-handler")
-        self._lifespan = Lifespan(equipment.lifespan, worker=self.owner.name, logger=equipment.logger)
-        self._abandoned = Abandoned(self._crowded)
+        self._lifespan = Lifespan(runtime.lifespan, worker=self.owner.name, logger=runtime.logger)
+        self._abandoned = Abandoned(self._too_many_abandoned)
         self._runner = Runner(
-            equipment.tasks,
-            equipment.codec,
+            runtime.tasks,
+            runtime.codec,
             self._threads,
-            equipment.clock,
-            equipment.logger,
-            middleware=equipment.middleware,
-            replaced=equipment.overrides,
+            runtime.clock,
+            runtime.logger,
+            middleware=runtime.middleware,
+            replaced=runtime.overrides,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
             no_thread=self._out_of_threads,
-            short=self._run_short,
+            short=self._handle_shortage,
         )
-        self._holdings = ActiveRuns(slate)
-        self._slots = IsolatedRuns(
-            equipment,
+        self._active_runs = ActiveRuns(scoreboard)
+        self._isolated_runs = IsolatedRuns(
+            runtime,
             worker=self.owner,
             isolates=supervised,
-            keeping=self._holdings,
-            slate=slate,
-            refused=self._no_process,
+            lease_holder=self._active_runs,
+            scoreboard=scoreboard,
+            refused=self._process_refused,
         )
-        self._descriptors = Descriptors(equipment.clock, self._worn_out)
-        self._turns = LoopMonitor(slate)
-        self._known = KnownTasks(equipment.tasks)
-        tally = WorkerMetrics(equipment.metrics)
+        self._descriptors = Descriptors(runtime.clock, self._recycle_for)
+        self._monitor = LoopMonitor(scoreboard)
+        self._known_tasks = KnownTasks(runtime.tasks)
+        metrics = WorkerMetrics(runtime.metrics)
         self._bus = EventBus(
-            equipment.storage,
-            equipment.event_handlers,
-            reader=f"app:{equipment.app}",
+            runtime.storage,
+            runtime.event_handlers,
+            reader=f"app:{runtime.app}",
             caller=self.owner.id,
-            rng=equipment.rng,
-            decode=equipment.codec.decode,
-            logger=equipment.logger,
+            rng=runtime.rng,
+            decode=runtime.codec.decode,
+            logger=runtime.logger,
         )
-        wear = wear or RecyclePolicy()
-        # Without a supervisor, it is unknown which jobs of a dead worker had not begun. So the default is no prefetch.
-        most = max(0, MOST - concurrency) if supervised else 0
-        self.ahead = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
+        recycle_policy = recycle_policy or RecyclePolicy()
+        # Without a supervisor, it is unknown which jobs of a dead worker had not begun. So the default is 0.
+        most = max(0, MOST_HELD - concurrency) if supervised else 0
+        self.prefetch_policy = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
         """How many jobs this worker may claim in addition to those that it runs."""
-        outcomes = Outcomes(self._holdings, rng=equipment.rng, logger=equipment.logger, tally=tally)
+        outcomes = Outcomes(self._active_runs, rng=runtime.rng, logger=runtime.logger, metrics=metrics)
         self._guard = LoopGuard()
         runs = Executor(
             self.owner,
             self._runner,
-            self._slots,
-            self._holdings,
+            self._isolated_runs,
+            self._active_runs,
             outcomes,
             concurrency=concurrency,
-            ahead=self.ahead,
+            prefetch=self.prefetch_policy,
             abandoned=self._abandoned,
             guard=self._guard,
-            tasks=equipment.tasks,
-            wear=wear,
-            clock=equipment.clock,
-            rng=equipment.rng,
-            logger=equipment.logger,
-            tell=self._bus.tell,
-            tally=tally,
+            tasks=runtime.tasks,
+            recycle_policy=recycle_policy,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            logger=runtime.logger,
+            publish=self._bus.tell,
+            metrics=metrics,
             supervised=supervised,
-            unstoppable=self._will_not_end,
+            report_unstoppable=self._report_unstoppable,
         )
         self._exchange = ExchangeLoop(
-            equipment.storage,
+            runtime.storage,
             self.owner,
             runs,
             outcomes,
-            self._holdings,
+            self._active_runs,
             queues=self._queues,
-            known=self._known,
+            known=self._known_tasks,
             concurrency=concurrency,
-            wear=wear,
-            clock=equipment.clock,
-            rng=equipment.rng,
-            logger=equipment.logger,
-            tell=self._bus.tell,
-            tally=tally,
-            short=lambda: self._descriptors.short() if wear.used else None,
+            recycle_policy=recycle_policy,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            logger=runtime.logger,
+            publish=self._bus.tell,
+            metrics=metrics,
+            short=lambda: self._descriptors.short() if recycle_policy.used else None,
         )
         self._partitions = PartitionWatch(
             worker=self.owner.name,
-            clock=equipment.clock,
-            logger=equipment.logger,
+            clock=runtime.clock,
+            logger=runtime.logger,
             read=lambda: self._bus.read_to,
             announce=self._announce,
             forget_read=self._bus.forget_read,
             replaced=self._storage_replaced,
             rewound=self._storage_rewound,
         )
-        self._replaced = asyncio.Event()
+        self._storage_lost_data = asyncio.Event()
         self._keeper = Keeper(
-            equipment.storage,
+            runtime.storage,
             self.owner,
-            self._holdings,
-            self._turns,
-            timing=equipment.timing,
-            clock=equipment.clock,
-            rng=equipment.rng,
-            logger=equipment.logger,
+            self._active_runs,
+            self._monitor,
+            timing=runtime.timing,
+            clock=runtime.clock,
+            rng=runtime.rng,
+            logger=runtime.logger,
             info=self._info,
             stop=self._stop_run,
-            obey=self._obey,
-            wanted=self._lives,
+            on_orders=self._on_orders,
+            is_needed=self._is_needed,
             given_up=lambda: self._watchdog.given_up(),
             lanes=lambda: self._exchange.lanes.all,
-            tally=tally,
+            metrics=metrics,
             partitions=self._partitions,
         )
         self._watchdog = Watchdog(
-            self._turns,
-            self._holdings,
+            self._monitor,
+            self._active_runs,
             owner=self.owner.id,
-            slate=slate,
+            scoreboard=scoreboard,
             supervised=supervised,
-            max_block=equipment.timing.max_block.total_seconds(),
-            clock=equipment.clock,
-            logger=equipment.logger,
+            max_block=runtime.timing.max_block.total_seconds(),
+            clock=runtime.clock,
+            logger=runtime.logger,
             announce=self._keeper.announce,
             claimed_at=lambda: self.answered_at,
         )
@@ -274,24 +274,24 @@ class Worker:
             return
         not_while_loading()
         # Includes tasks that were defined after the worker was created.
-        self._equipment.check_migrations()
-        self._slots.find()
+        self._runtime.check_migrations()
+        self._isolated_runs.find_app()
         self._state = "starting"
         try:
-            await self._equipment.storage.open()
-            self._unput = await put_all(self._equipment.storage, self._equipment.schedules.values())
+            await self._runtime.storage.open()
+            self._unstored_schedules = await put_all(self._runtime.storage, self._runtime.schedules.values())
             await self._bus.subscribe()
-            await self._lifespan.enter(self._given_up)
+            await self._lifespan.enter(self._wait_for_cancelled_start)
         except BaseException:
             if self.ended:
-                self._gone.set()
+                self._start_ended.set()
             else:
                 self._state = "new"
             raise
         if self.ended:
             # `stop` was called before the start was complete.
             await self._leave_lifespan()
-            self._gone.set()
+            self._start_ended.set()
             return
         self._state = "running"
         self._loop, self._context = asyncio.get_running_loop(), contextvars.copy_context()
@@ -305,16 +305,16 @@ class Worker:
             )
         )
         # The only task outside a task group, because a worker outlives the call that starts it. `stop` awaits it.
-        self._main = asyncio.create_task(self._crew(), name=f"worker {self.owner.name}")
-        self._main.add_done_callback(self._noticed)
+        self._main = asyncio.create_task(self._run_tasks(), name=f"worker {self.owner.name}")
+        self._main.add_done_callback(self._main_ended)
         self._guard.start(self._loop_cancelled)
         try:
-            self._side.run(self._keep)
-            if self._side.apart:
+            self._keeper_loop.run(self._keep)
+            if self._keeper_loop.apart:
                 self._watchdog.start()
-                self._side.run(self._watchdog.watch)
+                self._keeper_loop.run(self._watchdog.watch)
             if self._reaper is not None:
-                self._side.run(self._reaper)
+                self._keeper_loop.run(self._reaper)
         except BaseException:
             # The caller learns that the start failed, so no worker that claims without renewing may be left.
             await self.stop(force=True)
@@ -337,11 +337,11 @@ class Worker:
         if self._main is None:
             if self._state == "starting":
                 self._state = "ended"
-                self._drained = asyncio.get_running_loop().time() + drain.total_seconds()
-                self._unwanted.set()
+                self._drain_ends_at = asyncio.get_running_loop().time() + drain.total_seconds()
+                self._start_cancelled.set()
             if self.ended:
                 # The start gives up by itself, unless a storage call hangs. So this wait has a limit.
-                await first(self._gone.wait(), within=drain.total_seconds() + LINGER + TELLING)
+                await first(self._start_ended.wait(), within=drain.total_seconds() + CANCEL_GRACE + LAST_CALLS)
             return
         # A caller that is cancelled must not leave the worker half stopped.
         ending = self._begin_to_end(drain.total_seconds(), "forced" if force else "asked")
@@ -363,22 +363,22 @@ class Worker:
     async def retired(self) -> str:
         """Wait until this worker claims no more because it is recycled. Return the reason."""
         await self._retired.wait()
-        return self.recycled or ""
+        return self.recycle_reason or ""
 
     @property
     def stopping(self) -> bool:
         """True if the worker is stopping, has stopped or is being recycled: it claims no more."""
-        return self._ending is not None or self.recycled is not None or self.ended
+        return self._ending is not None or self.recycle_reason is not None or self.ended
 
     def vitals(self) -> ProcessHealth:
         """Return the health of this process. Safe from any thread."""
-        now = self._equipment.clock.uptime()
+        now = self._runtime.clock.uptime()
         return ProcessHealth(
             owners=(self.owner.id,),
-            dead=blocked(self._turns.blocked(now), self._equipment.timing.max_block.total_seconds()),
+            dead=blocked(self._monitor.blocked(now), self._runtime.timing.max_block.total_seconds()),
             stopping=self.stopping,
-            lag=self._turns.recent(now),
-            figures=self._equipment.metrics.totals(),
+            lag=self._monitor.recent(now),
+            figures=self._runtime.metrics.totals(),
         )
 
     @property
@@ -405,10 +405,10 @@ class Worker:
             await asyncio.shield(self._ending)
         if not self._main.cancelled() and (failure := self._main.exception()) is not None:
             raise failure
-        if self._short is not None:
+        if self._burst_shortage is not None:
             raise TenureError(
-                f"the burst of worker {self.owner.name} ends, and jobs may be left: {self._short}, and no job runs; "
-                "find what keeps descriptors open, or raise the limit (ulimit -n)"
+                f"the burst of worker {self.owner.name} ends, and jobs may be left: {self._burst_shortage}, and no job "
+                "runs; find what keeps descriptors open, or raise the limit (ulimit -n)"
             )
 
     async def run(self) -> None:
@@ -427,9 +427,9 @@ class Worker:
         also = draining()
         before = {number: signal.getsignal(number) for number in (*SIGNALS, *also)}
         for number in before:
-            loop.add_signal_handler(number, orders.stop if number in also else orders.again)
+            loop.add_signal_handler(number, orders.drain if number in also else orders.drain_then_stop)
         try:
-            await orders.obeyed_by(self)
+            await orders.run(self)
         finally:
             for number, handler in before.items():
                 loop.remove_signal_handler(number)
@@ -444,21 +444,21 @@ class Worker:
     ) -> None:
         await self.stop()
 
-    async def _crew(self) -> None:
-        async with asyncio.TaskGroup() as crew:
-            crew.create_task(self._exchange.run())
-            crew.create_task(self._bus.run())
-            if self._unput:
-                equipment = self._equipment
-                later = put_later(equipment.storage, self._unput, rng=equipment.rng, logger=equipment.logger)
-                crew.create_task(later)
-            crew.create_task(self._keeper.listen())
-            crew.create_task(self._retire())
-            crew.create_task(self._put_back_schedules())
+    async def _run_tasks(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._exchange.run())
+            group.create_task(self._bus.run())
+            if self._unstored_schedules:
+                runtime = self._runtime
+                later = put_later(runtime.storage, self._unstored_schedules, rng=runtime.rng, logger=runtime.logger)
+                group.create_task(later)
+            group.create_task(self._keeper.listen())
+            group.create_task(self._retire())
+            group.create_task(self._put_back_schedules())
             if self._lifespan.lives:
-                crew.create_task(self._lifespan.fail())
+                group.create_task(self._lifespan.fail())
             if self._burst:
-                self._short = await self._exchange.dry()
+                self._burst_shortage = await self._exchange.wait_until_empty()
                 self._begin_to_end(0.0, "burst")
 
     def _announce(self, event: Event) -> None:
@@ -476,29 +476,29 @@ class Worker:
 
     def _begin_again(self, place: int) -> None:
         self._bus.begin_again(place)
-        self._replaced.set()
+        self._storage_lost_data.set()
 
     async def _put_back_schedules(self) -> None:
         """Store the declared schedules again each time the storage has lost them, as at a start."""
-        equipment = self._equipment
+        runtime = self._runtime
         await put_back(
-            equipment.storage,
-            equipment.schedules.values(),
-            lost=self._replaced,
-            rng=equipment.rng,
-            logger=equipment.logger,
+            runtime.storage,
+            runtime.schedules.values(),
+            lost=self._storage_lost_data,
+            rng=runtime.rng,
+            logger=runtime.logger,
         )
 
     async def _retire(self) -> None:
         """End once this process must be recycled and its runs are over. The runs get all the time that they need."""
-        why = await self._exchange.worn_out()
-        self._equipment.logger.info("worker %s claims no more, and leaves after its runs: %s", self.owner.name, why)
+        why = await self._exchange.wait_for_recycling()
+        self._runtime.logger.info("worker %s claims no more jobs and stops after its runs: %s", self.owner.name, why)
         self._retire_for(why)
         await self._exchange.settled()
         self._begin_to_end(0.0, "recycled")
 
     def _retire_for(self, why: str) -> None:
-        self.recycled = why
+        self.recycle_reason = why
         self._retired.set()
 
     async def _keep(self) -> None:
@@ -506,26 +506,26 @@ class Worker:
             await self._keeper.run()
         finally:
             # The supervisor must not renew leases that this process does not renew any more.
-            self._turns.ended()
+            self._monitor.ended()
 
     def _begin_to_end(self, drain: float, reason: str) -> "asyncio.Task[None]":
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(drain, reason), name=f"end of worker {self.owner.name}")
         return self._ending
 
-    def _noticed(self, main: "asyncio.Task[None]") -> None:
+    def _main_ended(self, main: "asyncio.Task[None]") -> None:
         """Make a worker that failed by itself hand back its runs, instead of renewing them for ever."""
         if main.cancelled() or (failure := main.exception()) is None:
             return
-        self._equipment.logger.critical("the worker %s failed and stops", self.owner.name, exc_info=failure)
+        self._runtime.logger.critical("worker %s failed; stopping it", self.owner.name, exc_info=failure)
         self._forced.set()
         self._begin_to_end(0.0, "failed")
 
     def _loop_cancelled(self) -> None:
         """Stop, because every task of this worker on its loop was cancelled."""
         how = "a handler" if self._guard.known else "code of no known handler"
-        self._equipment.logger.critical(
-            "the worker %s fails and stops: every task of its event loop was cancelled, by %s", self.owner.name, how
+        self._runtime.logger.critical(
+            "worker %s failed: %s cancelled every task of its event loop; stopping it", self.owner.name, how
         )
         self._forced.set()
         if self._main is not None:
@@ -535,21 +535,21 @@ class Worker:
         # Otherwise the loop itself may be ending. Then no lease is renewed any more, as in a crash, and `run` stops it.
 
     async def _end(self, drain: float, reason: str) -> None:
-        self._drained = asyncio.get_running_loop().time() + drain
+        self._drain_ends_at = asyncio.get_running_loop().time() + drain
         self._exchange.stop_claiming()
         self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
         try:
             if drain and not self._forced.is_set():
                 await self._step(first(self._exchange.settled(), self._forced.wait(), within=drain))
-            self._tell_for(LINGER + TELLING)
+            self._allow_calls_for(CANCEL_GRACE + LAST_CALLS)
             self._exchange.stop_all()
-            await self._step(self._bounded(self._exchange.runs_over(), within=LINGER))
+            await self._step(self._bounded(self._exchange.runs_over(), within=CANCEL_GRACE))
             if self._forced.is_set():
                 # A forced stop also hands back runs. A shorter time would be less than a slow storage's round trip.
-                self._tell_for(TELLING)
-            self._exchange.release_rest(round(LINGER * SECOND))
-            await self._step(first(self._settled(), within=self._left(LEAVING)))
-            await self._bounded(self._bus.stop(), within=self._left(LEAVING))
+                self._allow_calls_for(LAST_CALLS)
+            self._exchange.release_rest(round(CANCEL_GRACE * SECOND))
+            await self._step(first(self._settled(), within=self._time_left(LAST_STEPS)))
+            await self._bounded(self._bus.stop(), within=self._time_left(LAST_STEPS))
         finally:
             await self._leave()
 
@@ -561,12 +561,12 @@ class Worker:
             if not self._guard.known:
                 raise
 
-    def _tell_for(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
+    def _allow_calls_for(self, seconds: float) -> None:
+        self._last_call_at = asyncio.get_running_loop().time() + seconds
 
-    def _left(self, kept: float = 0.0) -> float:
+    def _time_left(self, kept: float = 0.0) -> float:
         """Return the seconds that are left for storage calls, minus `kept`. At least `FORCED_LINGER`."""
-        return max(FORCED_LINGER, self._until - kept - asyncio.get_running_loop().time())
+        return max(FORCED_GRACE, self._last_call_at - kept - asyncio.get_running_loop().time())
 
     async def _settled(self) -> None:
         if self._guard.cancelled or (self._main is not None and self._main.done()):
@@ -576,120 +576,120 @@ class Worker:
 
     async def _leave(self) -> None:
         leaving = asyncio.create_task(self._leave_lifespan())
-        closing = asyncio.create_task(self._close_slots())
+        closing = asyncio.create_task(self._close_isolated_runs())
         # The background tasks may also hang in a storage call. They are cancelled; their thread blocks no exit.
-        await first(self._side.stop(), within=self._left())
+        await first(self._keeper_loop.stop(), within=self._time_left())
         self._watchdog.stop()
         self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
         try:
-            async with asyncio.timeout(self._left()):
+            async with asyncio.timeout(self._time_left()):
                 await self._keeper.last_beat()
         except Exception as error:
             # The worker must end, no matter which error this is.
-            self._left_untold(error)
+            self._log_unrecorded(error)
         else:
-            self._left_untold(None)
+            self._log_unrecorded(None)
         self._guard.release()
         if self._main is not None:
             self._main.cancel()
             # A handler that swallows its cancellation must not hold up the end of its worker.
-            await asyncio.wait({self._main}, timeout=FORCED_LINGER)
+            await asyncio.wait({self._main}, timeout=FORCED_GRACE)
         await leaving
         await closing
         self._threads.close()
         self._state = "ended"
 
-    async def _given_up(self) -> None:
+    async def _wait_for_cancelled_start(self) -> None:
         """Wait until the worker is stopped while it starts, and its drain time is over."""
-        await self._unwanted.wait()
-        await first(self._forced.wait(), within=self._drained - asyncio.get_running_loop().time())
+        await self._start_cancelled.wait()
+        await first(self._forced.wait(), within=self._drain_ends_at - asyncio.get_running_loop().time())
 
     async def _leave_lifespan(self) -> None:
         # Cleanup that waits for an abandoned thread may use resources that the lifespan is about to close.
-        await first(self._runner.tidied(), within=FORCED_LINGER)
+        await first(self._runner.tidied(), within=FORCED_GRACE)
         self._lifespan.end()
         if not self._forced.is_set():
-            await first(self._lifespan.ended(), self._forced.wait(), within=self._patience())
+            await first(self._lifespan.ended(), self._forced.wait(), within=self._lifespan_time())
         if self._forced.is_set():
-            await first(self._lifespan.ended(), within=self._left())
+            await first(self._lifespan.ended(), within=self._time_left())
         await self._lifespan.cut_off()
 
-    async def _close_slots(self) -> None:
+    async def _close_isolated_runs(self) -> None:
         # The lifespans of these processes have the same time as the one of this worker.
-        await first(self._slots.leave(), self._forced.wait(), within=self._patience())
-        await self._slots.close()
+        await first(self._isolated_runs.end_idle(), self._forced.wait(), within=self._lifespan_time())
+        await self._isolated_runs.close()
 
-    def _patience(self) -> float:
+    def _lifespan_time(self) -> float:
         """Return the seconds that lifespans get to end."""
-        left = self._left()
-        return left if self._forced.is_set() else max(left, self._drained - asyncio.get_running_loop().time())
+        left = self._time_left()
+        return left if self._forced.is_set() else max(left, self._drain_ends_at - asyncio.get_running_loop().time())
 
-    def _crowded(self) -> None:
+    def _too_many_abandoned(self) -> None:
         """Recycle this process: too many abandoned runs go on in it."""
-        self._worn_out(f"{self._abandoned.count} handlers go on in it although they were told to end", drain=True)
+        self._recycle_for(f"{self._abandoned.count} of its handlers ignore their cancellation", drain=True)
 
-    def _will_not_end(self, held: ActiveRun, reason: StopCode) -> None:
+    def _report_unstoppable(self, run: ActiveRun, reason: StopCode) -> None:
         """Recycle this process: only its end can end the handler of this exclusive run, which ignored its stop."""
-        job = held.lease.job
+        job = run.lease.job
         self._keeper.announce(
             JobStopIgnored(
                 queue=job.queue, id=job.id, task=job.task, run=job.starts, owner=self.owner.id, reason=reason
             )
         )
-        self._worn_out(
-            f"job {job.id} ({job.task}) was told to stop, its handler goes on, and it keeps its exclusive right",
+        self._recycle_for(
+            f"job {job.id} ({job.task}) keeps its exclusive right, because its handler ignores the request to stop",
             drain=True,
         )
 
     def _out_of_threads(self) -> None:
         """Recycle this process: it has no threads for plain handlers, so it can only hand their jobs back."""
-        self._worn_out("the machine has no thread for its plain handlers")
+        self._recycle_for("the machine has no thread for its plain handlers")
 
-    def _run_short(self, error: RecordedError) -> None:
+    def _handle_shortage(self, error: RecordedError) -> None:
         """Handle a run's exception which says that descriptors, threads or memory have run out."""
         if NO_THREAD in error.message:
-            self._worn_out("its handlers cannot start threads any more")
+            self._recycle_for("its handlers cannot start threads any more")
         else:
-            self._descriptors.look()
+            self._descriptors.check()
 
-    def _no_process(self, why: str) -> None:
+    def _process_refused(self, why: str) -> None:
         """Recycle this process: the system refuses another process. Safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._worn_out, why, context=self._context)
+            self._loop.call_soon_threadsafe(self._recycle_for, why, context=self._context)
 
-    def _worn_out(self, told: str, *, drain: bool = False) -> None:
+    def _recycle_for(self, why: str, *, drain: bool = False) -> None:
         """Recycle this process for the given reason. Without a supervisor, log each reason once.
 
         Its runs get all the time that they need, or only a drain if some of them would never end.
         """
-        if self._ending is not None or told in self._complaints:
+        if self._ending is not None or why in self._reported_reasons:
             return
-        self._complaints.add(told)
+        self._reported_reasons.add(why)
         if not self._supervised:
-            self._equipment.logger.critical(
-                "worker %s: %s; restart it soon, or run it by `tenure worker`, which does that by itself",
+            self._runtime.logger.critical(
+                "worker %s: %s; restart it soon, or use `tenure worker`, which restarts it",
                 self.owner.name,
-                told,
+                why,
             )
             return
-        self._equipment.logger.error("worker %s is replaced by another: %s", self.owner.name, told)
+        self._runtime.logger.error("worker %s must be recycled: %s", self.owner.name, why)
         if drain:
-            self.recycle(told)
+            self.recycle(why)
         else:
-            self._exchange.wear_out(told)
+            self._exchange.recycle(why)
 
-    def _left_untold(self, error: Exception | None) -> None:
+    def _log_unrecorded(self, error: Exception | None) -> None:
         """Log which outcomes and events the storage did not record. The reaper recovers these jobs."""
         unsettled = self._exchange.unsettled
         if not unsettled and error is None:
             return
-        self._equipment.logger.error(
-            "worker %s ends, and the storage did not take what %d jobs came to, %d events%s; the jobs are left to the "
-            "reapers, and run again when their leases are out%s",
+        self._runtime.logger.error(
+            "worker %s stopped with %d unrecorded outcomes, %d unrecorded events%s; reapers will recover "
+            "the jobs when their leases have expired%s",
             self.owner.name,
             len(unsettled),
             self._keeper.unrecorded,
-            "" if error is None else f", and its leave ({error!r})",
+            "" if error is None else f", and its record not deleted ({error!r})",
             "".join([": ", ", ".join(unsettled[:20])] if unsettled else []),
         )
 
@@ -698,53 +698,53 @@ class Worker:
         if not self._forced.is_set():
             await first(awaited, self._forced.wait(), within=within)
             return
-        await first(awaited, within=min(within, FORCED_LINGER))
+        await first(awaited, within=min(within, FORCED_GRACE))
 
-    def _lives(self) -> bool:
+    def _is_needed(self) -> bool:
         """Return True if a task is left that runs the held jobs or hands them back. Called from the keeper's thread."""
         if self._loop is None or self._main is None or self._loop.is_closed():
             return False
         return not self._main.done() or self._ending is not None
 
-    def _stop_run(self, held: ActiveRun, reason: StopReason, detail: str | None) -> None:
+    def _stop_run(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._exchange.stop_run, held, reason, detail, context=self._context)
-        if (make_end := held.make_end) is not None:
+            self._loop.call_soon_threadsafe(self._exchange.stop_run, run, reason, detail, context=self._context)
+        if (make_end := run.stop_isolated) is not None:
             # This reaches the isolated process even if the loop is blocked. The loop must know first, because it next
             # learns that the process ended.
             make_end(reason, detail)
 
-    def _obey(self, orders: tuple[str, ...]) -> None:
+    def _on_orders(self, orders: tuple[str, ...]) -> None:
         """Apply an operator's orders: `orders` holds all that are in force. Called from the keeper's thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ordered, orders, context=self._context)
+            self._loop.call_soon_threadsafe(self._apply_orders, orders, context=self._context)
 
-    def _ordered(self, orders: tuple[str, ...]) -> None:
+    def _apply_orders(self, orders: tuple[str, ...]) -> None:
         if (quiet := "quiet" in orders) != self._exchange.quiet:
             done = "claims no more" if quiet else "claims again"
-            self._equipment.logger.info("worker %s %s: an operator has ordered it", self.owner.name, done)
-            self._exchange.be_quiet(quiet)
+            self._runtime.logger.info("worker %s %s by operator request", self.owner.name, done)
+            self._exchange.set_quiet(quiet)
         # A worker that is being recycled gives its runs all the time that they need. `stop` ends that.
         if "stop" in orders and self._ending is None and not self.ended:
-            self._equipment.logger.info("worker %s stops: an operator has ordered it", self.owner.name)
+            self._runtime.logger.info("worker %s stops by operator request", self.owner.name)
             self.dismissed = True
             self._begin_to_end(self._drain.total_seconds(), "ordered")
 
     def _info(self) -> WorkerInfo:
-        now = self._equipment.clock.uptime()
-        self._turns.memory = resident()
+        now = self._runtime.clock.uptime()
+        self._monitor.memory = resident()
         return WorkerInfo(
             queues=self._queues,
             concurrency=self._concurrency,
             active=self._exchange.running,
             turned_ago=max(0, round((now - self._exchange.turned_at) * SECOND)),
             stopping=self.stopping,
-            lag=round(self._turns.lag(now) * SECOND),
-            memory=self._turns.memory,
+            lag=round(self._monitor.lag(now) * SECOND),
+            memory=self._monitor.memory,
             quiet=self._exchange.quiet,
-            tasks=self._known.versions,
+            tasks=self._known_tasks.versions,
             unstopped=self._exchange.unstopped,
-            why=self.recycled or self._descriptors.why or "",
+            why=self.recycle_reason or self._descriptors.why or "",
             alarm=self._partitions.alarm,
         )

@@ -15,8 +15,8 @@ from tenure.storage.protocol import SettleVerdict
 class WorkerMetrics:
     """The metrics of the workers of one process. Safe from any thread."""
 
-    def __init__(self, figures: MetricsRegistry) -> None:
-        self._figures = figures
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._registry = registry
         self._took: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         """The seconds of runs that are not counted yet. Only the worker's loop uses it."""
 
@@ -29,7 +29,7 @@ class WorkerMetrics:
                 late = job.heard_at - job.run_at
                 waits[job.queue].append(late / SECOND if late > 0 else 0.0)
         for queue, some in waits.items():
-            self._figures.observe(WAIT, some, queue)
+            self._registry.observe(WAIT, some, queue)
 
     def ran(self, job: JobRecord, took: float) -> None:
         """Note the duration of a run, to be counted with the next call. 0 means that the run did not begin."""
@@ -41,28 +41,28 @@ class WorkerMetrics:
         settled: Counter[tuple[str, str, str]] = Counter()
         for job, asked, verdict in answered:
             if verdict == "lost":
-                self._figures.count(FENCED, "settle")
+                self._registry.count(FENCED, "settle")
             elif verdict != "gone":
                 settled[job.queue, job.task, _outcome(asked)] += 1
                 if asked.decision.charge == "stalls":
-                    self._figures.count(STALLED, job.task, asked.ended.reason or "process_died")
+                    self._registry.count(STALLED, job.task, asked.ended.reason or "process_died")
         for labels, many in settled.items():
-            self._figures.count(JOBS, *labels, by=many)
+            self._registry.count(JOBS, *labels, by=many)
 
     def renewed(self, *, renewed: int, lost: int, failed: int) -> None:
         """Count the leases of one renewal call: renewed, lost, or without an answer."""
         for result, many in (("renewed", renewed), ("lost", lost), ("failed", failed)):
             if many:
-                self._figures.count(RENEWALS, result, by=many)
+                self._registry.count(RENEWALS, result, by=many)
         if lost:
-            self._figures.count(FENCED, "renew", by=lost)
+            self._registry.count(FENCED, "renew", by=lost)
 
     def called(self, op: str, took: float) -> None:
         """Count the duration of a storage call, successful or not, and the noted durations of runs."""
         for labels, some in self._took.items():
-            self._figures.observe(DURATION, some, *labels)
+            self._registry.observe(DURATION, some, *labels)
         self._took.clear()
-        self._figures.observe(STORAGE_OP, (took,), op)
+        self._registry.observe(STORAGE_OP, (took,), op)
 
 
 def _outcome(asked: Settlement) -> str:

@@ -13,8 +13,8 @@ from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection
 from tenure.processes.process import ProcessExit
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
-from tenure.worker.prefetch_policy import MOST
-from tenure.worker.worker import FORCED_LINGER, LINGER, TELLING, Worker
+from tenure.worker.prefetch_policy import MOST_HELD
+from tenure.worker.worker import CANCEL_GRACE, FORCED_GRACE, LAST_CALLS, Worker
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
 from tenure_testing.simulation.fault_log import EVERYWHERE
@@ -22,7 +22,7 @@ from tenure_testing.simulation.invariants import Violation
 from tenure_testing.simulation.network import SimNet
 from tenure_testing.simulation.workload import OTHER
 
-FAREWELL = 3 * FORCED_LINGER + 0.1
+FAREWELL = 3 * FORCED_GRACE + 0.1
 """Seconds that the steps of a stop take after their time is over: each is still tried, and then cancelled."""
 
 RESTART = 1.0
@@ -79,7 +79,7 @@ class SimulatedNode:
             clock=environment.host_clock,
             rng=Random(f"{environment.seed} {name} supervisor"),
             logger=environment.logger,
-            figures=MetricsRegistry(),
+            metrics=MetricsRegistry(),
         )
 
     @property
@@ -116,8 +116,8 @@ class SimulatedNode:
             election=LeaderElection() if plan.election else None,
         )
         if plan.ahead:
-            ahead = worker.ahead
-            ahead.most, ahead.moment, ahead.short, ahead.patience = MOST, 8.0, 60.0, 2.0
+            policy = worker.prefetch_policy
+            policy.most, policy.prefetched_work, policy.short_run, policy.longest_wait = MOST_HELD, 8.0, 60.0, 2.0
         environment.homes[main] = worker.owner.id
         environment.note("starts", name)
         try:
@@ -161,7 +161,7 @@ class SimulatedNode:
         began = environment.loop.time()
         environment.fault_log.begin("farewell" if environment.healed else "stop", self.owner, began)
         await environment.loop.start(nodes[0], worker.stop(timeout=drain, force=force))
-        took, longest = environment.loop.time() - began, drain + LINGER + TELLING + FAREWELL
+        took, longest = environment.loop.time() - began, drain + CANCEL_GRACE + LAST_CALLS + FAREWELL
         own = [
             one
             for one in environment.fault_log.between(began, environment.loop.time())
@@ -190,7 +190,7 @@ class SimulatedNode:
     async def _bury(self, deceased: DeadWorker) -> None:
         """Recover the jobs of a dead process, as its supervisor does."""
         await asyncio.sleep(NOTICED)
-        await self._burial.bury(deceased, SimNet(self._environment.server), within=BURIAL)
+        await self._burial.recover(deceased, SimNet(self._environment.server), within=BURIAL)
 
     def _gone(self) -> None:
         """Remove the process."""

@@ -10,8 +10,15 @@ from collections.abc import Callable
 from tenure.core.text import storable
 from tenure.failures import trace_of
 from tenure.handlers.context import Progress, ProgressReports
-from tenure.processes.parent_death import end_with_all
-from tenure.worker.isolation.messages import Answer, ForwardedLog, InvalidMessageError, Order, ear_of_slot, framed
+from tenure.processes.parent_death import kill_own_group
+from tenure.worker.isolation.messages import (
+    Answer,
+    ForwardedLog,
+    InvalidMessageError,
+    Order,
+    encode_frame,
+    order_reader,
+)
 
 _PART = 262_144
 
@@ -19,47 +26,47 @@ _PART = 262_144
 class Channel:
     """The isolated process's end of the socket. Threads read and write, so that it works while the loop is blocked."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._ear = ear_of_slot()
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = order_reader()
         self._lock = threading.Lock()
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
         self._early: list[Order] = []
-        self._hear: Callable[[Order], None] = self._early.append
+        self._receive: Callable[[Order], None] = self._early.append
 
-    def told(self) -> Order:
+    def first_order(self) -> Order:
         """Return the first order and start reading in a thread. Exit if the worker closes the socket first."""
         while not self._early:
-            part = self._line.recv(_PART)
+            part = self._socket.recv(_PART)
             if not part:
                 sys.exit(1)
-            self._early += self._ear.hear(part)
-        word = self._early.pop(0)
-        threading.Thread(target=self._follow, name="tenure-line", daemon=True).start()
-        return word
+            self._early += self._reader.feed(part)
+        message = self._early.pop(0)
+        threading.Thread(target=self._read, name="tenure-orders", daemon=True).start()
+        return message
 
-    def heard_by(self, hear: Callable[[Order], None]) -> None:
+    def set_receiver(self, hear: Callable[[Order], None]) -> None:
         """Set the function that gets the orders, including those received so far. Called in the reading thread."""
         with self._lock:
-            self._hear = hear
-            for word in self._early:
-                hear(word)
+            self._receive = hear
+            for message in self._early:
+                hear(message)
             self._early.clear()
 
-    def say(self, word: Answer) -> None:
+    def send(self, message: Answer) -> None:
         """Send a message, if the worker still reads. Safe from any thread."""
-        told = framed(word)
-        with self._speaking, contextlib.suppress(OSError):
-            self._line.sendall(told)
+        data = encode_frame(message)
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(data)
 
-    def _follow(self) -> None:
+    def _read(self) -> None:
         with contextlib.suppress(OSError, InvalidMessageError):
-            while part := self._line.recv(_PART):
-                for word in self._ear.hear(part):
+            while part := self._socket.recv(_PART):
+                for message in self._reader.feed(part):
                     with self._lock:
-                        self._hear(word)
+                        self._receive(message)
         # The worker, which holds the lease, is gone.
-        end_with_all()
+        kill_own_group()
 
 
 class ForwardedSigns(ProgressReports):
@@ -94,6 +101,6 @@ class ForwardingLogHandler(logging.Handler):
             trace = trace_of(record.exc_info[1])
         try:
             message = storable(record.getMessage())
-            self._line.say(ForwardedLog(record.name, record.levelno, message, trace))
+            self._line.send(ForwardedLog(record.name, record.levelno, message, trace))
         except Exception:
             self.handleError(record)

@@ -17,46 +17,48 @@ class LastSigns:
 
     def __init__(self) -> None:
         self.began = False
-        self.looked_at = 0.0
+        self.checked_at = 0.0
         """The uptime of the last check of the handler's stack."""
         self.progress: Progress | None = None
         self.lines: deque[Line] = deque(maxlen=LINES)
 
 
-def inquest(
-    held: ActiveRun, heard: LastSigns, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
+def crash_outcome(
+    run: ActiveRun, last_signs: LastSigns, ending: Ending, *, worker: Owner, clock: Clock, max_block: int | None = None
 ) -> Stalled:
     """Return the outcome of a run whose process ended like this, with its post-mortem.
 
     `max_block`: in microseconds, if the process was killed because its event loop was blocked for longer than this.
     """
     reason: StallReason = "process_died" if max_block is None else "loop_blocked"
-    now, wall, job = clock.uptime(), clock.now(), held.lease.job
-    silent = max(0, round((now - max(held.claimed_at, held.signed_at, held.signs.last)) * SECOND))
-    run = RunRecord(
+    now, wall, job = clock.uptime(), clock.now(), run.lease.job
+    silent = max(0, round((now - max(run.claimed_at, run.signed_at, run.signs.last)) * SECOND))
+    record = RunRecord(
         number=job.starts,
         fence=job.fence,
         owner=worker.id,
         worker=worker.name,
         host=worker.host,
         pid=worker.pid,
-        start=wall - round((now - held.claimed_at) * SECOND),
-        trace=held.elsewhere,
+        start=wall - round((now - run.claimed_at) * SECOND),
+        trace=run.isolated_position,
     )
     # The last check may have been of another run.
-    looked_ago = max(0, round((now - heard.looked_at) * SECOND)) if heard.looked_at > held.claimed_at else None
-    told = heard.progress or (job.progress, job.progress_note)
+    report_age = (
+        max(0, round((now - last_signs.checked_at) * SECOND)) if last_signs.checked_at > run.claimed_at else None
+    )
+    progress, note = last_signs.progress or (job.progress, job.progress_note)
     text = post_mortem(
-        structs.replace(job, heard_at=wall, progress=told[0], progress_note=told[1]),
+        structs.replace(job, heard_at=wall, progress=progress, progress_note=note),
         stall_cause(job, reason, silent_for=silent, ending=ending, max_block=max_block),
         silent_for=silent,
         died=True,
-        run=run,
+        run=record,
         log=[
             LogLine(at=wall - round((now - at) * SECOND), run=job.starts, level=level, message=message, fields=fields)
-            for at, level, message, fields, _ in heard.lines
+            for at, level, message, fields, _ in last_signs.lines
         ],
-        workplace=Workplace(report_age=looked_ago),
+        workplace=Workplace(report_age=report_age),
         ending=ending,
         alone=True,
     )

@@ -23,7 +23,7 @@ from tenure.runtime import Runtime
 from tenure.worker.active_runs import ActiveRun
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings, LeaseHolder
 from tenure.worker.isolation.process_pool import NoProcessError, PoolWaiter, ProcessPool
-from tenure.worker.run import UNFIT_DELAY, stopped
+from tenure.worker.run import NO_PROCESS_DELAY, stopped
 from tenure.worker.scoreboard import Scoreboard
 
 TRIES = 3
@@ -37,34 +37,36 @@ class IsolatedRuns:
 
     def __init__(
         self,
-        equipment: Runtime,
+        runtime: Runtime,
         *,
         worker: Owner,
         isolates: bool,
-        keeping: LeaseHolder,
-        slate: Scoreboard | None = None,
+        lease_holder: LeaseHolder,
+        scoreboard: Scoreboard | None = None,
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
         """Create the isolated runs of a worker. `keeping` is notified of the progress of the runs.
 
         `refused` is called with the reason when the system refuses a process. It is called from any thread.
         """
-        self._whereabouts = equipment.app_location
-        self._tasks: Mapping[str, Task[..., Any]] = equipment.tasks
-        self._clock = equipment.clock
-        self._logger = equipment.logger
-        self._keeping = keeping
+        self._app_location = runtime.app_location
+        self._tasks: Mapping[str, Task[..., Any]] = runtime.tasks
+        self._clock = runtime.clock
+        self._logger = runtime.logger
+        self._lease_holder = lease_holder
         self._refused = refused
         self._isolates = isolates
         """True if a job in quarantine gets its own process, even if its task does not ask for one."""
-        self._terms = IsolationSettings(worker, equipment.clock, equipment.timing.max_block.total_seconds(), keeping)
-        self._side = equipment.background_loop("tenure-slots")
-        self._unfit_for: Counter[Ref] = Counter()
+        self._settings = IsolationSettings(
+            worker, runtime.clock, runtime.timing.max_block.total_seconds(), lease_holder
+        )
+        self._isolation_loop = runtime.background_loop("tenure-isolation")
+        self._failed_tries: Counter[Ref] = Counter()
         """How many times in a row a job found no usable process. Cleared once a process is ready."""
-        self._roster = ProcessPool(worker=worker.name, slate=slate, fit=self._unfit_for.clear)
+        self._pool = ProcessPool(worker=worker.name, scoreboard=scoreboard, on_ready=self._failed_tries.clear)
         self._used = self._closed = False
 
-    def find(self) -> None:
+    def find_app(self) -> None:
         """Find the app's location, which isolated processes import.
 
         Raises:
@@ -72,59 +74,59 @@ class IsolatedRuns:
         """
         wanting = next((task for task in self._tasks.values() if task.settings.run == "process"), None)
         if wanting is not None or self._isolates:
-            self._roster.app = self._whereabouts()
-        if wanting is not None and self._roster.app is None:
+            self._pool.app = self._app_location()
+        if wanting is not None and self._pool.app is None:
             raise UsageError(
                 f"task {wanting.name!r} runs in a process of its own, which cannot find its app: make the app and its "
                 "tasks at the top of a module or of the script, not in a function or a shell; or leave out "
                 'run="process"'
             )
 
-    def wanted(self, held: ActiveRun) -> bool:
+    def needs_process(self, run: ActiveRun) -> bool:
         """Return True if a run must have an isolated process."""
-        job = held.lease.job
-        if job.quarantined and self._isolates and self._roster.app is not None and job.task in self._tasks:
+        job = run.lease.job
+        if job.quarantined and self._isolates and self._pool.app is not None and job.task in self._tasks:
             return True
         task = self._tasks.get(job.task)
         return task is not None and task.settings.run == "process"
 
-    async def run(self, held: ActiveRun) -> Outcome | None:
+    async def run(self, run: ActiveRun) -> Outcome | None:
         """Run one lease to its outcome in an isolated process. A cancellation is an outcome, too.
 
         Return None if no process is available and the job does not need one.
         """
         if self._closed:
             return Interrupted("shutdown")
-        errand = IsolatedRun(held, self._terms)
-        held.make_end = errand.end
-        if held.stop is not None:
-            errand.end(held.stop, held.stop_detail)
+        isolated_run = IsolatedRun(run, self._settings)
+        run.stop_isolated = isolated_run.request_stop
+        if run.stop is not None:
+            isolated_run.request_stop(run.stop, run.stop_detail)
         try:
-            return await self._apart(lambda: self._carried_out_there(errand))
+            return await self._on_isolation_loop(lambda: self._run_there(isolated_run))
         except NoProcessError as error:
             # Even the isolation thread cannot be started. Other errors there became outcomes.
-            return self._unfit(held, error)
+            return self._without_process(run, error)
         except asyncio.CancelledError:
-            errand.drop()
+            isolated_run.drop()
             # The handler runs elsewhere. If the run was not stopped, all tasks of this loop were cancelled.
-            return Interrupted("worker_failed") if held.stop is None else stopped(held)
+            return Interrupted("worker_failed") if run.stop is None else stopped(run)
         finally:
-            held.make_end = None
+            run.stop_isolated = None
 
-    async def leave(self) -> None:
+    async def end_idle(self) -> None:
         """End the idle processes, and wait for that. From now on no process is kept."""
         self._closed = True
         if self._used:
-            await self._apart(self._roster.leave)
+            await self._on_isolation_loop(self._pool.end_idle)
 
     async def close(self) -> None:
         """Kill the processes that are left."""
         self._closed = True
         if self._used:
-            await self._apart(self._roster.close)
-            await self._side.stop()
+            await self._on_isolation_loop(self._pool.close)
+            await self._isolation_loop.stop()
 
-    async def _apart(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _on_isolation_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `work` on the isolation loop, and return its result. If this call is cancelled, `work` still goes on.
 
         Raises:
@@ -133,7 +135,7 @@ class IsolatedRuns:
         here = asyncio.get_running_loop()
         done: asyncio.Future[T] = here.create_future()
 
-        def tell(call: Callable[..., object], *what: object) -> None:
+        def resolve(call: Callable[..., object], *what: object) -> None:
             # If the worker's loop is closed, no task waits for the result.
             with contextlib.suppress(RuntimeError):
                 here.call_soon_threadsafe(lambda: done.done() or call(*what))
@@ -142,60 +144,64 @@ class IsolatedRuns:
             try:
                 value = await work()
             except asyncio.CancelledError:
-                tell(done.cancel)
+                resolve(done.cancel)
                 raise
             except Exception as error:
-                tell(done.set_exception, error)
+                resolve(done.set_exception, error)
             else:
-                tell(done.set_result, value)
+                resolve(done.set_result, value)
 
         try:
-            self._side.run(agent)
+            self._isolation_loop.run(agent)
         except (RuntimeError, OSError) as error:
-            raise NoProcessError(f"there is no thread to see to it: {error}", ours=True) from error
+            raise NoProcessError(f"no thread can be started for it: {error}", system=True) from error
         self._used = True
         return await done
 
-    async def _carried_out_there(self, errand: IsolatedRun) -> Outcome | None:
-        slot = None
+    async def _run_there(self, isolated_run: IsolatedRun) -> Outcome | None:
+        process = None
         try:
-            errand.begin()
+            isolated_run.begin()
             outcome = None
-            task = self._tasks.get(errand.held.lease.job.task)
+            task = self._tasks.get(isolated_run.run.lease.job.task)
             waiting = PoolWaiter(isolated=task is None or task.settings.run != "process")
-            errand.heeded_by(waiting.leave)
-            slot = await self._roster.taken(waiting)
-            if errand.stop is not None:
-                outcome = stopped(errand)
-            elif slot is None:
+            isolated_run.call_on_stop(waiting.cancel)
+            process = await self._pool.acquire(waiting)
+            if isolated_run.stop is not None:
+                outcome = stopped(isolated_run)
+            elif process is None:
                 outcome = Interrupted("shutdown")
             else:
-                outcome = await errand.carried_out(slot, self._roster.kills)
+                outcome = await isolated_run.run_in(process, self._pool.kills)
         except NoProcessError as error:
-            outcome = stopped(errand) if errand.stop is not None else self._unfit(errand.held, error)
+            outcome = (
+                stopped(isolated_run)
+                if isolated_run.stop is not None
+                else self._without_process(isolated_run.run, error)
+            )
         except asyncio.CancelledError:
-            if slot is not None:
-                slot.kill("its worker ends")
+            if process is not None:
+                process.kill("its worker ends")
             raise
         finally:
-            if slot is not None:
-                self._roster.put_away(slot)
+            if process is not None:
+                self._pool.release(process)
         if outcome is not None:
             # The worker's loop may be blocked, and note the outcome much later.
-            self._keeping.finish(errand.held)
+            self._lease_holder.finish(isolated_run.run)
         return outcome
 
-    def _unfit(self, held: ActiveRun, error: NoProcessError) -> Outcome | None:
+    def _without_process(self, run: ActiveRun, error: NoProcessError) -> Outcome | None:
         """Return the outcome of a run that got no process, or None if it does not need one."""
-        job = held.lease.job
-        self._logger.error("job %s (%s) has no process to run in: %s", job.id, job.task, error)
-        if error.ours:
+        job = run.lease.job
+        self._logger.error("job %s (%s): no process is available: %s", job.id, job.task, error)
+        if error.system:
             self._refused(str(error))
         task = self._tasks.get(job.task)
         if task is None or task.settings.run != "process":
             return None
-        held.signs.log(self._clock.uptime(), "error", f"there is no process to run in: {error}", {})
-        self._unfit_for[held.lease.ref] += 1
-        if self._unfit_for[held.lease.ref] >= TRIES:
+        run.signs.log(self._clock.uptime(), "error", f"no process is available: {error}", {})
+        self._failed_tries[run.lease.ref] += 1
+        if self._failed_tries[run.lease.ref] >= TRIES:
             return Raised(recorded(error))
-        return Interrupted("prefetch", UNFIT_DELAY)
+        return Interrupted("prefetch", NO_PROCESS_DELAY)

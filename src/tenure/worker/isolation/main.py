@@ -24,7 +24,7 @@ from tenure.client.app_location import known_as, load
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Raised
 from tenure.failures import log_failure, recorded, trace_of
-from tenure.processes.parent_death import end_with_parent, inherited
+from tenure.processes.parent_death import end_with_parent, inherited_socket
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
@@ -33,7 +33,7 @@ from tenure.worker.abandoned import Abandoned
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.isolation.channel import Channel, ForwardedSigns, ForwardingLogHandler
 from tenure.worker.isolation.messages import (
-    TELLING,
+    REPORT_INTERVAL,
     VARIABLE,
     AppFailed,
     AppReady,
@@ -51,13 +51,13 @@ from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.loop_lag import TICK
 from tenure.worker.run import Runner, misuse
-from tenure.worker.stacks.traces import where
-from tenure.worker.stop_signals import SIGNALS, draining, outlive
+from tenure.worker.stacks.traces import stack_of
+from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
 
-TIDYING = 1.5
+CLEAN_UP_TIME = 1.5
 """Seconds that a stopped plain handler gets to end by itself. Then its process is killed."""
 
-BREATH = 0.05
+SIGNS_INTERVAL = 0.05
 """Seconds between two reports of the handler's signs: it may give ten thousand per second."""
 
 
@@ -73,28 +73,28 @@ class IsolatedApp(Protocol):
 class JobProcess:
     """Runs jobs until the worker orders it to exit."""
 
-    def __init__(self, equipment: Runtime, line: Channel, *, worker: str) -> None:
-        self._equipment = equipment
+    def __init__(self, runtime: Runtime, line: Channel, *, worker: str) -> None:
+        self._runtime = runtime
         self._line = line
         self._threads = ThreadPool("tenure-handler")
-        self._lifespan = Lifespan(equipment.lifespan, worker=worker, logger=equipment.logger)
+        self._lifespan = Lifespan(runtime.lifespan, worker=worker, logger=runtime.logger)
         self._abandoned = Abandoned()
         self._runner = Runner(
-            {known_as(name): task for name, task in equipment.tasks.items()},
-            equipment.codec,
+            {known_as(name): task for name, task in runtime.tasks.items()},
+            runtime.codec,
             self._threads,
-            equipment.clock,
-            equipment.logger,
-            middleware=equipment.middleware,
-            replaced=equipment.overrides,
+            runtime.clock,
+            runtime.logger,
+            middleware=runtime.middleware,
+            replaced=runtime.overrides,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
         )
-        self._held: ActiveRun | None = None
+        self._active: ActiveRun | None = None
         self._guard = LoopGuard()
         self._turned_at = 0.0
-        self._news = threading.Event()
-        self._telling = threading.Lock()
+        self._signs_given = threading.Event()
+        self._sending = threading.Lock()
         """Ensures that signs given before the end of a run are sent before its end."""
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
 
@@ -103,18 +103,18 @@ class JobProcess:
         loop = asyncio.get_running_loop()
         self._guard.start(lambda: None)
 
-        def hear(word: Order) -> None:
-            loop.call_soon_threadsafe(self._heard, word)
+        def receive(message: Order) -> None:
+            loop.call_soon_threadsafe(self._handle, message)
 
-        self._line.heard_by(hear)
+        self._line.set_receiver(receive)
         self._turn()
         try:
             await self._lifespan.enter(asyncio.Event().wait)
         except BaseException as error:
-            self._line.say(AppFailed(f"the lifespan cannot be entered: {_shown(error)}"))
+            self._line.send(AppFailed(f"the lifespan cannot be entered: {_shown(error)}"))
             return
-        threading.Thread(target=self._pass_on, name="tenure-signs", daemon=True).start()
-        self._line.say(AppReady())
+        threading.Thread(target=self._send_signs_loop, name="tenure-signs", daemon=True).start()
+        self._line.send(AppReady())
         while not isinstance(order := await self._orders.get(), ExitProcess):
             if isinstance(order, RunJob):
                 await self._run(order)
@@ -126,115 +126,115 @@ class JobProcess:
 
     def _turn(self) -> None:
         """Note repeatedly that the loop turns, in an empty context."""
-        self._turned_at = self._equipment.clock.uptime()
+        self._turned_at = self._runtime.clock.uptime()
         asyncio.get_running_loop().call_later(TICK, self._turn, context=contextvars.Context())
 
     async def _run(self, order: RunJob) -> None:
-        held = ActiveRun(Lease(order.job), ForwardedSigns(self._news))
-        held.claimed_at = held.signed_at = self._equipment.clock.uptime()
-        self._held = held
-        self._news.set()
-        self._line.say(RunBegan(held.lease.fence, held.claimed_at))
-        held.root = attending = self._attend(held)
-        held.task = asyncio.create_task(attending)
-        while not held.task.done():
+        run = ActiveRun(Lease(order.job), ForwardedSigns(self._signs_given))
+        run.claimed_at = run.signed_at = self._runtime.clock.uptime()
+        self._active = run
+        self._signs_given.set()
+        self._line.send(RunBegan(run.lease.fence, run.claimed_at))
+        run.root = attending = self._attend(run)
+        run.task = asyncio.create_task(attending)
+        while not run.task.done():
             try:
-                await asyncio.wait({held.task})
+                await asyncio.wait({run.task})
             except asyncio.CancelledError:
                 # The handler cancelled this task; no code of ours does. The worker still waits for the end of the run.
                 continue
-        failure = asyncio.CancelledError() if held.task.cancelled() else held.task.exception()
+        failure = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
         if failure is not None:
             # It has not reported its end. Without an end, the worker would renew the lease for ever.
-            self._held = None
-            self._report(held, Raised(recorded(failure)), spoiled=True)
+            self._active = None
+            self._report(run, Raised(recorded(failure)), spoiled=True)
 
-    async def _attend(self, held: ActiveRun) -> None:
+    async def _attend(self, run: ActiveRun) -> None:
         try:
-            outcome = await self._runner.run(held)
+            outcome = await self._runner.run(run)
         except GeneratorExit:
             raise
         except BaseException as error:
             # The runner itself failed, not the handler; the job still needs an outcome.
             log_failure(
-                self._equipment.logger,
+                self._runtime.logger,
                 logging.ERROR,
-                "job %s: its run could not be carried out",
-                held.lease.ref.id,
+                "job %s: its run failed outside the handler",
+                run.lease.ref.id,
                 error=error,
             )
             outcome = Raised(recorded(error))
         # The run may have been stopped; give its threads and providers time to clean up.
-        await first(self._tidied(), within=TIDYING)
-        self._held = None
-        self._say_signs(held)
-        ended = self._equipment.lifespan is not None and not self._lifespan.lives
+        await first(self._wait_for_rest(), within=CLEAN_UP_TIME)
+        self._active = None
+        self._send_signs(run)
+        ended = self._runtime.lifespan is not None and not self._lifespan.lives
         short = isinstance(outcome, Raised) and outcome.shortage
-        self._report(held, outcome, spoiled=ended or short or self._abandoned.count > 0 or held.goes_on)
+        self._report(run, outcome, spoiled=ended or short or self._abandoned.count > 0 or run.goes_on)
 
-    async def _tidied(self) -> None:
+    async def _wait_for_rest(self) -> None:
         """Wait until all threads and tasks of a run have ended."""
-        await self._abandoned.over()
+        await self._abandoned.wait()
         await self._runner.tidied()
 
-    def _report(self, held: ActiveRun, outcome: Outcome, *, spoiled: bool) -> None:
-        outcome = misuse(held) or outcome
+    def _report(self, run: ActiveRun, outcome: Outcome, *, spoiled: bool) -> None:
+        outcome = misuse(run) or outcome
         if self._guard.cancelled and isinstance(outcome, Raised):
             # The code that did it belongs to this run: no other run was active in this process.
             outcome = structs.replace(outcome, alone=True)
-        self._line.say(RunEnded(held.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
+        self._line.send(RunEnded(run.lease.fence, outcome, spoiled=spoiled or self._guard.cancelled))
 
-    def _heard(self, word: Order) -> None:
-        match word:
+    def _handle(self, message: Order) -> None:
+        match message:
             case StopRun(fence, reason, detail):
-                held = self._held
-                if held is not None and held.lease.fence == fence and reason in get_args(StopReason):
-                    held.stop, held.stop_detail = cast(StopReason, reason), detail
-                    held.end()
+                run = self._active
+                if run is not None and run.lease.fence == fence and reason in get_args(StopReason):
+                    run.stop, run.stop_detail = cast(StopReason, reason), detail
+                    run.cancel()
             case _:
-                self._orders.put_nowait(word)
+                self._orders.put_nowait(message)
 
-    def _pass_on(self) -> None:
+    def _send_signs_loop(self) -> None:
         """Send the handler's signs and its stack to the worker. Runs in its own thread."""
-        rest, looked_at, told_at, held = threading.Event(), 0.0, 0.0, self._held
+        pause, checked_at, reported_at, run = threading.Event(), 0.0, 0.0, self._active
         while True:
-            self._news.wait(None if held is None else min(TELLING, held.beat))
-            self._news.clear()
-            held = self._held
-            if held is not None:
-                now = self._equipment.clock.uptime()
-                looks = now - max(looked_at, held.claimed_at) >= held.beat
-                looked_at = now if looks else looked_at
-                self._say_signs(held, looks=looks)
-                if looks or now - told_at >= TELLING / 2:
-                    told_at = now
-                    self._line.say(LoopTurned(self._turned_at, looked_at))
-            rest.wait(BREATH)
+            self._signs_given.wait(None if run is None else min(REPORT_INTERVAL, run.beat))
+            self._signs_given.clear()
+            run = self._active
+            if run is not None:
+                now = self._runtime.clock.uptime()
+                checks = now - max(checked_at, run.claimed_at) >= run.beat
+                checked_at = now if checks else checked_at
+                self._send_signs(run, checks=checks)
+                if checks or now - reported_at >= REPORT_INTERVAL / 2:
+                    reported_at = now
+                    self._line.send(LoopTurned(self._turned_at, checked_at))
+            pause.wait(SIGNS_INTERVAL)
 
-    def _say_signs(self, held: ActiveRun, *, looks: bool = False) -> None:
+    def _send_signs(self, run: ActiveRun, *, checks: bool = False) -> None:
         trace = None
-        if looks:
+        if checks:
             # An unexpected kind of frame must not prevent the sending of signs.
             with contextlib.suppress(Exception):
-                trace = where(held)
-        with self._telling:
-            at, progress, log = held.signs.take()
-            news = trace if trace != held.traced else None
-            held.traced = news or held.traced
+                trace = stack_of(run)
+        with self._sending:
+            at, progress, log = run.signs.take()
+            news = trace if trace != run.traced else None
+            run.traced = news or run.traced
             if at is not None or news is not None:
-                self._line.say(RunSigns(held.lease.fence, at, progress, tuple(log), held.hooking, news))
+                self._line.send(RunSigns(run.lease.fence, at, progress, tuple(log), run.in_hook, news))
 
 
 def main() -> None:
     """Be an isolated process, until the worker orders the exit."""
-    told = os.environ.pop(VARIABLE, "")
+    value = os.environ.pop(VARIABLE, "")
     try:
-        line = inherited(int(told.partition(":")[0]))
+        line = inherited_socket(int(value.partition(":")[0]))
     except (ValueError, OSError):
-        sys.exit(f"{VARIABLE} = {told!r}: a worker starts this, and nobody else")
+        sys.exit(f"{VARIABLE} = {value!r}: this module is started by a worker; do not run it yourself")
     end_with_parent()
-    _go_on()
-    _serve(Channel(line))
+    _ignore_signals()
+    _run_app(Channel(line))
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -243,38 +243,38 @@ def main() -> None:
     os._exit(0)
 
 
-def _go_on() -> None:
+def _ignore_signals() -> None:
     """Install handlers that do nothing for the signals that stop processes.
 
     A stop of a whole service may signal this process, too, but its worker drains. SIG_IGN is not used, because
     processes that handlers start would inherit it.
     """
     for number in (*SIGNALS, *draining()):
-        signal.signal(number, _minded)
-    outlive()
+        signal.signal(number, _do_nothing)
+    ignore_unused()
 
 
-def _minded(number: int, _: object) -> None:
+def _do_nothing(number: int, _: object) -> None:
     """Do nothing."""
 
 
-def _serve(line: Channel) -> None:
-    order = line.told()
+def _run_app(line: Channel) -> None:
+    order = line.first_order()
     if not isinstance(order, LoadApp):
         return
     try:
         app = load(order.app)
         if not isinstance(app, IsolatedApp):
-            raise TypeError(f"{order.app.module}:{order.app.attribute} is no app")
+            raise TypeError(f"{order.app.module}:{order.app.attribute} is not an app")
         _log_over(line, order.level)
-        equipment = app.runtime()
+        runtime = app.runtime()
         # A module of the app may have changed the signal handlers.
-        _go_on()
+        _ignore_signals()
     except BaseException as error:
-        line.say(AppFailed(f"the app cannot be loaded: {_shown(error)}"))
+        line.send(AppFailed(f"the app cannot be loaded: {_shown(error)}"))
         return
     # The runner is never closed: closing waits for threads, and one of them may never end.
-    loops.runner(loops.told()).run(JobProcess(equipment, line, worker=order.worker).work())
+    loops.runner(loops.loop_from_environment()).run(JobProcess(runtime, line, worker=order.worker).work())
 
 
 def _log_over(line: Channel, level: int) -> None:

@@ -1,7 +1,7 @@
 """The messages between a worker and its isolated processes: MessagePack, each with a length prefix.
 
-    worker ──► enter, once; then run … stop … leave ──────────► process
-           ◄── ready, or unfit; then began … said … ended ◄────
+    worker ──► load, once; then run … stop … exit ───────────► process
+           ◄── ready, or failed; then began … signs … ended ◄──
 
 A handler runs in the isolated process and may write anything to the socket. So the worker does not trust the messages:
 an invalid message ends that process, and nothing else.
@@ -17,19 +17,19 @@ from tenure.core.job import JobRecord
 from tenure.core.outcome import Outcome
 from tenure.handlers.context import Line, Progress
 
-VARIABLE = "TENURE_SLOT"
+VARIABLE = "TENURE_ISOLATED_PROCESS"
 """The environment variable with the descriptor of the isolated process's socket."""
 
 LONGEST = 64 * 1024 * 1024
 """The maximum size of a message in bytes: several times the 8 MiB that a job can gather (`GATHERED_LIMIT`)."""
 
-TELLING = 1.0
+REPORT_INTERVAL = 1.0
 """Seconds between two messages about the last turn of the process's loop."""
 
 _LENGTH = 4
 
 
-class LoadApp(Struct, frozen=True, tag="enter"):
+class LoadApp(Struct, frozen=True, tag="load"):
     """Load the app from this location, and enter its lifespan. `level`: the lowest log level to forward."""
 
     app: AppLocation
@@ -51,7 +51,7 @@ class StopRun(Struct, frozen=True, tag="stop"):
     detail: str | None = None
 
 
-class ExitProcess(Struct, frozen=True, tag="leave"):
+class ExitProcess(Struct, frozen=True, tag="exit"):
     """Leave the lifespan, and exit."""
 
 
@@ -59,7 +59,7 @@ class AppReady(Struct, frozen=True, tag="ready"):
     """The process is ready to run jobs."""
 
 
-class AppFailed(Struct, frozen=True, tag="unfit"):
+class AppFailed(Struct, frozen=True, tag="failed"):
     """The process cannot run jobs: the app cannot be loaded, or its lifespan cannot be entered."""
 
     why: str
@@ -72,14 +72,14 @@ class RunBegan(Struct, frozen=True, tag="began"):
     at: float
 
 
-class RunSigns(Struct, frozen=True, tag="said"):
+class RunSigns(Struct, frozen=True, tag="signs"):
     """The handler's signs since the last message, and its stack. `hooking`: its on_cancel hook is at work."""
 
     fence: int
     at: float | None = None
     progress: Progress | None = None
     log: tuple[Line, ...] = ()
-    hooking: bool = False
+    in_hook: bool = False
     trace: str | None = None
 
 
@@ -123,10 +123,10 @@ class InvalidMessageError(Exception):
     """The received bytes are not a valid message."""
 
 
-def framed(word: Order | Answer) -> bytes:
+def encode_frame(message: Order | Answer) -> bytes:
     """Encode a message with its length."""
-    told = msgspec.msgpack.encode(word)
-    return len(told).to_bytes(_LENGTH, "big") + told
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(_LENGTH, "big") + body
 
 
 class FrameReader(Generic[W]):
@@ -136,38 +136,38 @@ class FrameReader(Generic[W]):
         self._decoder = decoder
         self._rest = bytearray()
 
-    def hear(self, part: bytes) -> list[W]:
+    def feed(self, part: bytes) -> list[W]:
         """Return the messages that this part completes.
 
         Raises:
             InvalidMessageError: a message is invalid or too long.
         """
         self._rest += part
-        words: list[W] = []
+        messages: list[W] = []
         at = 0
         while len(self._rest) - at >= _LENGTH:
             length = int.from_bytes(self._rest[at : at + _LENGTH], "big")
             if length > LONGEST:
-                raise InvalidMessageError(f"a word of {length} bytes")
+                raise InvalidMessageError(f"a message of {length} bytes")
             if len(self._rest) - at < _LENGTH + length:
                 break
-            words.append(self._understood(bytes(self._rest[at + _LENGTH : at + _LENGTH + length])))
+            messages.append(self._decode(bytes(self._rest[at + _LENGTH : at + _LENGTH + length])))
             at += _LENGTH + length
         del self._rest[:at]
-        return words
+        return messages
 
-    def _understood(self, told: bytes) -> W:
+    def _decode(self, body: bytes) -> W:
         try:
-            return self._decoder.decode(told)
+            return self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise InvalidMessageError(f"no word at all: {error}") from error
+            raise InvalidMessageError(f"not a message: {error}") from error
 
 
-def ear_of_slot() -> FrameReader[Order]:
+def order_reader() -> FrameReader[Order]:
     """Return the reader of an isolated process, for the worker's messages."""
     return FrameReader(msgspec.msgpack.Decoder(Order))
 
 
-def ear_of_worker() -> FrameReader[Answer]:
+def answer_reader() -> FrameReader[Answer]:
     """Return the reader of a worker, for an isolated process's messages."""
     return FrameReader(msgspec.msgpack.Decoder(Answer))

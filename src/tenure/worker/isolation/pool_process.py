@@ -21,16 +21,16 @@ from tenure.worker.isolation.messages import (
     ForwardedLog,
     InvalidMessageError,
     Order,
-    ear_of_worker,
-    framed,
+    answer_reader,
+    encode_frame,
 )
 
 COMMAND = (sys.executable, "-m", "tenure.worker.isolation.main")
 
-ASKED, KILLED = 1.0, 1.75
+TERMINATE_AFTER, KILL_AFTER = 1.0, 1.75
 """Seconds from a run's stop or timeout until its process gets SIGTERM, and until it is killed."""
 
-GONE = 0.5
+EXIT_WAIT = 0.5
 """Seconds in which a killed process ends, unless the kernel delays it."""
 
 _PART = 262_144
@@ -39,13 +39,13 @@ _PART = 262_144
 class PoolProcess:
     """One process and its messages."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.why: str | None = None
+    def __init__(self, child: Process) -> None:
+        self.child = child
+        self.kill_reason: str | None = None
         """The reason why it was killed, or why it was asked to end if it ended by that. None if neither."""
-        self._asked: str | None = None
-        self._ear = ear_of_worker()
-        self._heard: list[Answer] = []
+        self._terminate_reason: str | None = None
+        self._reader = answer_reader()
+        self._received: list[Answer] = []
         self._timers: list[asyncio.TimerHandle] = []
         self.turned_at = 0.0
         """The uptime of the last turn of its loop, as last reported."""
@@ -53,99 +53,99 @@ class PoolProcess:
         """True if it waits for a run."""
         self._in_use = False
         """True while a call sends or receives on the socket. Then it must not be closed."""
-        self._death = asyncio.ensure_future(process.ended())
-        self._death.add_done_callback(self._died)
+        self._exit = asyncio.ensure_future(child.wait())
+        self._exit.add_done_callback(self._note_exit)
 
     @classmethod
-    def started(cls, gone: "Callable[[PoolProcess], None]") -> "PoolProcess":
+    def start(cls, gone: "Callable[[PoolProcess], None]") -> "PoolProcess":
         """Start a process. `gone` is called when it has ended.
 
         Raises:
             OSError: the process cannot be started.
         """
-        slot = cls(Process.started(COMMAND, variable=VARIABLE, env=os.environ))
-        slot._death.add_done_callback(lambda _: gone(slot))
-        return slot
+        process = cls(Process.start(COMMAND, variable=VARIABLE, env=os.environ))
+        process._exit.add_done_callback(lambda _: gone(process))
+        return process
 
     @property
     def stopped(self) -> bool:
         """True if the process was suspended (SIGSTOP)."""
-        return self.process.stopped
+        return self.child.stopped
 
     @property
-    def lives(self) -> bool:
+    def usable(self) -> bool:
         """True if the process can get messages: it has not ended, and was not killed."""
-        return self.process.death is None and self.why is None
+        return self.child.exit is None and self.kill_reason is None
 
-    async def say(self, word: Order) -> None:
+    async def send(self, message: Order) -> None:
         """Send a message. If the process is dead, the next `hear` reports it."""
         with self._using(), contextlib.suppress(OSError):
-            await asyncio.get_running_loop().sock_sendall(self.process.line, framed(word))
+            await asyncio.get_running_loop().sock_sendall(self.child.socket, encode_frame(message))
 
-    def say_at_once(self, word: Order) -> None:
+    def send_at_once(self, message: Order) -> None:
         """Send a short message, if the socket's buffer has room for it."""
-        self.process.say(framed(word))
+        self.child.write(encode_frame(message))
 
-    async def hear(self) -> Answer | None:
+    async def receive(self) -> Answer | None:
         """Wait for a message and return it. None if the process is dead, or was killed for an invalid message."""
-        while not self._heard:
+        while not self._received:
             part = b""
             try:
                 with self._using():
-                    part = await asyncio.get_running_loop().sock_recv(self.process.line, _PART)
-                self._heard += self._ear.hear(part)
+                    part = await asyncio.get_running_loop().sock_recv(self.child.socket, _PART)
+                self._received += self._reader.feed(part)
             except InvalidMessageError as error:
-                self.kill(f"what it says is {error}")
+                self.kill(f"its message is invalid: {error}")
                 part = b""
             except OSError:
                 pass
             if not part:
                 # The process died, which is noted in a moment; or it closed the socket and lives on.
-                await first(self.death(), within=GONE)
-                self.kill("it has closed its line")
-                await self.death()
+                await first(self.wait(), within=EXIT_WAIT)
+                self.kill("it has closed its socket")
+                await self.wait()
                 return None
-        return self._heard.pop(0)
+        return self._received.pop(0)
 
-    def rest(self) -> None:
+    def begin_idle(self) -> None:
         """Make the process idle. Its log records are still read; otherwise it would block on a full socket."""
         self.idle = True
-        asyncio.get_running_loop().add_reader(self.process.line, self._overhear)
+        asyncio.get_running_loop().add_reader(self.child.socket, self._read_while_idle)
 
-    def rise(self) -> None:
+    def end_idle(self) -> None:
         """End the idle state."""
         if self.idle:
             self.idle = False
-            asyncio.get_running_loop().remove_reader(self.process.line)
+            asyncio.get_running_loop().remove_reader(self.child.socket)
 
-    def expect(self, within: float, why: str, *, haste: float = 1.0) -> None:
+    def end_within(self, within: float, why: str, *, haste: float = 1.0) -> None:
         """Send SIGTERM `ASKED` s after `within`, and SIGKILL `KILLED` s after it, unless `calm` is called before.
 
         `haste`: a factor that shortens the two times.
         """
-        self.after(within + ASKED * haste, functools.partial(self._ask, why))
-        self.after(within + KILLED * haste, functools.partial(self.kill, why))
+        self.call_after(within + TERMINATE_AFTER * haste, functools.partial(self._terminate, why))
+        self.call_after(within + KILL_AFTER * haste, functools.partial(self.kill, why))
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
+    def call_after(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` after this time, unless `calm` is called before or the process ends."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
-    def calm(self) -> None:
+    def cancel_timers(self) -> None:
         """Cancel all timers, also those that would kill the process."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self._asked = None
+        self._terminate_reason = None
 
     def kill(self, why: str) -> None:
         """Kill the process and all that it has started. Idempotent."""
-        if self.process.death is None:
-            self.why = self.why or why
-            self.process.send_all(signal.SIGKILL)
+        if self.child.exit is None:
+            self.kill_reason = self.kill_reason or why
+            self.child.signal_group(signal.SIGKILL)
 
-    async def death(self) -> ProcessExit:
+    async def wait(self) -> ProcessExit:
         """Wait until the process has ended."""
-        return await asyncio.shield(self._death)
+        return await asyncio.shield(self._exit)
 
     @contextlib.contextmanager
     def _using(self) -> Generator[None]:
@@ -154,42 +154,42 @@ class PoolProcess:
             yield
         finally:
             self._in_use = False
-            if self.process.death is not None:
-                self.process.line.close()
+            if self.child.exit is not None:
+                self.child.socket.close()
 
-    def _overhear(self) -> None:
+    def _read_while_idle(self) -> None:
         try:
-            part = self.process.line.recv(_PART)
-            words = self._ear.hear(part)
+            part = self.child.socket.recv(_PART)
+            messages = self._reader.feed(part)
         except BlockingIOError:
             return
         except (OSError, InvalidMessageError) as error:
-            part, words = b"", list[Answer]()
-            self.kill(f"what it says is {error}")
-        for word in words:
-            if isinstance(word, ForwardedLog):
-                log(word)
+            part, messages = b"", list[Answer]()
+            self.kill(f"its message is invalid: {error}")
+        for message in messages:
+            if isinstance(message, ForwardedLog):
+                log(message)
         if not part:
             # The process is dead, or will be killed.
-            self.rise()
-            self.kill("it has closed its line")
+            self.end_idle()
+            self.kill("it has closed its socket")
 
-    def _ask(self, why: str) -> None:
-        self._asked = self._asked or why
-        self.process.send_all(signal.SIGTERM)
+    def _terminate(self, why: str) -> None:
+        self._terminate_reason = self._terminate_reason or why
+        self.child.signal_group(signal.SIGTERM)
 
-    def _died(self, _: object) -> None:
+    def _note_exit(self, _: object) -> None:
         # The app may handle the signal itself, and end by it.
-        self.why = self.why or self._asked
-        self.calm()
-        self.rise()
+        self.kill_reason = self.kill_reason or self._terminate_reason
+        self.cancel_timers()
+        self.end_idle()
         # Its children must not go on. They may also hold the other end of the socket, which would then never close.
-        self.process.send_all(signal.SIGKILL)
+        self.child.signal_group(signal.SIGKILL)
         if not self._in_use:
-            self.process.line.close()
+            self.child.socket.close()
             return
         with contextlib.suppress(OSError):
-            self.process.line.shutdown(socket.SHUT_RDWR)
+            self.child.socket.shutdown(socket.SHUT_RDWR)
 
 
 def log(record: ForwardedLog) -> None:

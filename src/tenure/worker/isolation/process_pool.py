@@ -28,10 +28,10 @@ from tenure.worker.isolation.messages import (
     RunEnded,
     RunSigns,
 )
-from tenure.worker.isolation.pool_process import GONE, PoolProcess, log
+from tenure.worker.isolation.pool_process import EXIT_WAIT, PoolProcess, log
 from tenure.worker.scoreboard import Scoreboard
 
-STARTING = 60.0
+START_TIMEOUT = 60.0
 """Seconds that a process gets to load the app and to enter its lifespan."""
 
 STARTS = 4
@@ -41,16 +41,16 @@ core."""
 QUARANTINED = 4
 """The number of quarantined jobs run at a time. After a crash there are as many as the worker runs at once."""
 
-IDLE, LEAVING = 60.0, 10.0
+IDLE_LIMIT, EXIT_TIMEOUT = 60.0, 10.0
 """Seconds until an idle process must exit, and seconds that it gets for that."""
 
 
 class NoProcessError(Exception):
     """No process is available that can run jobs of this app. `ours`: the system refuses it; the app is not at fault."""
 
-    def __init__(self, why: str, *, ours: bool = False) -> None:
+    def __init__(self, why: str, *, system: bool = False) -> None:
         super().__init__(why)
-        self.ours = ours
+        self.system = system
 
 
 class PoolWaiter:
@@ -58,28 +58,28 @@ class PoolWaiter:
 
     def __init__(self, *, isolated: bool) -> None:
         self.isolated = isolated
-        self.slot: asyncio.Future[PoolProcess | None] = asyncio.get_running_loop().create_future()
+        self.process: asyncio.Future[PoolProcess | None] = asyncio.get_running_loop().create_future()
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Stop waiting."""
-        if not self.slot.done():
-            self.slot.set_result(None)
+        if not self.process.done():
+            self.process.set_result(None)
 
     @property
-    def given(self) -> PoolProcess | None:
+    def received(self) -> PoolProcess | None:
         """The process that the waiter got, or None."""
-        given = self.slot.done() and not self.slot.cancelled() and self.slot.exception() is None
-        return self.slot.result() if given else None
+        given = self.process.done() and not self.process.cancelled() and self.process.exception() is None
+        return self.process.result() if given else None
 
 
 class ProcessPool:
     """The isolated processes of one worker. All of it runs on one event loop."""
 
-    def __init__(self, *, worker: str, slate: Scoreboard | None, fit: Callable[[], None]) -> None:
+    def __init__(self, *, worker: str, scoreboard: Scoreboard | None, on_ready: Callable[[], None]) -> None:
         """Create a pool. `worker`: the name of the worker. `fit` is called when a process becomes ready."""
         self._worker = worker
-        self._slate = slate
-        self._fit = fit
+        self._scoreboard = scoreboard
+        self._on_ready = on_ready
         self.app: AppLocation | None = None
         """The app's location, once it is known."""
         self.kills: OomKills | None = None
@@ -90,12 +90,12 @@ class ProcessPool:
         self._starting: set[asyncio.Task[PoolProcess]] = set()
         self._isolating: set[PoolProcess] = set()
         """Processes with a quarantined job whose task does not otherwise want a process."""
-        self._dismissed: set[PoolProcess] = set()
+        self._exiting: set[PoolProcess] = set()
         """Processes that were ordered to exit."""
         self._all: set[PoolProcess] = set()
         self._closed = False
 
-    async def taken(self, waiting: PoolWaiter) -> PoolProcess | None:
+    async def acquire(self, waiting: PoolWaiter) -> PoolProcess | None:
         """Return a ready process, or None if the waiter stopped waiting before.
 
         Raises:
@@ -104,41 +104,41 @@ class ProcessPool:
         self._waiting.append(waiting)
         self._serve()
         try:
-            return await waiting.slot
+            return await waiting.process
         except asyncio.CancelledError:
-            if (slot := waiting.given) is not None:
-                self.put_away(slot)
+            if (process := waiting.received) is not None:
+                self.release(process)
             raise
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
-    def put_away(self, slot: PoolProcess) -> None:
+    def release(self, process: PoolProcess) -> None:
         """Keep a process for the next run. Kill it if it is unusable or will not be needed."""
-        slot.calm()
-        isolated = slot in self._isolating
-        self._isolating.discard(slot)
-        if slot.lives and not self._closed:
-            self._idle.append(slot)
-            slot.rest()
-            slot.after(IDLE, functools.partial(self._dismiss, slot))
+        process.cancel_timers()
+        isolated = process in self._isolating
+        self._isolating.discard(process)
+        if process.usable and not self._closed:
+            self._idle.append(process)
+            process.begin_idle()
+            process.call_after(IDLE_LIMIT, functools.partial(self._order_exit, process))
         else:
-            slot.kill("its worker ends")
+            process.kill("its worker ends")
         self._serve()
         if isolated:
             # Most workers never need a process for quarantine again.
-            self._dismiss(slot)
+            self._order_exit(process)
 
-    async def leave(self) -> None:
+    async def end_idle(self) -> None:
         """End the idle processes, and wait for that. From now on no process is kept."""
         self._closed = True
         for starting in self._starting:
             starting.cancel()
-        for slot in list(self._idle):
-            self._dismiss(slot)
+        for process in list(self._idle):
+            self._order_exit(process)
             # From now on the caller has one limit for all of them.
-            slot.calm()
-        await _all([slot.death() for slot in self._dismissed])
+            process.cancel_timers()
+        await _all([process.wait() for process in self._exiting])
 
     async def close(self) -> None:
         """Kill the processes that are left."""
@@ -146,54 +146,54 @@ class ProcessPool:
         self._idle.clear()
         for starting in self._starting:
             starting.cancel()
-        for slot in self._all:
-            slot.kill("its worker ends")
-        await first(_all([slot.death() for slot in self._all]), within=GONE)
+        for process in self._all:
+            process.kill("its worker ends")
+        await first(_all([process.wait() for process in self._all]), within=EXIT_WAIT)
 
     def _serve(self) -> None:
         """Give idle processes to waiting runs, and start the missing ones."""
-        self._waiting = [one for one in self._waiting if not one.slot.done()]
+        self._waiting = [waiter for waiter in self._waiting if not waiter.process.done()]
         if self._closed:
-            for one in self._waiting:
-                one.leave()
+            for waiter in self._waiting:
+                waiter.cancel()
             return
-        isolated = [one for one in self._waiting if one.isolated]
+        isolated = [waiter for waiter in self._waiting if waiter.isolated]
         too_many = isolated[max(0, QUARANTINED - len(self._isolating)) :]
-        wanting = deque(one for one in self._waiting if one not in too_many)
-        while wanting and (slot := self._risen()) is not None:
-            one = wanting.popleft()
-            if one.isolated:
-                self._isolating.add(slot)
-            one.slot.set_result(slot)
+        wanting = deque(waiter for waiter in self._waiting if waiter not in too_many)
+        while wanting and (process := self._take_idle()) is not None:
+            waiter = wanting.popleft()
+            if waiter.isolated:
+                self._isolating.add(process)
+            waiter.process.set_result(process)
         for _ in range(min(len(wanting), STARTS) - len(self._starting)):
             starting = asyncio.create_task(self._started())
             self._starting.add(starting)
-            starting.add_done_callback(self._over)
+            starting.add_done_callback(self._start_ended)
 
-    def _risen(self) -> PoolProcess | None:
+    def _take_idle(self) -> PoolProcess | None:
         while self._idle:
-            slot = self._idle.pop()
-            slot.rise()
-            slot.calm()
-            if slot.stopped:
-                slot.kill("somebody has stopped it")
-            if slot.lives:
-                return slot
+            process = self._idle.pop()
+            process.end_idle()
+            process.cancel_timers()
+            if process.stopped:
+                process.kill("it is stopped (SIGSTOP)")
+            if process.usable:
+                return process
         return None
 
-    def _over(self, starting: "asyncio.Task[PoolProcess]") -> None:
+    def _start_ended(self, starting: "asyncio.Task[PoolProcess]") -> None:
         """Note that a process is ready or has failed. A failure goes to the run that has waited longest."""
         self._starting.discard(starting)
         if starting.cancelled():
             return
         error = starting.exception()
         if error is None:
-            self._fit()
-            self.put_away(starting.result())
+            self._on_ready()
+            self.release(starting.result())
             return
-        for one in self._waiting:
-            if not one.slot.done():
-                one.slot.set_exception(error)
+        for waiter in self._waiting:
+            if not waiter.process.done():
+                waiter.process.set_exception(error)
                 break
         self._serve()
 
@@ -204,28 +204,28 @@ class ProcessPool:
             NoProcessError: no process is available.
         """
         if self.app is None:
-            raise NoProcessError("the processes of this worker do not find the app")
+            raise NoProcessError("the location of the app is unknown to other processes")
         self.kills = self.kills or OomKills()
         try:
-            slot = PoolProcess.started(self._gone)
+            process = PoolProcess.start(self._process_ended)
         except OSError as error:
-            raise NoProcessError(f"no process can be started: {error}", ours=True) from error
-        self._all.add(slot)
-        if self._slate is not None:
-            self._slate.slot_began(slot.process.pid)
+            raise NoProcessError(f"no process can be started: {error}", system=True) from error
+        self._all.add(process)
+        if self._scoreboard is not None:
+            self._scoreboard.isolated_started(process.child.pid)
         try:
-            await self._ready(slot, self.app)
+            await self._ready(process, self.app)
         except BaseException:
-            slot.kill("it is of no use")
+            process.kill("it cannot be used")
             raise
-        return slot
+        return process
 
-    async def _ready(self, slot: PoolProcess, app: AppLocation) -> None:
+    async def _ready(self, process: PoolProcess, app: AppLocation) -> None:
         try:
-            async with asyncio.timeout(STARTING):
-                await slot.say(LoadApp(app, self._worker, logging.getLogger().level))
+            async with asyncio.timeout(START_TIMEOUT):
+                await process.send(LoadApp(app, self._worker, logging.getLogger().level))
                 while True:
-                    match await slot.hear():
+                    match await process.receive():
                         case AppReady():
                             return
                         case AppFailed(why):
@@ -233,27 +233,27 @@ class ProcessPool:
                         case ForwardedLog() as record:
                             log(record)
                         case None:
-                            raise NoProcessError(f"the process ended ({await slot.death()}) before it was ready")
+                            raise NoProcessError(f"the process ended ({await process.wait()}) before it was ready")
                         case RunBegan() | RunSigns() | LoopTurned() | RunEnded():
                             continue
         except TimeoutError:
-            raise NoProcessError(f"the process was not ready within {STARTING:g} s") from None
+            raise NoProcessError(f"the process was not ready within {START_TIMEOUT:g} s") from None
 
-    def _dismiss(self, slot: PoolProcess) -> None:
+    def _order_exit(self, process: PoolProcess) -> None:
         """Order an idle process to exit."""
-        if slot in self._idle:
-            self._idle.remove(slot)
-            self._dismissed.add(slot)
-            slot.say_at_once(ExitProcess())
-            slot.after(LEAVING, functools.partial(slot.kill, "it did not leave"))
+        if process in self._idle:
+            self._idle.remove(process)
+            self._exiting.add(process)
+            process.send_at_once(ExitProcess())
+            process.call_after(EXIT_TIMEOUT, functools.partial(process.kill, "it did not exit in time"))
 
-    def _gone(self, slot: PoolProcess) -> None:
-        self._all.discard(slot)
-        self._dismissed.discard(slot)
-        if slot in self._idle:
-            self._idle.remove(slot)
-        if self._slate is not None:
-            self._slate.slot_ended(slot.process.pid)
+    def _process_ended(self, process: PoolProcess) -> None:
+        self._all.discard(process)
+        self._exiting.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+        if self._scoreboard is not None:
+            self._scoreboard.isolated_ended(process.child.pid)
 
 
 async def _all(deaths: Sequence[Coroutine[Any, Any, ProcessExit]]) -> None:

@@ -18,10 +18,10 @@ from tenure.processes.process import Process
 SIGNAL = getattr(signal, "SIGUSR2", None)
 """The signal that asks a child for its stacks. A handler cannot use this signal for another purpose."""
 
-PATIENCE = 1.0
+ANSWER_TIMEOUT = 1.0
 """Seconds that a child gets to answer. The kernel may hold it in a call that no signal interrupts."""
 
-_LOOK = 0.01
+_CHECK_INTERVAL = 0.01
 
 
 class StackFile:
@@ -42,19 +42,19 @@ class StackFile:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
         return cls(descriptor)
 
-    def answer_here(self) -> None:
+    def register(self) -> None:
         """Make this process write the stacks of its threads whenever it is asked."""
         if SIGNAL is not None:
             faulthandler.register(SIGNAL, file=self.descriptor, all_threads=True, chain=False)
 
-    async def ask(self, child: Process) -> str:
+    async def read_from(self, child: Process) -> str:
         """Return the stacks of a child that has sent `ChildStarted`; empty if it does not answer."""
         if SIGNAL is None or child.stopped:
             return ""
         os.ftruncate(self.descriptor, 0)
-        child.send(SIGNAL)
+        child.send_signal(SIGNAL)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 return await self._written()
         return self._read()
 
@@ -66,7 +66,7 @@ class StackFile:
         """Wait until the file has text and does not grow any more."""
         before = ""
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK_INTERVAL)
             now = self._read()
             if now and now == before:
                 return now

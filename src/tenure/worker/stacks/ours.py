@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 
 WORKER = Path(__file__).parent.parent
-HOUSE = str(WORKER.parent)
+PACKAGE = str(WORKER.parent)
 ASYNCIO = str(Path(asyncio.__file__).parent)
 
 THREADS = str(WORKER.parent / "threads.py")
@@ -18,7 +18,7 @@ BUS = str(WORKER.parent / "events" / "bus.py")
 MIDDLEWARE = str(WORKER.parent / "handlers" / "middleware.py")
 """The file whose frames lie between the frames of handlers."""
 
-OURS = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))
+OWN_FILES = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))
 """The files whose frames do not belong to handlers."""
 
 

@@ -7,7 +7,7 @@ from types import FrameType
 
 from msgspec import Struct
 
-from tenure.worker.stacks.ours import ASYNCIO, BUS, HOUSE, MIDDLEWARE, THREADS, WORKER
+from tenure.worker.stacks.ours import ASYNCIO, BUS, MIDDLEWARE, PACKAGE, THREADS, WORKER
 
 _STEP = str(Path(ASYNCIO) / "events.py")
 """The file in which asyncio calls due callbacks. No handler is further out."""
@@ -33,10 +33,14 @@ class HandlerPosition(Struct, frozen=True):
     """A handler at work: the handler's own current line, and the innermost line of the call that it makes there."""
 
     handler: CodeLine
-    inmost: CodeLine
+    innermost: CodeLine
 
     def __str__(self) -> str:
-        return str(self.handler) if self.handler == self.inmost else f"{self.handler} (which has come to {self.inmost})"
+        return (
+            str(self.handler)
+            if self.handler == self.innermost
+            else f"{self.handler} (which has come to {self.innermost})"
+        )
 
 
 def on_loop(stack: Iterable[CodeLine]) -> HandlerPosition | None:
@@ -47,7 +51,7 @@ def on_loop(stack: Iterable[CodeLine]) -> HandlerPosition | None:
             return _at(own)
         if place.file == _STEP and place.function == "_run":
             # A task that a handler has started, or a task of our own.
-            return None if not own or own[-1].file.startswith((ASYNCIO, HOUSE)) else _at(own)
+            return None if not own or own[-1].file.startswith((ASYNCIO, PACKAGE)) else _at(own)
         own.append(place)
     return None
 

@@ -21,12 +21,12 @@ from typing import cast
 from tenure.core.job import TRACE_KEPT
 from tenure.core.text import storable
 from tenure.worker.active_runs import ActiveRun, Mark, Place, Waiting
-from tenure.worker.stacks.ours import ASYNCIO, OURS, THREADS, current_frames
+from tenure.worker.stacks.ours import ASYNCIO, OWN_FILES, THREADS, current_frames
 
-DEEPEST = 200
+FRAMES_READ = 200
 """The maximum number of innermost frames that are read of a stack."""
 
-REMEMBERED = 1_000
+TEXTS_CACHED = 1_000
 """The maximum number of cached texts: thousands of runs wait in few places."""
 
 logger = logging.getLogger("tenure.worker")
@@ -39,54 +39,54 @@ class Traces:
         self._texts: dict[tuple[tuple[int, int], ...], tuple[Mark, str]] = {}
         """By the ids of the code objects, because these are slow to hash. The stored mark keeps them alive."""
 
-    def news(self, runs: Sequence[ActiveRun], now: float) -> list[str | None]:
+    def new_texts(self, runs: Sequence[ActiveRun], now: float) -> list[str | None]:
         """Return the text to send for each run. None if nothing is new, or the run is younger than a beat."""
         stacks = _Stacks()
         try:
-            return [self._news(one, stacks) if now - one.claimed_at >= one.beat else None for one in runs]
+            return [self._new_text(one, stacks) if now - one.claimed_at >= one.beat else None for one in runs]
         except Exception:
             # An unexpected kind of frame must not prevent the renewal of a lease.
-            logger.exception("cannot tell where handlers are")
+            logger.exception("cannot read the stacks of handlers")
             return [None] * len(runs)
 
-    def _news(self, held: ActiveRun, stacks: "_Stacks") -> str | None:
-        if held.elsewhere is not None:
-            held.trace = held.elsewhere
+    def _new_text(self, run: ActiveRun, stacks: "_Stacks") -> str | None:
+        if run.isolated_position is not None:
+            run.trace = run.isolated_position
         else:
-            tip = held.tip
-            thread = None if held.lane is None else held.lane.thread
+            tip = run.tip
+            thread = None if run.thread is None else run.thread.ident
             if thread is None and tip is not None and tip[1] is not None and tip[0].cr_await is tip[1]:
                 # It still awaits the same object, so all outer coroutines are unchanged, too.
-                mark = held.mark
+                mark = run.mark
             else:
-                mark, held.tip = _look(held, thread, stacks)
-            if mark and mark != held.mark:
-                held.mark, held.trace = mark, self._text(mark)
-        return None if held.trace == held.traced else held.trace
+                mark, run.tip = _look(run, thread, stacks)
+            if mark and mark != run.mark:
+                run.mark, run.trace = mark, self._text(mark)
+        return None if run.trace == run.traced else run.trace
 
     def _text(self, mark: Mark) -> str:
         key = tuple((id(code), place) for code, place in mark)
         known = self._texts.get(key)
         if known is None:
-            if len(self._texts) >= REMEMBERED:
+            if len(self._texts) >= TEXTS_CACHED:
                 self._texts.clear()
-            known = self._texts[key] = mark, written(mark)
+            known = self._texts[key] = mark, format_stack(mark)
         return known[1]
 
 
-def where(held: ActiveRun) -> str | None:
+def stack_of(run: ActiveRun) -> str | None:
     """Return the current stack of a run's handler, formatted as a traceback. None if it is unknown."""
-    if held.elsewhere is not None:
-        return held.elsewhere
+    if run.isolated_position is not None:
+        return run.isolated_position
     try:
-        mark, _ = _look(held, None if held.lane is None else held.lane.thread, _Stacks())
-        return written(mark) if mark else None
+        mark, _ = _look(run, None if run.thread is None else run.thread.ident, _Stacks())
+        return format_stack(mark) if mark else None
     except Exception:
-        logger.exception("cannot tell where a handler is")
+        logger.exception("cannot read the stack of a handler")
         return None
 
 
-def written(mark: Mark) -> str:
+def format_stack(mark: Mark) -> str:
     """Format a stack as a traceback. If it is too long, keep the innermost frames."""
     frames = [FrameSummary(code.co_filename, _line(code, place), code.co_name) for code, place in mark]
     entries = StackSummary.from_list(frames).format()
@@ -108,13 +108,13 @@ def _line(code: CodeType, place: int) -> int:
     return found or code.co_firstlineno
 
 
-def _look(held: ActiveRun, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
+def _look(run: ActiveRun, thread: int | None, stacks: "_Stacks") -> tuple[Mark, tuple[Waiting, object] | None]:
     """Return a mark that identifies the stack of a run and is cheap to get; empty if the stack is unknown.
 
     Also return the innermost waiting coroutine, and the object that it awaits.
     """
-    root = held.root
-    frames: deque[Place] = deque(maxlen=DEEPEST)
+    root = run.root
+    frames: deque[Place] = deque(maxlen=FRAMES_READ)
     tip: tuple[Waiting, object] | None = None
     if isinstance(root, CoroutineType):
         if root.cr_running:
@@ -152,7 +152,7 @@ def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | No
 
 def _counts(file: str, *, first: bool) -> bool:
     """Return True if a frame belongs to the handler or to code that it calls, not to our own code around it."""
-    return file not in OURS and not (first and file.startswith(ASYNCIO))
+    return file not in OWN_FILES and not (first and file.startswith(ASYNCIO))
 
 
 _STEPS: dict[type, Callable[[object], tuple[FrameType | None, object]]] = {
@@ -206,10 +206,10 @@ class _Stacks:
 
 
 def _up(stack: FrameType | None, is_end: Callable[[FrameType], bool]) -> deque[Place] | None:
-    """Return the frames of a stack from one of our frames inwards, outermost first. None if there is no such frame."""
+    """Return the frames of a stack from one of our frames inwards, outermost first. None without such a frame."""
     frames: deque[Place] = deque()
     while stack is not None:
-        if len(frames) < DEEPEST and stack.f_code.co_filename not in OURS:
+        if len(frames) < FRAMES_READ and stack.f_code.co_filename not in OWN_FILES:
             frames.appendleft((stack.f_code, stack.f_lasti))
         if is_end(stack):
             return frames
