@@ -1,26 +1,23 @@
 """The app: defines tasks, enqueues and finds jobs, and creates workers; users hold one `Tenure` object."""
 
-import asyncio
-import copy
 import functools
 import inspect
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from datetime import timedelta
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.client.app_location import AppLocation, locate_app
-from tenure.client.batching import EnqueueBatcher
-from tenure.client.call_keys import refusal
 from tenure.client.codec import Codec, JsonCodec
 from tenure.client.compatibility import snapshot
 from tenure.client.dead_letters import DeadLetters
 from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition
-from tenure.client.handle import Job, JobAccess
+from tenure.client.encoder import CallEncoder
+from tenure.client.handle import Job
+from tenure.client.job_template import EncodedCall
 from tenure.client.queue import Queue
 from tenure.client.router import (
     DefinitionScope,
@@ -32,16 +29,16 @@ from tenure.client.router import (
     valid_router,
 )
 from tenure.client.schedules import Schedules
-from tenure.client.signature import Signature
-from tenure.client.task import DeclaredTask, EncodedCall, Task
+from tenure.client.storage_client import StorageClient
+from tenure.client.task import AppServices, DeclaredTask, Task
 from tenure.clock import Clock, SystemClock, entropy
-from tenure.core.check import flag, named, of_kind, remark, several, shown, whole
+from tenure.core.check import flag, named, of_kind, several, shown, whole
 from tenure.core.duration import Duration
 from tenure.core.events import Event
 from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
-from tenure.errors import ResultTimeoutError, StorageError, UnknownTaskError, UsageError
+from tenure.errors import UnknownTaskError, UsageError
 from tenure.events.bus import Handlers
 from tenure.events.registration import register
 from tenure.handlers.functions import is_async, yields
@@ -53,11 +50,10 @@ from tenure.health.process_health import ProcessHealth
 from tenure.ids import JobIds
 from tenure.maintenance.reaper import Sweeper
 from tenure.metrics import MetricsRegistry
-from tenure.options import LeaderElection, Rate, TaskOptions, Timing
-from tenure.options.rate import rate_key
+from tenure.options import LeaderElection, TaskOptions, Timing
 from tenure.options.schedules import grace_of
 from tenure.runtime import Runtime
-from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
+from tenure.storage.protocol import EnqueueResult, Storage
 from tenure.storage.urls import locate, read
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.scoreboard import Scoreboard
@@ -72,9 +68,6 @@ DEFAULT_URL = "sqlite:///tenure.db"
 
 Lifespan = Callable[["Tenure"], AbstractAsyncContextManager[Any]]
 """A function of the app that returns the lifespan context manager of one worker."""
-
-PAYLOAD_WARNED = 32 * 1024
-"""Size of encoded arguments, in bytes, from which on a warning is logged, once per task."""
 
 
 class Tenure(Decorators):
@@ -118,27 +111,28 @@ class Tenure(Decorators):
         self.declared: dict[str, DeclaredTask[..., Any]] = {}
         """Tasks that are declared without a handler; those that are implemented here are in `tasks`, too."""
         self._url = storage.url if storage is not None else _url(url)
-        self._storage = storage
         self._clock = clock or SystemClock()
         self._rng = rng or entropy()
         self._side = side
         self._metrics = MetricsRegistry()
         self._make_id = JobIds(self._clock, self._rng).make
-        self._batcher = EnqueueBatcher()
-        self._accesses: dict[Signature | None, JobAccess] = {}
         self._event_handlers = Handlers()
         self._schedules: dict[str, Schedule] = {}
-        self._warned: set[str] = set()
         self._lifespan = None if lifespan is None else _lifespan(lifespan)
         self._middleware: list[Middleware] = []
         self._overrides: dict[Provider, Provider] = {}
+        self._client = StorageClient(storage, lambda: locate(self._url), self.codec, rng=self._rng, logger=self.logger)
+        self._services = AppServices(
+            self.timing,
+            CallEncoder(self.codec, new_id=self.new_id, logger=self.logger),
+            self._client,
+            self._event_handlers,
+        )
 
     @property
     def storage(self) -> Storage:
         """The storage of the jobs; created on first use, and opened by its users."""
-        if self._storage is None:
-            self._storage = locate(self._url)
-        return self._storage
+        return self._client.storage
 
     @property
     def url(self) -> str:
@@ -147,7 +141,7 @@ class Tenure(Decorators):
 
     @property
     def _scope(self) -> DefinitionScope:
-        return DefinitionScope(self, self.defaults)
+        return DefinitionScope(self._services, self._admit, self.defaults)
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,12 +154,12 @@ class Tenure(Decorators):
         """
         valid_router(router).join(self._scope)
 
-    def admit(self, arrivals: Sequence[ScopedTask], plans: Sequence[ScopedSchedule] = ()) -> None:
+    def _admit(self, arrivals: Sequence[ScopedTask], plans: Sequence[ScopedSchedule] = ()) -> None:
         """Add tasks and schedules to this app, all or none of them; all ways to declare them use this method."""
         admitted = bindings(arrivals, tasks=self.tasks, declared=self.declared)
         schedules = schedules_of(plans, admitted, known=self._schedules)
-        for task, standing in admitted.items():
-            task.stand(standing)
+        for task, binding in admitted.items():
+            task.bind(binding)
             if isinstance(task, DeclaredTask):
                 self.declared[task.name] = task
             else:
@@ -174,7 +168,7 @@ class Tenure(Decorators):
 
     def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         scope = self._scope
-        self.admit([] if new is None else [(new, scope)], [] if plan is None else [(plan, scope)])
+        self._admit([] if new is None else [(new, scope)], [] if plan is None else [(plan, scope)])
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of any process; it is called once per app, in one of its workers.
@@ -186,11 +180,9 @@ class Tenure(Decorators):
         Raises:
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
-        return register(kind, scope=scope, of=Event, take=lambda handler: self.hear(kind, handler, scope=scope))
-
-    def hear(self, kind: type[E], handler: Callable[[E], object], *, scope: str, task: str | None = None) -> None:
-        """Register a handler; `on` of the app, of its routers and of its tasks use this method."""
-        self._event_handlers.add(kind, handler, scope=scope, task=task)
+        return register(
+            kind, scope=scope, of=Event, take=lambda handler: self._event_handlers.add(kind, handler, scope=scope)
+        )
 
     # ── middleware and injection ──────────────────────────────────────────────────────────────────────────────────
 
@@ -242,7 +234,7 @@ class Tenure(Decorators):
             StorageError: the jobs may have been stored or not. The error's `job_ids` lists their ids; enqueueing the
                 same calls again creates no second jobs.
         """
-        return await self.submit_many(_calls(calls))
+        return await self._client.submit_many(calls)
 
     def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
         """Call `enqueue_many` from code without a running event loop."""
@@ -262,64 +254,9 @@ class Tenure(Decorators):
             of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
         default = "default" if task is None else task.queue
         job_queue = default if queue is None else named(queue, field="queue")
-        return Job(Ref(job_queue, named(job_id, field="id")), self.access(None if task is None else task.signature))
-
-    async def submit(self, call: EncodedCall[R]) -> Job[R]:
-        """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
-        # The same as `opened`, without one more coroutine per call.
-        storage = self.storage
-        await storage.open()
-        try:
-            receipt = await self._batcher.enqueue(storage, call.job)
-        except StorageError as error:
-            raise _with_ids(error, [call]) from error.__cause__
-        return self._handle(call, receipt)
-
-    async def submit_many(self, calls: list[EncodedCall[R]]) -> list[Job[R]]:
-        """Enqueue calls in one round trip. A single call may share it with other callers."""
-        if len(calls) < 2:
-            return [await self.submit(call) for call in calls]
-        storage = await self.opened()
-        try:
-            receipts = await storage.enqueue([call.job for call in calls])
-        except StorageError as error:
-            raise _with_ids(error, calls) from error.__cause__
-        return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
-
-    def _handle(self, call: EncodedCall[R], receipt: EnqueueResult) -> Job[R]:
-        signature = call.task.signature
-        access = self._accesses.get(signature) or self.access(signature)
-        made = receipt.made
-        refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
-        return Job(receipt.ref, access, made, refused)
-
-    async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
-        """Enqueue a call and wait for its result; every `enqueue_and_wait` uses this method."""
-        limit = wait.total_seconds()
-        job_id = call.job.id
-        try:
-            async with asyncio.timeout(limit):
-                job = await self.submit(call)
-                job_id = call.heeded(job).id
-                try:
-                    value: R = await job.result()
-                except StorageError as error:
-                    raise _with_ids(error, [call]) from error.__cause__
-                return value
-        except TimeoutError:
-            message = f"job {job_id} did not end within {limit:g} s; it continues if it was stored in time"
-            raise ResultTimeoutError(job_id, message) from None
-
-    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
-        """Pause or resume a task in every queue; for `Task.pause` and `Task.resume`."""
-        storage = await self.opened()
-        await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
-
-    async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
-        """Set how often jobs of a task may start, in each queue; for `Task.set_rate`."""
-        storage = await self.opened()
-        rate_setting = rate_key(rate, TASK_RATE + name)
-        await storage.tune(Target("task", name), Settings(rate=rate_setting), by=remark(by, field="by"))
+        return Job(
+            Ref(job_queue, named(job_id, field="id")), self._client.access(None if task is None else task.signature)
+        )
 
     @property
     def dead(self) -> DeadLetters:
@@ -335,36 +272,9 @@ class Tenure(Decorators):
         """Return a fresh job id, a UUID of version 7."""
         return self._make_id()
 
-    def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return a call's arguments as bytes, checked against the signature."""
-        payload = signature.encode(self.codec, args, kwargs)
-        if len(payload) >= PAYLOAD_WARNED and signature.task not in self._warned:
-            self._warned.add(signature.task)
-            self.logger.warning(
-                "task %r: arguments of %d bytes; large arguments slow the queue down; store the data elsewhere and "
-                "pass a reference",
-                signature.task,
-                len(payload),
-            )
-        return payload
-
-    def digest(self, signature: Signature, payload: bytes) -> str:
-        """Return a digest of a call's encoded arguments; equal arguments have equal digests."""
-        return signature.digest(self.codec, payload)
-
-    def access(self, signature: Signature | None) -> JobAccess:
-        """Return the object by which job handles of this signature reach this app."""
-        access = self._accesses.get(signature)
-        if access is None:
-            codec = self.codec
-            convert = codec.decode if signature is None else functools.partial(signature.result, codec)
-            access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self.logger)
-        return access
-
     def _triggered_job(self, receipt: EnqueueResult, job: NewJob) -> Job[Any]:
         known = {**self.declared, **self.tasks}.get(job.task)
-        access = self.access(None if known is None else known.signature)
-        return Job(receipt.ref, access, made=receipt.made, refusal=refusal(receipt, job, skipped=True))
+        return self._client.triggered(receipt, job, None if known is None else known.signature)
 
     # ── queues, workers, reapers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -503,14 +413,11 @@ class Tenure(Decorators):
         Raises:
             StorageError: it cannot be opened, is not a Tenure storage, or has another schema version.
         """
-        storage = self.storage
-        await storage.open()
-        return storage
+        return await self._client.opened()
 
     async def close(self) -> None:
         """Close the storage. Idempotent; the next use opens it again."""
-        if self._storage is not None:
-            await self._storage.close()
+        await self._client.close()
 
     async def __aenter__(self) -> Self:
         await self.opened()
@@ -563,28 +470,3 @@ def _lifespan(given: Lifespan) -> Lifespan:
         ) from None
     refuse_injections(given, whose=f"lifespan {shown(given)}")
     return given
-
-
-def _calls(given: Iterable[EncodedCall[Any]]) -> list[EncodedCall[Any]]:
-    try:
-        through = iter(given)
-    except TypeError:
-        raise UsageError(
-            f"calls = {shown(given)} must be a list or another iterable; write [task.call(1), task.call(2)]"
-        ) from None
-    calls = list(through)
-    for call in calls:
-        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
-    return calls
-
-
-def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
-    """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
-    error_with_ids = copy.copy(error).with_traceback(error.__traceback__)
-    error_with_ids.job_ids = tuple(call.job.id for call in calls)
-    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
-    error_with_ids.add_note(
-        f"The call used the id {', '.join(map(repr, error_with_ids.job_ids[:3]))}{more}; "
-        "enqueueing again with the same id makes no second job."
-    )
-    return error_with_ids

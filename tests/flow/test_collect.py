@@ -458,7 +458,7 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str
 def test_a_payload_without_all_that_was_gathered_is_never_run() -> None:
     index = indexing(Tenure("memory://"), [])
     job = index.call(Doc("a")).job
-    codec = index.standing.app.codec
+    codec = index.binding.app.encoder.codec
     frame = len(job.payload).to_bytes(4, "big") + job.payload
 
     assert index.signature.decode_batch(codec, frame, 1) == (([Doc("a")],), {})

@@ -833,7 +833,7 @@ def test_what_stands_behind_it_goes_by_name() -> None:
     pay = needy()
     call = pay.call(1, cents=5, note="n")
 
-    assert pay.signature.decode(pay.standing.app.codec, call.job.payload) == ((1,), {"cents": 5, "note": "n"})
+    assert pay.signature.decode(pay.binding.app.encoder.codec, call.job.payload) == ((1,), {"cents": 5, "note": "n"})
 
 
 def test_no_payload_brings_what_is_injected() -> None:

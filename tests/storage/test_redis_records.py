@@ -7,7 +7,8 @@ from importlib.resources import files
 import msgspec
 
 from tenure import Retry, Timing
-from tenure.client.job_template import template
+from tenure.client.job_template import JobTemplate
+from tenure.client.signature import Signature
 from tenure.core.job import JobRecord, NewJob
 from tenure.options.tasks import TaskOptions
 from tenure.storage.redis.exchange import ask_enqueue
@@ -54,7 +55,7 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
 
 def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
     def told(retry: Retry) -> str | None:
-        like = template("t", TaskOptions(retry=retry), Timing())
+        like = JobTemplate.of_task("t", TaskOptions(retry=retry), Timing(), Signature("t", lambda: None)).common
         return msgspec.msgpack.decode(fixed_of(like) or b"", type=FixedFields).policy
 
     assert told(Retry()) is None

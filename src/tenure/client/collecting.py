@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from tenure.background_loop import PORTAL
-from tenure.client.call_keys import collect_key
+from tenure.client.job_template import collect_key
 from tenure.client.task import DeclaredTask, Task
 from tenure.core.check import named
 from tenure.core.deduplication import accepts_merge, merge_name
@@ -77,9 +77,9 @@ class CollectTask(Task[[Item], R]):
         return cast("Callable[[list[Item]], T]", super().on_cancel(cast("Callable[[Item], T]", hook)))
 
     async def _current_batch(self, key: str | None, queue: str) -> Batch[Item] | None:
-        app = self.standing.app
+        app = self.binding.app
         merge = collect_key(self.name, cast(Collect, self.collect), key, self.migrations.version)
-        storage = await app.opened()
+        storage = await app.client.opened()
         ref = await _open_batch(storage, queue, merge)
         detail = None if ref is None else (await storage.get([ref]))[0]
         if detail is None or not accepts_merge(detail.job, merge):
@@ -87,7 +87,7 @@ class CollectTask(Task[[Item], R]):
             return None
         job = detail.job
         try:
-            (items,), _ = self.decode(app.codec, job)
+            (items,), _ = self.decode(app.encoder.codec, job)
         except Exception as error:
             raise UsageError(
                 f"job {job.id} of task {self.name!r} has collected items that cannot be decoded: {error}; it will "

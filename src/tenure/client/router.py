@@ -2,37 +2,33 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinition, full_name
 from tenure.client.schedules import schedule_of
-from tenure.client.task import DeclaredTask, Task, TaskBinding, TaskOwner, job_of
+from tenure.client.task import AppServices, DeclaredTask, Task, TaskBinding
 from tenure.core.check import named, of_kind
 from tenure.core.events import Event
 from tenure.core.schedule import Schedule
 from tenure.errors import UsageError
 from tenure.events.registration import register
 from tenure.handlers.middleware import Middleware, valid_middleware
-from tenure.options import TaskOptions, Timing
+from tenure.options import CallOptions, TaskOptions, Timing
 from tenure.options.schedules import grace_of
 
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
 
 
-class RouterParent(TaskOwner, Protocol):
-    """The part of an app that a router uses."""
-
-    def admit(self, arrivals: "Sequence[ScopedTask]", plans: "Sequence[ScopedSchedule]" = ()) -> None:
-        """Add these tasks and schedules to the app, all of them or none."""
-        ...
-
-
 @dataclass(frozen=True)
 class DefinitionScope:
-    """The place where tasks are defined: an app, and the prefix, options and middleware of the routers around them."""
+    """The place where tasks are defined: an app, and the prefix, options and middleware of the routers around them.
 
-    app: RouterParent
+    `admit` adds tasks and schedules to the app, all of them or none.
+    """
+
+    app: AppServices
+    admit: Callable[[Sequence["ScopedTask"], Sequence["ScopedSchedule"]], None]
     defaults: TaskOptions
     prefix: str = ""
     around: tuple[Sequence[Middleware], ...] = ()
@@ -62,26 +58,26 @@ def bindings(
         if name in tasks or name in declared or name in names:
             raise UsageError(f"task {name!r} is defined twice; give one of them another name=")
         names.add(name)
-        bindings[definition.task] = definition.task.placed(
+        bindings[definition.task] = definition.task.binding_in(
             scope.app, name, definition.settings.over(scope.defaults), scope.around
         )
     for definition, scope in arrivals:
         if definition.implements is None:
             continue
-        declared_binding = bindings.get(definition.implements) or definition.implements.standing
+        declared_binding = bindings.get(definition.implements) or definition.implements.binding
         if declared_binding.app is not scope.app:
             raise UsageError(f"task {declared_binding.name!r} is declared in another app; implement it there")
         if declared_binding.name in tasks or declared_binding.name in running:
             raise UsageError(f"task {declared_binding.name!r} is implemented twice; leave one of them")
         running.add(declared_binding.name)
-        bindings[definition.task] = definition.task.placed(
+        bindings[definition.task] = definition.task.binding_in(
             scope.app, declared_binding.name, definition.settings.over(declared_binding.settings), scope.around
         )
     return bindings
 
 
 def schedules_of(
-    plans: Sequence[ScopedSchedule], standings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
+    plans: Sequence[ScopedSchedule], bindings: Mapping[Task[..., Any], TaskBinding], *, known: Container[str]
 ) -> dict[str, Schedule]:
     """Return the new schedules by name, given the bindings of the new tasks and the names of the app's schedules.
 
@@ -91,12 +87,10 @@ def schedules_of(
     """
     schedules: dict[str, Schedule] = {}
     for plan, scope in plans:
-        if plan.task not in standings and not plan.task.stands_in(scope.app):
+        if plan.task not in bindings and not plan.task.belongs_to(scope.app):
             raise UsageError(f"{plan.task!r} is not a task of this app; include its router first")
-        binding = standings.get(plan.task) or plan.task.standing
-        job = job_of(
-            binding.app, plan.task.signature, binding.template, binding.fitting, tuple(plan.args), dict(plan.kwargs)
-        )
+        binding = bindings.get(plan.task) or plan.task.binding
+        job = binding.template.call(tuple(plan.args), dict(plan.kwargs)).job
         grace = grace_of(binding.app.timing) if plan.when["grace"] is None else plan.when["grace"]
         name = binding.name if plan.given_name is None else scope.prefix + plan.given_name
         schedule = schedule_of(name, job, **{**plan.when, "grace": grace})
@@ -161,7 +155,7 @@ class Router(Decorators):
         """
 
         def take(handler: Callable[[E], object]) -> None:
-            self._once_included(lambda inside: inside.app.hear(kind, handler, scope=scope))
+            self._once_included(lambda inside: inside.app.event_handlers.add(kind, handler, scope=scope))
 
         return register(kind, scope=scope, of=Event, take=take)
 
@@ -189,7 +183,7 @@ class Router(Decorators):
                 it, or a schedule is invalid. Then nothing is added.
         """
         self._check_not_included()
-        scope.app.admit(list(self._definitions(scope)), list(self._schedule_definitions(scope)))
+        scope.admit(list(self._definitions(scope)), list(self._schedule_definitions(scope)))
         self.mark_included()
         self._bind(scope)
 
@@ -217,7 +211,7 @@ class Router(Decorators):
             self._check_schedule(plan, new)
         if self._scope is not None:
             inside = self._scope
-            inside.app.admit([] if new is None else [(new, inside)], [] if plan is None else [(plan, inside)])
+            inside.admit([] if new is None else [(new, inside)], [] if plan is None else [(plan, inside)])
         if new is not None:
             self._members.append(new)
         if plan is not None:
@@ -229,7 +223,7 @@ class Router(Decorators):
         if new is None and not any(member.task is task for member in self._members):
             raise UsageError(f"{task!r} is not a task of {self!r}; schedule it on its own router")
         grace = grace_of(Timing()) if plan.when["grace"] is None else plan.when["grace"]
-        schedule_of(plan.given_name or task.name, task.tailored({})[1], **{**plan.when, "grace": grace})
+        schedule_of(plan.given_name or task.name, task.template(CallOptions()).common, **{**plan.when, "grace": grace})
         try:
             task.signature.arguments(tuple(plan.args), dict(plan.kwargs))
         except TypeError as error:
@@ -264,7 +258,9 @@ class Router(Decorators):
 
     def _inner_scope(self, scope: DefinitionScope) -> DefinitionScope:
         around = (*scope.around, self._middleware)
-        return DefinitionScope(scope.app, self.defaults.over(scope.defaults), scope.prefix + self.prefix, around)
+        return DefinitionScope(
+            scope.app, scope.admit, self.defaults.over(scope.defaults), scope.prefix + self.prefix, around
+        )
 
     def _once_included(self, action: Callable[[DefinitionScope], None]) -> None:
         if self._scope is None:

@@ -12,7 +12,8 @@ from msgspec import structs
 
 from tenure.background_loop import PORTAL
 from tenure.client.handle import Job
-from tenure.client.task import AsyncTask, EncodedCall, PlainTask, Task
+from tenure.client.job_template import EncodedCall
+from tenure.client.task import AsyncTask, PlainTask, Task
 from tenure.core.check import named, no_others, of_kind, shown, whole
 from tenure.core.cron import Cron, Every
 from tenure.core.duration import Duration, moment

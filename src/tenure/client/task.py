@@ -3,31 +3,28 @@
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from msgspec import Struct, structs
-
 from tenure.background_loop import PORTAL
-from tenure.client.call_keys import CallKeys
 from tenure.client.codec import Codec
-from tenure.client.handle import Job, JobAccess
-from tenure.client.job_template import at_peace, in_time, laid_over, tailored, template
+from tenure.client.encoder import CallEncoder
+from tenure.client.handle import Job
+from tenure.client.job_template import EncodedCall, JobTemplate
 from tenure.client.migration import Migration, Migrations, PayloadVersions
 from tenure.client.signature import Signature
+from tenure.client.storage_client import StorageClient
 from tenure.core.check import named
 from tenure.core.duration import duration
-from tenure.core.events import Event, JobEvent
-from tenure.core.job import JobRecord, NewJob, Ref
-from tenure.errors import DuplicateJobError, UsageError
+from tenure.core.events import JobEvent
+from tenure.core.job import JobRecord, Ref
+from tenure.errors import UsageError
+from tenure.events.bus import Handlers
 from tenure.events.registration import register
 from tenure.handlers.functions import check_same_call, is_async
 from tenure.handlers.injection import Needs, needs
 from tenure.handlers.middleware import Middleware
 from tenure.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
-from tenure.options.keys import Arguments
 from tenure.options.tasks import check_fair_weight
-from tenure.storage.protocol import Storage
 
 WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits by default; the option `wait` overrides it."""
@@ -35,107 +32,29 @@ WAIT = 30.0
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-R_co = TypeVar("R_co", covariant=True)
 E = TypeVar("E", bound=JobEvent)
-Heard = TypeVar("Heard", bound=Event)
 
 
-class TaskOwner(Protocol):
-    """The part of an app that a task uses."""
+@dataclass(frozen=True, eq=False)
+class AppServices:
+    """What an app gives its tasks and routers; each app has one such object."""
 
-    @property
-    def timing(self) -> Timing:
-        """The app's timing."""
-        ...
-
-    @property
-    def codec(self) -> Codec:
-        """The codec that encodes arguments and results to bytes and decodes them."""
-        ...
-
-    async def opened(self) -> Storage:
-        """Open the app's storage and return it."""
-        ...
-
-    def new_id(self) -> str:
-        """Return a fresh job id."""
-        ...
-
-    def access(self, signature: Signature | None) -> JobAccess:
-        """Return the object through which a job handle reaches the app's storage."""
-        ...
-
-    def encode(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return the encoded arguments of a call."""
-        ...
-
-    def digest(self, signature: Signature, payload: bytes) -> str:
-        """Return a digest of a call's encoded arguments; equal arguments have equal digests."""
-        ...
-
-    async def submit(self, call: "EncodedCall[R]") -> Job[R]:
-        """Enqueue a call."""
-        ...
-
-    async def submit_and_wait(self, call: "EncodedCall[R]", wait: timedelta) -> R:
-        """Enqueue a call and wait for its result."""
-        ...
-
-    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
-        """Pause or resume a task in every queue."""
-        ...
-
-    async def rate_task(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
-        """Set how often jobs of a task may start, in each queue."""
-        ...
-
-    def hear(
-        self, kind: type[Heard], handler: Callable[[Heard], object], *, scope: str, task: str | None = None
-    ) -> None:
-        """Register a handler for an event."""
-        ...
+    timing: Timing
+    encoder: CallEncoder
+    client: StorageClient
+    event_handlers: Handlers
 
 
 @dataclass(frozen=True)
 class TaskBinding:
-    """A task's connection to its app: its full name and options, and the template that all its jobs share."""
+    """A task's place in an app: its full name and options there, and the template of its jobs."""
 
-    app: TaskOwner
+    app: AppServices
     name: str
     settings: TaskOptions
-    template: NewJob
-    fitting: CallKeys
+    template: JobTemplate
     around: tuple[Sequence[Middleware], ...] = ()
     """The middleware of the task's routers, the outermost first."""
-
-
-class EncodedCall(Struct, Generic[R_co], eq=False):
-    """One call of a task, encoded and checked, not yet enqueued.
-
-    `throws`: True if the enqueue raises `DuplicateJobError` when a job with this id or unique key exists. `skips`: True
-    if it does not raise `ThrottledError` when the call is throttled.
-    """
-
-    task: "Task[Any, R_co]"
-    job: NewJob
-    throws: bool = False
-    skips: bool = False
-
-    def __repr__(self) -> str:
-        return f"Call(task={self.task.name!r}, queue={self.job.queue!r}, id={self.job.id!r})"
-
-    def heeded(self, job: Job[T]) -> Job[T]:
-        """Return the handle that this call got, unless the task's options ask for an error instead.
-
-        Raises:
-            ThrottledError: the call is throttled and made no job, and `on_limit` of the throttle is not "skip".
-            DuplicateJobError: a job with this id or unique key exists already, and `throw_on_duplicate` is set.
-        """
-        if job.refusal is not None and not self.skips:
-            raise job.refusal
-        if job.made == "duplicate" and self.throws:
-            raise DuplicateJobError(self.task.name, job.queue, job.id)
-        return job
 
 
 class Bound(Generic[P, R]):
@@ -145,12 +64,12 @@ class Bound(Generic[P, R]):
         self._task = task
         self._options = options or CallOptions()
         self._wait = duration(self._options.get("wait", WAIT), field="wait")
-        self._standing, self._template, self._fitting = task.tailored(self._options)
+        self._template = task.template(self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Call `Task.enqueue` with these options."""
         call = self.call(*args, **kwargs)
-        return call.heeded(await self._task.standing.app.submit(call))
+        return call.accepted(await self._task.binding.app.client.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Call `Task.enqueue_sync` with these options."""
@@ -158,7 +77,7 @@ class Bound(Generic[P, R]):
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `Task.enqueue_and_wait` with these options."""
-        return await self._task.standing.app.submit_and_wait(self.call(*args, **kwargs), self._wait)
+        return await self._task.binding.app.client.submit_and_wait(self.call(*args, **kwargs), self._wait)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `Task.enqueue_and_wait_sync` with these options."""
@@ -166,34 +85,10 @@ class Bound(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
         """Call `Task.call` with these options."""
-        standing = self._task.standing
-        if self._standing is not standing:
-            # The task joined an app after these options were given; the app has options of its own.
-            self._standing, self._template, self._fitting = self._task.tailored(self._options)
-        fitting = self._fitting
-        job = job_of(standing.app, self._task.signature, self._template, fitting, args, kwargs)
-        return EncodedCall(self._task, job, fitting.throws, fitting.skips)
-
-
-def job_of(
-    app: TaskOwner,
-    signature: Signature,
-    common: NewJob,
-    fitting: CallKeys,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> NewJob:
-    """Return the job of a call, made from the template that it shares with other calls.
-
-    Raises:
-        UsageError, PayloadTooLargeError: see `Task.enqueue`.
-    """
-    payload = app.encode(signature, args, kwargs)
-    job = structs.replace(common, id=common.id or app.new_id(), payload=payload)
-    if fitting.plain:
-        return job
-    arguments = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
-    return fitting.fit(job, arguments, lambda: app.digest(signature, payload))
+        if self._template.encoder is None:
+            # The task had no app when these options were given. The app has options of its own.
+            self._template = self._task.binding.template.with_options(self._options)
+        return self._template.call(args, kwargs)
 
 
 class Task(Generic[P, R]):
@@ -227,10 +122,10 @@ class Task(Generic[P, R]):
         self.hook_needs = Needs()
         """The values that a worker injects into the `on_cancel` hook."""
         self.retry = settings.retry or Retry()
-        self._standing: TaskBinding | None = None
-        self._unheard: list[Callable[[TaskOwner], None]] = []
-        # Report options that do not fit here, where the task is defined, and not where its router is included.
-        self._fitting(settings, name)
+        self._binding: TaskBinding | None = None
+        self._when_bound: list[Callable[[AppServices], None]] = []
+        # This reports options that do not fit here, where the task is defined, and not where its router is included.
+        self._unbound_template = self._make_template(self.name, settings)
         self._plain = Bound(self)
         self.__doc__ = function.__doc__
 
@@ -243,31 +138,31 @@ class Task(Generic[P, R]):
         return self.settings.queue or "default"
 
     @property
-    def standing(self) -> TaskBinding:
+    def binding(self) -> TaskBinding:
         """The task's binding to its app.
 
         Raises:
             UsageError: the task belongs to a router that no app includes yet.
         """
-        if self._standing is None:
+        if self._binding is None:
             raise UsageError(
                 f"task {self.name!r} belongs to a router that no app includes yet; call app.include(router) first, "
                 "for example in the module of the app, and import that module"
             )
-        return self._standing
+        return self._binding
 
-    def stands_in(self, app: TaskOwner) -> bool:
+    def belongs_to(self, app: AppServices) -> bool:
         """Return True if this task belongs to the given app."""
-        return self._standing is not None and self._standing.app is app
+        return self._binding is not None and self._binding.app is app
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
         """The middleware around the task's runs, inside the app's own: that of its routers, then of its options."""
-        around = () if self._standing is None else self._standing.around
+        around = () if self._binding is None else self._binding.around
         return (*(layer for layers in around for layer in layers), *(self.settings.middleware or ()))
 
-    def placed(
-        self, app: TaskOwner, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
+    def binding_in(
+        self, app: AppServices, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
     ) -> TaskBinding:
         """Return the binding that this task would have in an app, with this name and options. Change nothing.
 
@@ -275,46 +170,29 @@ class Task(Generic[P, R]):
             UsageError: the name is invalid, or the options do not fit the task's arguments.
         """
         check_fair_weight(settings, given=self.settings.fair_weight is not None)
-        return TaskBinding(
-            app,
-            named(name, field="name"),
-            settings,
-            template(name, settings, app.timing, version=self.migrations.version),
-            self._fitting(settings, name),
-            around,
-        )
+        name = named(name, field="name")
+        return TaskBinding(app, name, settings, self._make_template(name, settings, app), around)
 
-    def stand(self, standing: TaskBinding) -> None:
+    def bind(self, binding: TaskBinding) -> None:
         """Bind this task to an app."""
-        self.name = self.signature.task = standing.name
-        self.settings = standing.settings
-        self.retry = standing.settings.retry or Retry()
-        self._standing = standing
-        for hear in self._unheard:
-            hear(standing.app)
-        self._unheard.clear()
+        self.name = self.signature.task = binding.name
+        self.settings = binding.settings
+        self.retry = binding.settings.retry or Retry()
+        self._binding = binding
+        for action in self._when_bound:
+            action(binding.app)
+        self._when_bound.clear()
 
-    def tailored(self, options: CallOptions) -> tuple[TaskBinding | None, NewJob, CallKeys]:
-        """Return the task's binding, the template that calls with these options share, and the keys of each call.
+    def template(self, options: CallOptions) -> JobTemplate:
+        """Return the template that calls with these options share.
 
         Raises:
             UsageError: an option is unknown or invalid, or two options contradict each other.
         """
-        if self._standing is None:
+        if self._binding is None:
             # Check all options now; the template is made again once the task has an app.
-            common, timing = template(self.name, self.settings, Timing()), Timing()
-        else:
-            common, timing = self._standing.template, self._standing.app.timing
-        settings = laid_over(options, self.settings)
-        if self._standing is not None:
-            # Until the task has an app, a fair_key may still come from its app or its routers.
-            check_fair_weight(settings, given="fair_weight" in options)
-        if self._standing is None or settings is not self.settings:
-            fitting = self._fitting(settings, self.name, options)
-        else:
-            in_time(settings, options, self.collect)
-            fitting = self._standing.fitting
-        return self._standing, tailored(common, options, settings, timing), fitting
+            return self._unbound_template.with_options(options)
+        return self._binding.template.with_options(options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store a call of this task as a job and return the job's handle.
@@ -333,7 +211,7 @@ class Task(Generic[P, R]):
                 with `options(id=...)` makes no second job.
         """
         call = self._plain.call(*args, **kwargs)
-        return call.heeded(await self.standing.app.submit(call))
+        return call.accepted(await self.binding.app.client.submit(call))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Call `enqueue` from code without a running event loop.
@@ -402,7 +280,7 @@ class Task(Generic[P, R]):
             UsageError: the task belongs to a router that no app includes yet, or `by` is not a string.
             StorageError: the pause may or may not have been stored; it is safe to call again.
         """
-        await self.standing.app.pause_task(self.name, paused=True, by=by)
+        await self.binding.app.client.pause_task(self.name, paused=True, by=by)
 
     async def resume(self, *, by: str | None = None) -> None:
         """Resume this task: start its jobs again, in the order that they had before the pause.
@@ -411,7 +289,7 @@ class Task(Generic[P, R]):
             UsageError: the task belongs to a router that no app includes yet, or `by` is not a string.
             StorageError: the change may or may not have been stored; it is safe to call again.
         """
-        await self.standing.app.pause_task(self.name, paused=False, by=by)
+        await self.binding.app.client.pause_task(self.name, paused=False, by=by)
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
         """Set how many jobs of this task may start per time, in each queue: "10/s", or None for no limit.
@@ -423,7 +301,7 @@ class Task(Generic[P, R]):
                 or `by` is not a string.
             StorageError: the rate may or may not have been stored; it is safe to call again.
         """
-        await self.standing.app.rate_task(self.name, rate, by=by)
+        await self.binding.app.client.set_task_rate(self.name, rate, by=by)
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
         """Return the handle of the job of this task with the given id, without a request to the storage.
@@ -432,7 +310,7 @@ class Task(Generic[P, R]):
             UsageError: the id or the queue name is invalid, or the task belongs to a router that no app includes yet.
         """
         job_queue = self.queue if queue is None else named(queue, field="queue")
-        return Job(Ref(job_queue, named(job_id, field="id")), self.standing.app.access(self.signature))
+        return Job(Ref(job_queue, named(job_id, field="id")), self.binding.app.client.access(self.signature))
 
     def on(self, kind: type[E], *, scope: str = "once") -> Callable[[Callable[[E], object]], Callable[[E], object]]:
         """Register a handler for an event of this task's jobs: `@task.on(JobFailed)`.
@@ -444,10 +322,10 @@ class Task(Generic[P, R]):
         """
 
         def take(handler: Callable[[E], object]) -> None:
-            if self._standing is None:
-                self._unheard.append(lambda app: app.hear(kind, handler, scope=scope, task=self.name))
+            if self._binding is None:
+                self._when_bound.append(lambda app: app.event_handlers.add(kind, handler, scope=scope, task=self.name))
             else:
-                self._standing.app.hear(kind, handler, scope=scope, task=self.name)
+                self._binding.app.event_handlers.add(kind, handler, scope=scope, task=self.name)
 
         return register(kind, scope=scope, of=JobEvent, take=take)
 
@@ -497,10 +375,10 @@ class Task(Generic[P, R]):
 
         return register
 
-    def _fitting(self, settings: TaskOptions, name: str, options: CallOptions | None = None) -> CallKeys:
-        at_peace(settings, options or CallOptions(), self.collect)
-        return CallKeys(
-            name, settings, self.signature.parameters, collect=self.collect, version=self.migrations.version
+    def _make_template(self, name: str, settings: TaskOptions, app: AppServices | None = None) -> JobTemplate:
+        timing, encoder = (Timing(), None) if app is None else (app.timing, app.encoder)
+        return JobTemplate.of_task(
+            name, settings, timing, self.signature, encoder, collect=self.collect, version=self.migrations.version
         )
 
 

@@ -37,7 +37,7 @@ class Handlers:
         self._all: list[Handler] = []
         self._watchers: list[Callable[[], None]] = []
 
-    def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None) -> None:
+    def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None = None) -> None:
         """Register a handler.
 
         Raises:

@@ -5,7 +5,7 @@ import os
 import signal
 from random import Random
 
-from tenure.client.task import EncodedCall
+from tenure.client.job_template import EncodedCall
 from tenure.clock import Clock, SystemClock
 from tenure.errors import StorageError
 from tenure_testing.chaos import tasks

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from tenure.app import Tenure
-from tenure.client.task import EncodedCall
+from tenure.client.job_template import EncodedCall
 from tenure.clock import SECOND
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
 from tenure.core.schedule import Missed, Schedule
@@ -237,12 +237,14 @@ def featured(
     if asked and rng.random() < 0.7:
         key = rng.choice(MERGING[rng.choice(asked)])
         if isinstance(key, CollectKey):
-            call = EncodedCall(app.tasks[BATCH], structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id))
-        call = EncodedCall(call.task, structs.replace(call.job, merge=key))
+            call = EncodedCall(
+                app.tasks[BATCH].signature, structs.replace(app.tasks[BATCH].call(number).job, id=call.job.id)
+            )
+        call = EncodedCall(call.signature, structs.replace(call.job, merge=key))
         if isinstance(key, DebounceKey):
             # The key decides when the job starts.
-            call = EncodedCall(call.task, structs.replace(call.job, delay=0))
-    return EncodedCall(call.task, _ordered(call.job, features, rng))
+            call = EncodedCall(call.signature, structs.replace(call.job, delay=0))
+    return EncodedCall(call.signature, _ordered(call.job, features, rng))
 
 
 def _ordered(new: NewJob, features: Sequence[str], rng: Random) -> NewJob:

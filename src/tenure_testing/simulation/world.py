@@ -25,7 +25,7 @@ from msgspec import json
 
 from tenure.app import Tenure
 from tenure.client.handle import Job
-from tenure.client.task import EncodedCall
+from tenure.client.job_template import EncodedCall
 from tenure.clock import SECOND
 from tenure.core.duration import micros
 from tenure.core.events import OnRequest
@@ -209,7 +209,7 @@ class World:
         """Enqueue a call, repeatedly until there is an answer, and return the job that the answer names."""
         while True:
             try:
-                job = await app.submit(call)
+                [job] = await app.enqueue_many([call])
             except StorageError:
                 await asyncio.sleep(rng.random())
             else:

@@ -1,0 +1,169 @@
+"""The storage as an app's tasks use it: enqueues calls, hands out job handles, changes the settings of a task."""
+
+import asyncio
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from random import Random
+from typing import Any, TypeVar
+
+from tenure.client.batching import EnqueueBatcher
+from tenure.client.codec import Codec
+from tenure.client.handle import Job, JobAccess
+from tenure.client.job_template import EncodedCall, refusal
+from tenure.client.signature import Signature
+from tenure.core.check import of_kind, remark, shown
+from tenure.core.job import NewJob
+from tenure.errors import ResultTimeoutError, StorageError, UsageError
+from tenure.options import Rate
+from tenure.options.rate import rate_key
+from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
+
+R = TypeVar("R")
+
+
+class StorageClient:
+    """One app's access to its storage."""
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        locate: Callable[[], Storage],
+        codec: Codec,
+        *,
+        rng: Random,
+        logger: logging.Logger,
+    ) -> None:
+        """Set the storage, or how to create it on first use."""
+        self._storage = storage
+        self._locate = locate
+        self._codec = codec
+        self._rng = rng
+        self._logger = logger
+        self._batcher = EnqueueBatcher()
+        self._accesses: dict[Signature | None, JobAccess] = {}
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the jobs; created on first use, and opened by its users."""
+        if self._storage is None:
+            self._storage = self._locate()
+        return self._storage
+
+    async def opened(self) -> Storage:
+        """Return the storage, opened.
+
+        Raises:
+            StorageError: it cannot be opened, is not a Tenure storage, or has another schema version.
+        """
+        storage = self.storage
+        await storage.open()
+        return storage
+
+    async def close(self) -> None:
+        """Close the storage, if it exists; the next use opens it again."""
+        if self._storage is not None:
+            await self._storage.close()
+
+    async def submit(self, call: EncodedCall[R]) -> Job[R]:
+        """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
+        # The same as `opened`, without one more coroutine per call.
+        storage = self.storage
+        await storage.open()
+        try:
+            receipt = await self._batcher.enqueue(storage, call.job)
+        except StorageError as error:
+            raise _with_ids(error, [call]) from error.__cause__
+        return self._handle(call, receipt)
+
+    async def submit_many(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
+        """Enqueue calls in one round trip. A single call may share it with other callers.
+
+        Raises:
+            UsageError: an element is not a call.
+            StorageError: see `Tenure.enqueue_many`.
+        """
+        calls = _calls(calls)
+        if len(calls) < 2:
+            return [await self.submit(call) for call in calls]
+        storage = await self.opened()
+        try:
+            receipts = await storage.enqueue([call.job for call in calls])
+        except StorageError as error:
+            raise _with_ids(error, calls) from error.__cause__
+        return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
+        """Enqueue a call and wait for its result; every `enqueue_and_wait` uses this method."""
+        limit = wait.total_seconds()
+        job_id = call.job.id
+        try:
+            async with asyncio.timeout(limit):
+                job = call.accepted(await self.submit(call))
+                job_id = job.id
+                try:
+                    value: R = await job.result()
+                except StorageError as error:
+                    raise _with_ids(error, [call]) from error.__cause__
+                return value
+        except TimeoutError:
+            message = f"job {job_id} did not end within {limit:g} s; it continues if it was stored in time"
+            raise ResultTimeoutError(job_id, message) from None
+
+    def _handle(self, call: EncodedCall[R], receipt: EnqueueResult) -> Job[R]:
+        signature = call.signature
+        access = self._accesses.get(signature) or self.access(signature)
+        made = receipt.made
+        refused = refusal(receipt, call.job, skipped=call.skips) if made == "throttled" else None
+        return Job(receipt.ref, access, made, refused)
+
+    def access(self, signature: Signature | None) -> JobAccess:
+        """Return the object by which job handles of this signature reach the storage."""
+        access = self._accesses.get(signature)
+        if access is None:
+            codec = self._codec
+            convert = codec.decode if signature is None else functools.partial(signature.result, codec)
+            access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self._logger)
+        return access
+
+    def triggered(self, receipt: EnqueueResult, job: NewJob, signature: Signature | None) -> Job[Any]:
+        """Return the handle of a schedule's job that was enqueued by hand; it holds the refusal of a throttled one."""
+        return Job(receipt.ref, self.access(signature), made=receipt.made, refusal=refusal(receipt, job, skipped=True))
+
+    async def pause_task(self, name: str, *, paused: bool, by: str | None) -> None:
+        """Pause or resume a task in every queue; for `Task.pause` and `Task.resume`."""
+        storage = await self.opened()
+        await storage.tune(Target("task", name), Settings(paused=paused), by=remark(by, field="by"))
+
+    async def set_task_rate(self, name: str, rate: Rate | str | None, *, by: str | None) -> None:
+        """Set how often jobs of a task may start, in each queue; for `Task.set_rate`."""
+        storage = await self.opened()
+        key = rate_key(rate, TASK_RATE + name)
+        await storage.tune(Target("task", name), Settings(rate=key), by=remark(by, field="by"))
+
+
+def _calls(given: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:
+    try:
+        iterator = iter(given)
+    except TypeError:
+        raise UsageError(
+            f"calls = {shown(given)} must be a list or another iterable; write [task.call(1), task.call(2)]"
+        ) from None
+    calls = list(iterator)
+    for call in calls:
+        of_kind(call, EncodedCall, field="a call", remedy="write task.call(...) for each")
+    return calls
+
+
+def _with_ids(error: StorageError, calls: Sequence[EncodedCall[Any]]) -> StorageError:
+    """Return a copy of an enqueue's error with the ids of its jobs; other callers may get the original error, too."""
+    error_with_ids = copy.copy(error).with_traceback(error.__traceback__)
+    error_with_ids.job_ids = tuple(call.job.id for call in calls)
+    more = f" and {len(calls) - 3} more (all in job_ids)" if len(calls) > 3 else ""
+    error_with_ids.add_note(
+        f"The call used the id {', '.join(map(repr, error_with_ids.job_ids[:3]))}{more}; "
+        "enqueueing again with the same id makes no second job."
+    )
+    return error_with_ids
