@@ -1,6 +1,6 @@
 """The numbered claims of this process's owners, and the hand-back of runs whose answers were lost.
 
-An owner is one process, and this process is its only way to the file. So the numbers are kept in memory and end with
+An owner is one process, and only this process makes its calls. So the numbers are kept in memory and end with
 the owner. A transaction publishes its changes only after the commit, because it may be rolled back and repeated.
 """
 

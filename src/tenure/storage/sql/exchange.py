@@ -1,4 +1,4 @@
-"""The hot path in SQL: enqueues jobs, and settles runs and claims jobs in one tx."""
+"""The hot path in SQL: enqueues jobs, and settles runs and claims jobs in one step."""
 
 from collections.abc import Sequence
 

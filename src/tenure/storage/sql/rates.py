@@ -119,7 +119,7 @@ def delete_opening(tx: Transaction, queue: str, under: str) -> None:
         _note(tx, queue, under, None)
 
 
-def retune(tx: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
+def set_pace(tx: Transaction, rate: RateKey, queues: Iterable[str]) -> None:
     """Apply a rate's new pace."""
     for queue in queues:
         known = tx.rate(queue, rate.name)

@@ -14,7 +14,7 @@ from tenure.storage.sql.unknown_tasks import first_seqs, known_places
 
 
 class ReadyQueues:
-    """The state of a claim's queues when the claim begins; `look_again` updates a queue that may have changed."""
+    """The state of a claim's queues when the claim begins; `refresh` updates a queue that may have changed."""
 
     def __init__(self, tx: Transaction, queues: Sequence[str], tasks: Mapping[str, int] | None) -> None:
         self._tx = tx

@@ -41,7 +41,7 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
         resumed_at = now
     clock_set_back = swept_at is not None and now < swept_at
     none: list[StalledLease] = []
-    dead, recovery_failed = tx.savepoint(lambda: _recover_dead(tx, bid.owner, alive), none)
+    dead, recovery_failed = tx.savepoint(lambda: _reclaim_dead(tx, bid.owner, alive), none)
     silent, reclaim_failed = tx.savepoint(lambda: _reclaim_overdue(tx, bid.owner, SWEEP_LIMIT - len(dead)), none)
     stalled = dead + silent
     did, troubles = {"reclaimed": len(stalled)}, [recovery_failed, reclaim_failed]
@@ -136,7 +136,7 @@ def _elect(tx: Transaction, bidder: Owner, length: int, alive: Alive) -> tuple[T
     return Term("*", bidder.id, epoch, length), length
 
 
-def _recover_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
+def _reclaim_dead(tx: Transaction, bidder: Owner, alive: Alive) -> list[StalledLease]:
     """Take the leases of dead owners, and mark their worker records as dead."""
     stalled: list[StalledLease] = []
     for (owner,) in tx.all("sweep.holders"):

@@ -85,6 +85,7 @@ class Transaction(ABC):
     `now`: the instant of the current operation. `leading`: a leader's sweep is among the operations. `settings`: the
     settings that an operation has looked up or changed. `freed`: the queues and keys that jobs have left and whose
     parked jobs are not released yet, with the number of jobs that left. `lanes`: changes of numbered claims.
+    `topics`: the topics to notify after the commit.
 
     Events, counters, keys, fair orders and rates are written once for all operations, at the end.
     """

@@ -41,11 +41,11 @@ def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) ->
 def _retune(tx: Transaction, target: Target, rate: RateKey) -> None:
     """Apply a rate's new pace, and check the jobs that wait for it."""
     if target.kind == "queue":
-        rates.retune(tx, rate, [target.name])
+        rates.set_pace(tx, rate, [target.name])
         tx.topics.append(queue_topic(target.name))
         return
     tx.flush()
-    rates.retune(tx, rate, rates.queues_of(tx, rate))
+    rates.set_pace(tx, rate, rates.queues_of(tx, rate))
     for (queue,) in tx.all("tally.queues_waiting"):
         for under in rates.parked_rates(tx, queue, target.name):
             concurrency_keys.release_allowed(tx, queue, under)

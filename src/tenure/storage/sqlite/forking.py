@@ -16,7 +16,7 @@ class _Forkable(Protocol):
 _storages: "WeakSet[_Forkable]" = WeakSet()
 
 
-def remember(storage: _Forkable) -> None:
+def register(storage: _Forkable) -> None:
     """Register a storage for the fork hooks."""
     _storages.add(storage)
 

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 
 from tenure.storage.protocol import Finding
+from tenure.storage.sql.audit import counters
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import filesystem_check
 from tenure.storage.sqlite.database import Database
@@ -27,7 +28,7 @@ def examine(tx: Transaction, database: Database, *, deep: bool) -> list[Finding]
         log(database.path),
         _lock_file(database.lock_path),
     ]
-    return [*quick, _integrity(tx), _counters(tx)] if deep else quick
+    return [*quick, _integrity(tx), counters(tx)] if deep else quick
 
 
 def library(version: tuple[int, ...]) -> Finding:
@@ -136,16 +137,4 @@ def _integrity(tx: Transaction) -> Finding:
         "integrity",
         f"the file is damaged: {row[0] if row else 'no answer'}",
         "stop all workers, keep a copy, restore a backup or save what can be read with `sqlite3 <file> .recover`",
-    )
-
-
-def _counters(tx: Transaction) -> Finding:
-    wrong = [row for audit in ("tally.recount", "tally.recount_calls", "tally.recount_keys") for row in tx.all(audit)]
-    if not wrong:
-        return Finding("ok", "counters", "the counts agree with the jobs")
-    return Finding(
-        "error",
-        "counters",
-        f"{len(wrong)} counts of jobs, of slots under a key, or of gathered calls are wrong",
-        "report a bug",
     )

@@ -38,30 +38,30 @@ class Locks:
         self.path = path
         self._fd: int | None = None
         self._file: tuple[int, int] | None = None
-        self._lives: set[str] = set()
+        self._owners: set[str] = set()
         self._guarded: set[str] = set()
-        self._parted: set[str] = set()
-        self._arrived: set[str] | None = None
+        self._signed_off: set[str] = set()
+        self._seen_alive: set[str] | None = None
         """The owners seen alive since the lock file was replaced; None if it was never replaced."""
 
     @contextmanager
     def writing(self) -> Generator[None]:
         """Be the only writer on this machine while the block runs."""
-        self._wait_for_turn()
+        self._lock_for_writing()
         try:
             yield
         finally:
             if self._fd is not None:
-                _apply(self._fd, _SETLK, _END_TURN)
+                _apply(self._fd, _SETLK, _UNLOCK_WRITERS)
 
     def hold(self, owner: str) -> None:
         """Hold an owner's life lock from now on, until `close` or the end of the process."""
-        self._parted.discard(owner)
-        if owner not in self._lives and _share(self._open(), _byte(owner)):
-            self._lives.add(owner)
+        self._signed_off.discard(owner)
+        if owner not in self._owners and _share(self._open(), _byte(owner)):
+            self._owners.add(owner)
 
     def guard(self, owner: str) -> None:
-        """Hold the life lock of another process's owner too, so that it outlasts that process, until `let_go`."""
+        """Hold the life lock of another process's owner too, so that it outlasts that process, until `release`."""
         if owner not in self._guarded and _share(self._open(), _byte(owner)):
             self._guarded.add(owner)
 
@@ -69,21 +69,21 @@ class Locks:
         """Stop guarding an owner. Idempotent."""
         if owner in self._guarded:
             self._guarded.discard(owner)
-            if owner not in self._lives and self._fd is not None:
+            if owner not in self._owners and self._fd is not None:
                 _lock(self._fd, _SETLK, fcntl.F_UNLCK, _byte(owner))
 
     def sign_off(self, owner: str) -> None:
         """Record that an owner has signed off. Its process is alive, so its life lock is kept until `close`."""
-        self._parted.add(owner)
+        self._signed_off.add(owner)
 
     @property
     def has_owners(self) -> bool:
         """True if this object holds the life lock of an owner that has not signed off."""
-        return not self._lives <= self._parted
+        return not self._owners <= self._signed_off
 
     def holds(self, owner: str) -> bool:
         """Return True if this object holds the owner's life lock."""
-        return owner in self._lives
+        return owner in self._owners
 
     def close_if_unused(self) -> None:
         """Release all locks, unless an owner has not signed off yet."""
@@ -96,34 +96,34 @@ class Locks:
         If the lock file was replaced, other processes move to the new file later. An owner that was not seen there yet
         may be alive, so only its leases decide.
         """
-        if owner in self._lives or owner in self._guarded:
+        if owner in self._owners or owner in self._guarded:
             return True
         if _held(self._open(), _byte(owner)):
-            if self._arrived is not None:
-                self._arrived.add(owner)
+            if self._seen_alive is not None:
+                self._seen_alive.add(owner)
             return True
-        return self._arrived is not None and owner not in self._arrived
+        return self._seen_alive is not None and owner not in self._seen_alive
 
     def close(self) -> None:
         """Release all locks."""
         if self._fd is not None:
             os.close(self._fd)
         self._fd = None
-        self._lives.clear()
+        self._owners.clear()
         self._guarded.clear()
-        self._parted.clear()
+        self._signed_off.clear()
 
     def __del__(self) -> None:
         # A storage that is garbage-collected has no owners.
         self.close()
 
-    def _wait_for_turn(self) -> None:
+    def _lock_for_writing(self) -> None:
         while True:
-            _apply(self._open(), _SETLKW, _TURN)
+            _apply(self._open(), _SETLKW, _LOCK_WRITERS)
             if self._is_current():
                 return
             # The file was replaced. Other processes lock the new file, so our locks must move there.
-            self._move()
+            self._reopen()
 
     def _open(self) -> int:
         return self._use(_open(self.path)) if self._fd is None else self._fd
@@ -140,10 +140,10 @@ class Locks:
             return False
         return (current.st_dev, current.st_ino) == self._file
 
-    def _move(self) -> None:
+    def _reopen(self) -> None:
         before, fd = self._fd, self._use(_open(self.path))
-        self._arrived = set()
-        self._lives = {owner for owner in self._lives if _share(fd, _byte(owner))}
+        self._seen_alive = set()
+        self._owners = {owner for owner in self._owners if _share(fd, _byte(owner))}
         self._guarded = {owner for owner in self._guarded if _share(fd, _byte(owner))}
         if before is not None:
             os.close(before)
@@ -199,8 +199,8 @@ def _packed(kind: int, byte: int) -> bytes:
     return _FLOCK.pack(*((byte, 1, 0, kind, os.SEEK_SET) if _DARWIN else (kind, os.SEEK_SET, byte, 1, 0)))
 
 
-_TURN = _packed(fcntl.F_WRLCK, _WRITERS)
-_END_TURN = _packed(fcntl.F_UNLCK, _WRITERS)
+_LOCK_WRITERS = _packed(fcntl.F_WRLCK, _WRITERS)
+_UNLOCK_WRITERS = _packed(fcntl.F_UNLCK, _WRITERS)
 
 
 def _apply(fd: int, command: int, packed: bytes) -> bytes:

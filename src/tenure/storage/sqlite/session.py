@@ -24,22 +24,22 @@ class ThreadConnection:
         """True once the write-ahead log was deleted or replaced while this connection used it."""
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
-        self._tainted = False
+        self._unusable = False
         self._forking: int | None = None
 
     def use(self) -> sqlite3.Connection:
         """Return the connection. The caller holds the gate."""
-        if self._tainted:
+        if self._unusable:
             raise StorageError(
                 "this process was forked in the middle of a transaction, so SQLite cannot be used in it; "
                 "start child processes by 'spawn' or 'forkserver'"
             )
-        if self._connection is not None and self._file != self._there():
+        if self._connection is not None and self._file != self._identity():
             # The file was deleted or replaced. Later readers would not see writes to the old one.
             self.close()
         if self._connection is None:
             self._connection = self._connect()
-            self._file, self._log = self._there(), self._there("-wal")
+            self._file, self._log = self._identity(), self._identity("-wal")
         return self._connection
 
     def log_state(self) -> Literal["kept", "deleted", "replaced"]:
@@ -49,7 +49,7 @@ class ThreadConnection:
         """
         if self._connection is None or self._log is None:
             return "kept"
-        match self._there("-wal"):
+        match self._identity("-wal"):
             case None:
                 return "deleted"
             case current:
@@ -81,7 +81,7 @@ class ThreadConnection:
 
     def after_fork_in_child(self) -> None:
         """Reset after a fork."""
-        self._tainted = self._forking != threading.get_ident()
+        self._unusable = self._forking != threading.get_ident()
         self._forking = None
         if self._connection is not None:
             # Even closing it would be unsafe here, so it must never be garbage-collected.
@@ -89,7 +89,7 @@ class ThreadConnection:
             self._connection = None
         self.gate = threading.Lock()
 
-    def _there(self, suffix: str = "") -> tuple[int, int] | None:
+    def _identity(self, suffix: str = "") -> tuple[int, int] | None:
         try:
             found = os.stat(self._path + suffix)
         except OSError:

@@ -90,12 +90,12 @@ class SQLiteStorage:
         self._open = False
         self._closed = False
         self._reopened = False
-        forking.remember(self)
+        forking.register(self)
 
     async def open(self) -> None:
         """See `Storage.open`."""
         self._closed = self._reopened = False
-        await self._ready()
+        await self._ensure_open()
 
     async def close(self) -> None:
         """See `Storage.close`.
@@ -118,34 +118,34 @@ class SQLiteStorage:
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        await self._reopen()
+        await self._require_open()
         return await self._reading.read(lambda tx: health.examine(tx, self._database, deep=deep))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        await self._reopen()
+        await self._require_open()
         return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
-        await self._reopen(owner)
+        await self._require_open(owner)
         return await self._writer.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, order),
-            peek=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
+            try_read_only=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
             owner=owner.id,
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        await self._reopen(beat.owner)
+        await self._require_open(beat.owner)
         pulse = await self._writer.submit(
             lambda tx: renew.renew(tx, beat),
             # An ExternalRenewer renews for another process. That process's life lock must not be held here, unless the
             # renewer also recovers its jobs.
             owner=beat.owner.id if beat.worker is not None or beat.last or beat.guarding else None,
-            parting=beat.last,
+            signing_off=beat.last,
             guarding=beat.guarding,
             front=True,
         )
@@ -158,57 +158,59 @@ class SQLiteStorage:
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
-        await self._reopen(bid.owner)
+        await self._require_open(bid.owner)
         alive = self._locks.alive
         return await self._writer.submit(
             lambda tx: sweep.sweep(tx, bid, alive),
-            peek=lambda tx: sweep.led_by_another(tx, bid, alive),
+            try_read_only=lambda tx: sweep.led_by_another(tx, bid, alive),
             owner=bid.owner.id,
         )
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
-        await self._reopen(owner)
+        await self._require_open(owner)
 
         def forget_dead(taken: ReclaimResult) -> None:
             if not taken.more:
                 self._locks.release(dead)
 
-        return await self._writer.submit(lambda tx: sweep.reclaim(tx, dead, owner), owner=owner.id, then=forget_dead)
+        return await self._writer.submit(
+            lambda tx: sweep.reclaim(tx, dead, owner), owner=owner.id, after_commit=forget_dead
+        )
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        await self._reopen()
+        await self._require_open()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
-        await self._reopen()
+        await self._require_open()
         return await self._writer.submit(lambda tx: schedules.plan(tx, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
-        await self._reopen()
+        await self._require_open()
         return await self._writer.submit(lambda tx: tune.tune(tx, target, settings, by))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
-        await self._reopen()
+        await self._require_open()
         await self._writer.submit(lambda tx: sweep.resign(tx, term))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
-        await self._reopen()
+        await self._require_open()
         return await self._reading.read(lambda tx: reading.get(tx, refs))
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
-        await self._reopen()
+        await self._require_open()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
-        await self._reopen()
+        await self._require_open()
         return await self._reading.read(lambda tx: reading.survey(tx, queues))
 
     async def events(
@@ -220,12 +222,12 @@ class SQLiteStorage:
         ref: Ref | None = None,
     ) -> EventPage:
         """See `Storage.events`."""
-        await self._reopen()
+        await self._require_open()
         if reader is None or cursor == EVENTS_END:
             return await self._reading.read(lambda tx: reading.events(tx, cursor, limit, ref))
         return await self._writer.submit(
             lambda tx: reading.lend_events(tx, cursor, limit, reader),
-            peek=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
+            try_read_only=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
         )
 
     def notices(self, topics: Iterable[str]) -> Listener:
@@ -255,17 +257,17 @@ class SQLiteStorage:
         self._reading.reset()
         self._open = False
 
-    async def _reopen(self, by: Owner | None = None) -> None:
+    async def _require_open(self, by: Owner | None = None) -> None:
         if self._closed:
             if by is None or not self._locks.holds(by.id):
                 raise StorageUnavailableError(f"{self.url} is closed; open() it again")
             self._closed, self._reopened = False, True
-        await self._ready()
+        await self._ensure_open()
 
-    async def _ready(self) -> None:
+    async def _ensure_open(self) -> None:
         if not self._open:
             # The writer checks and creates the file when it first uses its connection.
-            await self._writer.submit(_nothing, peek=_nothing)
+            await self._writer.submit(_no_op, try_read_only=_no_op)
             self._open = not self._closed
 
     def _stop(self) -> None:
@@ -273,5 +275,5 @@ class SQLiteStorage:
         self._writer.stop(_CLOSING)
 
 
-def _nothing(tx: Transaction) -> bool:
+def _no_op(tx: Transaction) -> bool:
     return True

@@ -54,7 +54,7 @@ _EMPTY_LOG = STATEMENTS["session.empty_log"]
 
 
 class Operation:
-    """One verb's work for the thread. `peek` answers without writing, if it can.
+    """One verb's work for the thread. `try_read_only` answers without writing, if it can.
 
     `run_all`: handles all adjacent operations of a transaction that have the same function, given the argument of each.
     """
@@ -81,22 +81,22 @@ class Operation:
         since: float,
         *,
         run: Callable[[Transaction], Any] | None = None,
-        peek: Callable[[Transaction], Any] | None = None,
+        try_read_only: Callable[[Transaction], Any] | None = None,
         run_all: Callable[[Transaction, Sequence[Any]], Sequence[Any]] | None = None,
         argument: Any = None,
         owner: str | None = None,
-        parting: bool = False,
+        signing_off: bool = False,
         guarding: bool = False,
-        then: Callable[[Any], None] | None = None,
+        after_commit: Callable[[Any], None] | None = None,
     ) -> None:
         self.run = run
         self.run_all = run_all
         self.argument = argument
-        self.try_read_only = peek
+        self.try_read_only = try_read_only
         self.owner = owner
-        self.signing_off = parting
+        self.signing_off = signing_off
         self.guarding = guarding
-        self.after_commit = then
+        self.after_commit = after_commit
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = since
@@ -126,30 +126,30 @@ class Writer:
     def _reset_state(self) -> None:
         self._queue: deque[Operation] = deque()
         self._front: deque[Operation] = deque()
-        self._hand: list[Operation] = []
-        self._bell = SimpleQueue[None]()
+        self._batch: list[Operation] = []
+        self._wakeups = SimpleQueue[None]()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._watched: set[asyncio.AbstractEventLoop] = set()
-        self._others = ChangeMonitor()
-        self._pace = PollInterval()
+        self._changes = ChangeMonitor()
+        self._poll_interval = PollInterval()
 
     def submit(
         self,
         run: Callable[[Transaction], T],
         *,
-        peek: Callable[[Transaction], T | None] | None = None,
+        try_read_only: Callable[[Transaction], T | None] | None = None,
         owner: str | None = None,
-        parting: bool = False,
+        signing_off: bool = False,
         guarding: bool = False,
-        then: Callable[[T], None] | None = None,
+        after_commit: Callable[[T], None] | None = None,
         front: bool = False,
     ) -> "asyncio.Future[T]":
         """Submit an operation; the future gets its answer after the commit.
 
-        `owner`: its life lock is taken first, so that other processes see it as alive. `parting`: the owner signs off
-        with this operation. `guarding`: the owner belongs to another process, and its life lock is held here too.
-        `then`: called after the commit.
+        `owner`: its life lock is taken first, so that other processes see it as alive. `signing_off`: the owner signs
+        off with this operation. `guarding`: the owner belongs to another process, and its life lock is held here too.
+        `after_commit`: called after the commit.
 
         Raises:
             StorageUnavailableError: no thread can run it.
@@ -159,11 +159,11 @@ class Writer:
             loop,
             self._clock.uptime(),
             run=run,
-            peek=peek,
+            try_read_only=try_read_only,
             owner=owner,
-            parting=parting,
+            signing_off=signing_off,
             guarding=guarding,
-            then=then,
+            after_commit=after_commit,
         )
         self._send(operation, front=front)
         return operation.future
@@ -213,8 +213,8 @@ class Writer:
 
     def wake(self) -> None:
         """Make sure that the thread checks for work."""
-        if self._bell.empty():
-            self._bell.put(None)
+        if self._wakeups.empty():
+            self._wakeups.put(None)
         if self._thread is None:
             self._start()
 
@@ -223,7 +223,7 @@ class Writer:
         self._stopping = True
         thread = self._thread
         if thread is not None:
-            self._bell.put(None)
+            self._wakeups.put(None)
             thread.join(timeout)
         with self._guard:
             late = [*self._front, *self._queue]
@@ -249,7 +249,7 @@ class Writer:
         """Fail operations that have waited too long, because a stopped process holds the lock or the disk hangs."""
         now = self._clock.uptime()
         with self._guard:
-            waiting = [one for one in (*self._hand, *self._front, *self._queue) if one.loop is loop]
+            waiting = [one for one in (*self._batch, *self._front, *self._queue) if one.loop is loop]
             if not waiting:
                 self._watched.discard(loop)
         for operation in waiting:
@@ -261,39 +261,39 @@ class Writer:
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        bell, rested, unseen, seen_at = self._bell, True, 0, 0.0
-        while bell is self._bell:
-            while not bell.empty():
-                bell.get()
+        wakeups, was_idle, unchecked, checked_at = self._wakeups, True, 0, 0.0
+        while wakeups is self._wakeups:
+            while not wakeups.empty():
+                wakeups.get()
             worked = self._take()
             if worked:
                 self._perform()
-                self._pace.reset()
-                unseen += 1
+                self._poll_interval.reset()
+                unchecked += 1
             elif self._stopping:
                 break
             heard = self._hub.heard
             # The next batch usually arrives before there is any change to see.
-            overdue = unseen >= UNCHECKED_BATCHES or self._clock.uptime() - seen_at >= UNCHECKED_SECONDS
-            if heard and (overdue if worked else rested):
+            overdue = unchecked >= UNCHECKED_BATCHES or self._clock.uptime() - checked_at >= UNCHECKED_SECONDS
+            if heard and (overdue if worked else was_idle):
                 self._check_changes()
-                unseen, seen_at = 0, self._clock.uptime()
+                unchecked, checked_at = 0, self._clock.uptime()
             if not worked:
                 with suppress(Empty):
-                    bell.get(timeout=self._pace.next() if heard else None)
-            rested = not worked
-        self._leave()
+                    wakeups.get(timeout=self._poll_interval.next() if heard else None)
+            was_idle = not worked
+        self._close()
 
     def _take(self) -> bool:
         with self._guard:
-            while self._front and len(self._hand) < BATCH:
-                self._hand.append(self._front.popleft())
-            while self._queue and len(self._hand) < BATCH:
-                self._hand.append(self._queue.popleft())
-        return bool(self._hand)
+            while self._front and len(self._batch) < BATCH:
+                self._batch.append(self._front.popleft())
+            while self._queue and len(self._batch) < BATCH:
+                self._batch.append(self._queue.popleft())
+        return bool(self._batch)
 
     def _perform(self) -> None:
-        batch = self._hand
+        batch = self._batch
         # Skip operations whose callers gave up before the work began.
         wanted = [operation for operation in batch if not operation.future.done()]
         topics: list[str] = []
@@ -306,13 +306,13 @@ class Writer:
                 if left:
                     self._write(left, topics)
                 if topics and self._hub.heard:
-                    self._others.note_cancellations(self._session.use(), topics)
+                    self._changes.note_cancellations(self._session.use(), topics)
         except Exception as error:
             # After any exception the callers get the error, and the thread goes on.
             for operation in wanted:
                 if operation.error is None and operation.answer is None:
                     operation.error = errors.translate_error(error, self._path)
-        self._hand = []
+        self._batch = []
         try:
             if topics:
                 self._hub.knock(topics)
@@ -325,7 +325,7 @@ class Writer:
         if any(operation.try_read_only is None for operation in wanted):
             return wanted
         if not self._hub.heard:
-            self._others.mark_seen(connection)
+            self._changes.mark_seen(connection)
         tx = SQLiteTransaction(connection, self._lanes)
         left: list[Operation] = []
         for operation in wanted:
@@ -354,7 +354,7 @@ class Writer:
                     connection.execute(_ROLLBACK)
                 if errors.is_busy(error):
                     batch = self._without_overdue(batch)
-                    self._rest()
+                    self._pause()
                 elif len(batch) == 1:
                     batch[0].error = errors.translate_error(error, self._path)
                     return
@@ -408,7 +408,7 @@ class Writer:
         recount(tx)
         if not self._hub.heard:
             # No other process can commit before this transaction does, and the check is cheap while its locks are held.
-            self._others.mark_seen(connection)
+            self._changes.mark_seen(connection)
         connection.execute(_COMMIT)
         claim_numbers.publish(self._lanes, tx)
         for operation, answer in zip(batch, answers, strict=True):
@@ -433,22 +433,22 @@ class Writer:
                 operation.error = _overdue(self._path)
         return [operation for operation in batch if operation.error is None and not operation.future.done()]
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         threading.Event().wait(0.005 + 0.045 * self._jitter.random())
 
     def _check_changes(self) -> None:
         """Notify listeners of possible changes if another process has committed since the last check."""
         try:
             with self._session.gate:
-                hinted = self._others.changed_topics(self._session.use(), self._hub.topics)
+                hinted = self._changes.changed_topics(self._session.use(), self._hub.topics)
         except Exception:
             # The next call reports the problem to its caller; a notification may be lost.
             return
         if hinted is not None:
-            self._pace.reset()
+            self._poll_interval.reset()
             self._hub.knock(hinted)
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         with self._session.gate:
             self._session.close()
             self._locks.close_if_unused()
