@@ -33,11 +33,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
-        bench-peers bench-report docs lock clean
+        bench-peers bench-report bench-install docs lock clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [URL=...] [ARGS="..."]'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--plain")
 	@$(BIN)/python -m tenure_testing.demo $(if $(URL),--url '$(URL)') $(ARGS)
@@ -99,6 +99,9 @@ bench-report: $(READY) ## write docs/benchmarks from .bench/results.json, and fr
 docs: $(DOCS_READY) ## build the documentation site into build/docs; a warning is an error
 	@$(VENV)-docs/bin/sphinx-build --fail-on-warning --nitpicky --fresh-env --quiet --builder html docs build/docs $(ARGS)
 	@echo 'docs: see build/docs/index.html'
+
+bench-install: $(READY) ## measure installed size and import time beside other queues (ARGS="--write docs/benchmarks/install.md")
+	@$(BIN)/python -m benchmarks.install $(ARGS)
 
 lock: ## renew requirements.lock and docs/requirements.lock (ARGS=--upgrade raises every version)
 	@python=$${PYTHON:-$$(.ci/find-python)} || { echo '$(NO_PYTHON)' >&2; exit 1; }; \

@@ -15,7 +15,6 @@ times are uptimes, which the processes of a machine share.
 import mmap
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from struct import Struct as Packing
@@ -123,6 +122,9 @@ class Scoreboard:
         if sys.platform == "linux":
             descriptor = os.memfd_create("tenure-scoreboard")
         else:
+            # Imported here, because Linux does not need it and it imports much.
+            import tempfile
+
             descriptor, path = tempfile.mkstemp(prefix="tenure-scoreboard-")
             os.unlink(path)
         os.ftruncate(descriptor, _HEAD + rows * _ROW)
