@@ -17,6 +17,11 @@ While the storage works on one call, the handlers of the other call run and thei
 the storage works in this process (`Storage.apart` is false), one call at a time carries everything. An outcome is in
 one call at a time, and open calls count against the room. If two calls overlap, either answer about the jobs that are
 left may be out of date. So only a call alone decides that the queues are empty.
+
+The claims of a worker are numbered: a call takes a lane that no other call uses, and the next number of that lane.
+
+    take ──► under way ──┬── answered: its leases are held
+                         └── lost: the next call of the lane, or a beat, has the storage hand back the claimed jobs
 """
 
 import asyncio
@@ -26,21 +31,64 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
+from msgspec import structs
+
 from tenure.clock import SECOND, Clock
 from tenure.core.events import Event, WorkerFailed
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import Owner, Ref
+from tenure.core.lane import Lane
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, Storage, queue_topic
 from tenure.worker.active_runs import ActiveRun, ActiveRuns, StopReason
-from tenure.worker.claim_numbers import ClaimNumbers
 from tenure.worker.executor import Executor
 from tenure.worker.known_tasks import KnownTasks
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.worker_metrics import WorkerMetrics
+
+
+class ClaimNumbers:
+    """The lanes of one worker. Each is replaced as a whole, because beats read them from another thread."""
+
+    def __init__(self, count: int) -> None:
+        self._lanes = [Lane(number, 1) for number in range(count)]
+        self._free = deque(range(count))
+
+    @property
+    def all(self) -> tuple[Lane, ...]:
+        """The current state of each lane."""
+        return tuple(self._lanes)
+
+    @property
+    def any_lost(self) -> bool:
+        """Return True if a lane that is free has lost its last answer."""
+        return any(self._is_lost(number) for number in self._free)
+
+    def take(self) -> Lane:
+        """Return a free lane for a call, preferably one that has lost an answer."""
+        number = next(filter(self._is_lost, self._free), self._free[0])
+        self._free.remove(number)
+        return self._lanes[number]
+
+    def answered(self, lane: Lane) -> None:
+        """Note that a call is over, and that the worker holds the claimed leases."""
+        self._over(Lane(lane.id, lane.number + 1, lane.number))
+
+    def lost(self, lane: Lane) -> None:
+        """Note that a call is over, and that its answer will never be used."""
+        self._over(structs.replace(lane, number=lane.number + 1))
+
+    def _over(self, lane: Lane) -> None:
+        self._lanes[lane.id] = lane
+        self._free.append(lane.id)
+
+    def _is_lost(self, number: int) -> bool:
+        lane = self._lanes[number]
+        return lane.answered < lane.number - 1
+
 
 SHORTAGE_LIMIT = 4.0
 """A burst that is short of descriptors ends after this many seconds without a run."""
