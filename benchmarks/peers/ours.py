@@ -8,7 +8,7 @@ from typing import Any, cast
 from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 from tenure import Job, Task, Tenure, Timing, __version__
-from tenure.worker.prefetch_policy import MOST_HELD
+from tenure.worker.prefetch import MOST_HELD
 
 TIGHT = Timing(lease="1s", beat="0.25s", grace="0.25s", sweep="0.25s")
 

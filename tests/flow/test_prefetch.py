@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import pytest
 
 from tenure import Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Stall, State, TaskOptions, Tenure
-from tenure.worker.prefetch_policy import LONGEST_WAIT, MOST_HELD
+from tenure.worker.prefetch import LONGEST_WAIT, MOST_HELD
 from tests.flow.conftest import FAST, Play, Stage
 
 CONCURRENCY = 4

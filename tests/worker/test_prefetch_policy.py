@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.worker.prefetch_policy import LONGEST_WAIT, MOST_HELD, PREFETCHED_WORK, SHORT_RUN, PrefetchPolicy
+from tenure.worker.prefetch import LONGEST_WAIT, MOST_HELD, PREFETCHED_WORK, SHORT_RUN, PrefetchPolicy
 
 
 def after(*times: float, concurrency: int = 10) -> PrefetchPolicy:

@@ -47,8 +47,7 @@ from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.on_cancel import LIMIT
 from tenure.worker.outcomes import Outcomes
-from tenure.worker.prefetch_buffer import PrefetchBuffer
-from tenure.worker.prefetch_policy import PrefetchPolicy, may_wait
+from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner, misuse, stopped
 from tenure.worker.scoreboard import Way

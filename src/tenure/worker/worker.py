@@ -52,7 +52,7 @@ from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.memory import resident
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch
-from tenure.worker.prefetch_policy import MOST_HELD, PrefetchPolicy
+from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard

@@ -13,7 +13,7 @@ from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection
 from tenure.processes.process import ProcessExit
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
-from tenure.worker.prefetch_policy import MOST_HELD
+from tenure.worker.prefetch import MOST_HELD
 from tenure.worker.worker import CANCEL_GRACE, FORCED_GRACE, LAST_CALLS, Worker
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
