@@ -14,9 +14,9 @@ from tenure.core.settlement import Settlement
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult
 from tenure.worker.active_runs import RunKey
+from tenure.worker.executor import starter
 from tenure.worker.loop import UNSETTLED_LIMIT
 from tenure.worker.prefetch import MOST_HELD
-from tenure.worker.starting import starter
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import Stage
 

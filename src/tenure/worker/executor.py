@@ -14,8 +14,11 @@ kept, with the outcome that it has ──the handler ends──► settled
 
 import asyncio
 import contextvars
+import functools
+import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -23,9 +26,11 @@ from msgspec import structs
 
 from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
+from tenure.core.decision import Finish, PutBack
 from tenure.core.events import Event, LeaseLost
-from tenure.core.job import JobRecord, Owner, Ref
+from tenure.core.job import JobRecord, Owner, Ref, RunRecord, StallReason
 from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
 from tenure.core.outcome import (
     Cancelled,
     Interrupted,
@@ -37,11 +42,11 @@ from tenure.core.outcome import (
     TimedOut,
     Unknown,
 )
-from tenure.core.settlement import settlement
+from tenure.core.postmortem import first_line, post_mortem, stall_cause
+from tenure.core.settlement import Settlement, settlement
 from tenure.failures import log_failure, recorded
 from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
 from tenure.worker.active_runs import SILENT, ActiveRun, ActiveRuns, StopReason, overrides
-from tenure.worker.failure_log import log_bad_outcome
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard
@@ -51,10 +56,89 @@ from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
-from tenure.worker.silence import silence_outcome
 from tenure.worker.stacks.traces import stack_of
-from tenure.worker.starting import Starter, starter
 from tenure.worker.worker_metrics import WorkerMetrics
+
+Attending = Coroutine[Any, Any, None]
+Starter = Callable[[Attending], "asyncio.Task[None]"]
+
+
+def starter(loop: asyncio.AbstractEventLoop) -> Starter:
+    """Return a function that makes a task of a coroutine.
+
+    If the interpreter supports it, the task starts eagerly. A run that awaits nothing then never enters the loop's
+    queue.
+    """
+    # A custom task factory decides when tasks start; do not force an eager start.
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        if _accepts_keywords(loop.create_task):
+            return functools.partial(loop.create_task, eager_start=True)
+        return functools.partial(asyncio.Task, loop=loop, eager_start=True)
+    return loop.create_task
+
+
+def _accepts_keywords(function: Callable[..., object]) -> bool:
+    """Return True if a function accepts arbitrary keyword arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def log_bad_outcome(logger: logging.Logger, job: JobRecord, settlement: Settlement) -> None:
+    """Log why a run went wrong, if it did."""
+    match settlement.decision:
+        case Finish(state=State.FAILED, reason=reason, error=error):
+            logger.error(
+                "job %s (%s) failed in run %d, reason %s: %s; details: tenure jobs show %s",
+                job.id,
+                job.task,
+                job.starts,
+                reason,
+                error.type if error else "no error",
+                job.id,
+            )
+        case PutBack(charge="failures", after=after, error=error):
+            logger.warning(
+                "job %s (%s) failed in run %d: %s; retrying in %.1f s",
+                job.id,
+                job.task,
+                job.starts,
+                error.type if error else "no error",
+                after / SECOND,
+            )
+        case PutBack(charge="stalls"):
+            why = first_line(settlement.ended.detail or "")
+            logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
+        case PutBack(charge="releases", reason="unknown_task"):
+            logger.warning("job %s: this worker does not know its task %r", job.id, job.task)
+        case _:
+            return
+
+
+def silence_outcome(run: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
+    """Return the outcome of a run that its worker stopped because its handler was silent, with a post-mortem."""
+    now, wall, job, silent = clock.uptime(), clock.now(), run.lease.job, run.silent_for
+    record = RunRecord(
+        number=job.starts,
+        fence=job.fence,
+        owner=worker.id,
+        worker=worker.name,
+        host=worker.host,
+        pid=run.pid or worker.pid,
+        start=wall - round((now - run.claimed_at) * SECOND),
+        trace=run.position_at_stop,
+    )
+    text = post_mortem(
+        structs.replace(job, heard_at=wall),
+        stall_cause(job, reason, silent_for=silent, run=record),
+        silent_for=silent,
+        died=False,
+        run=record,
+    )
+    return Stalled(reason, silent, worker.id, text)
+
 
 LOOP_CANCELLED = "every task of its event loop was cancelled, and it is not known by which code"
 
