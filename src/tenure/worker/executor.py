@@ -50,7 +50,7 @@ from tenure.worker.active_runs import SILENT, ActiveRun, ActiveRuns, StopReason,
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard
-from tenure.worker.on_cancel import LIMIT
+from tenure.worker.on_cancel import HOOK_LIMIT
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
@@ -482,7 +482,7 @@ class Executor:
         if reason in ("shutdown", "worker_failed") or (reason == "cancelled" and run.lease.job.timeout is not None):
             return
         # A cancelled run still has its lease and its concurrency keys. It may clean up until its timeout at most.
-        within = LIMIT if reason == "cancelled" else CANCEL_GRACE
+        within = HOOK_LIMIT if reason == "cancelled" else CANCEL_GRACE
         asyncio.get_running_loop().call_later(within, lambda: self._overdue(run, stopped(run)))
 
     def _overdue(self, run: ActiveRun, outcome: Outcome) -> None:

@@ -16,7 +16,7 @@ from tenure.threads import wrapped
 from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
 from tenure.worker.active_runs import ActiveRun
 
-LIMIT = 30.0
+HOOK_LIMIT = 30.0
 """The maximum time of a hook whose task has no timeout, in seconds."""
 
 ReportHookFailure = Callable[[ActiveRun, str, str, BaseException | None], None]
@@ -56,7 +56,7 @@ class CancelHooks:
         job = run.lease.job
         run.in_hook = True
         run.signs.sign(self._clock.uptime())
-        limit = LIMIT
+        limit = HOOK_LIMIT
         if job.timeout is not None:
             # The lease ends one beat after the timeout, so the hook must end by then.
             limit = max(job.timeout / SECOND - (self._clock.uptime() - run.claimed_at), run.beat / 2)
