@@ -22,8 +22,7 @@ from tenure.core.lease import answer_limit
 from tenure.errors import StorageError
 from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Storage
 from tenure.supervisor.kill_reason import KillCode, KillReason
-from tenure.worker.blocked_loop import extended_limits
-from tenure.worker.loop_lag import TICK
+from tenure.worker.loop_lag import TICK, extended_limits
 from tenure.worker.scoreboard import Scoreboard, WatchedRun
 from tenure.worker.stacks.places import Dump, HandlerPosition
 from tenure.worker.watchdog import REMEDY, SUSPENDED_AFTER, WARN

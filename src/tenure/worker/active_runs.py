@@ -15,8 +15,7 @@ from tenure.core.outcome import StopCode, UnknownReason
 from tenure.handlers.context import JobContext, ProgressReports, Report
 from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
-from tenure.worker.blocked_loop import extended_limits
-from tenure.worker.loop_lag import LoopMonitor
+from tenure.worker.loop_lag import LoopMonitor, extended_limits
 from tenure.worker.scoreboard import Scoreboard, Way
 
 Silence = Literal["no_progress", "lease_expired"]
