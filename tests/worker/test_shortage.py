@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from tenure.testing.clock import ManualClock
-from tenure.worker.shortage import CHECK_INTERVAL, LEAST_FREE, NO_THREAD, Descriptors, is_shortage
+from tenure.worker.recycling import CHECK_INTERVAL, LEAST_FREE, NO_THREAD, Descriptors, is_shortage
 
 COUNTED = """
 import os, resource
-from tenure.worker.shortage import free_descriptors
+from tenure.worker.recycling import free_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 before = free_descriptors()
 many = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]

@@ -44,7 +44,7 @@ from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.limit import TimeLimit, TimeLimitExceeded
 from tenure.worker.on_cancel import CancelHooks
-from tenure.worker.shortage import is_shortage
+from tenure.worker.recycling import is_shortage
 from tenure.worker.stacks.traces import stack_of
 
 NO_PROCESS_DELAY = 10_000_000

@@ -49,14 +49,12 @@ from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop import ExchangeLoop
 from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.loop_lag import LoopMonitor
-from tenure.worker.memory import resident
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
-from tenure.worker.recycling import RecyclePolicy
+from tenure.worker.recycling import NO_THREAD, Descriptors, RecyclePolicy, resident
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
-from tenure.worker.shortage import NO_THREAD, Descriptors
 from tenure.worker.stop_signals import SIGNALS, StopSignals, draining
 from tenure.worker.watchdog import Watchdog
 from tenure.worker.worker_metrics import WorkerMetrics
