@@ -9,7 +9,7 @@ import pytest
 from tenure import JobStalled, Retry, State, TaskOptions, current_job
 from tenure.client.handle import Job
 from tenure.core.job import JobRecord
-from tenure.worker.abandoned import MOST_ABANDONED
+from tenure.worker.active_runs import MOST_ABANDONED
 from tests.flow.conftest import FAST, Play, Stage
 
 ONCE = TaskOptions(retry=Retry(max_attempts=1))

@@ -1,4 +1,9 @@
-"""The runs that this process holds, shared by the loop that runs them and the keeper that renews them."""
+"""The runs that this process holds, shared by the loop that runs them and the keeper that renews them.
+
+It also counts the abandoned runs, whose handlers are at work although their jobs are settled. A thread cannot be ended,
+and neither can a coroutine that swallows its cancellation. Such handlers keep the resources that they use, so a process
+with too many of them is recycled.
+"""
 
 import asyncio
 import math
@@ -17,6 +22,49 @@ from tenure.storage.protocol import LeaseRenewal, NewLogLine
 from tenure.threads import WorkerThread
 from tenure.worker.loop_lag import LoopMonitor, extended_limits
 from tenure.worker.scoreboard import Scoreboard, Way
+
+MOST_ABANDONED = 4
+"""A process with this many abandoned handlers claims no more and is recycled."""
+
+CANCEL_GRACE = 2.0
+"""Seconds that a handler or a hook gets to end after its cancellation. Then it is abandoned."""
+
+
+class Abandoned:
+    """Counts the abandoned handlers and hooks of a process."""
+
+    def __init__(self, too_many: Callable[[], None] = lambda: None) -> None:
+        self.count = 0
+        """The number that is at work."""
+        self._too_many = too_many
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def add_thread(self, thread: WorkerThread) -> None:
+        """Count a thread until it is idle."""
+        self._count_up()
+        thread.when_idle(self._ended)
+
+    def add_task(self, task: "asyncio.Task[None]") -> None:
+        """Count a task until it is done."""
+        self._count_up()
+        task.add_done_callback(lambda _: self._ended())
+
+    async def wait(self) -> None:
+        """Wait until none is at work."""
+        await self._none.wait()
+
+    def _count_up(self) -> None:
+        self.count += 1
+        self._none.clear()
+        if self.count == MOST_ABANDONED:
+            self._too_many()
+
+    def _ended(self) -> None:
+        self.count -= 1
+        if not self.count:
+            self._none.set()
+
 
 Silence = Literal["no_progress", "lease_expired"]
 """The limit that a silent handler has passed: its `heartbeat_timeout`, or a lease that only its signs renew."""

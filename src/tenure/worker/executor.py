@@ -45,8 +45,7 @@ from tenure.core.outcome import (
 from tenure.core.postmortem import first_line, post_mortem, stall_cause
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import log_failure, recorded
-from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
-from tenure.worker.active_runs import SILENT, ActiveRun, ActiveRuns, StopReason, overrides
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, ActiveRuns, StopReason, overrides
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard

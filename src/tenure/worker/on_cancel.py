@@ -13,8 +13,7 @@ from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
 from tenure.handlers.injection import Needs
 from tenure.threads import wrapped
-from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
-from tenure.worker.active_runs import ActiveRun
+from tenure.worker.active_runs import CANCEL_GRACE, Abandoned, ActiveRun
 
 HOOK_LIMIT = 30.0
 """The maximum time of a hook whose task has no timeout, in seconds."""

@@ -38,8 +38,7 @@ from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread
-from tenure.worker.abandoned import CANCEL_GRACE, Abandoned
-from tenure.worker.active_runs import SILENT, ActiveRun, StopReason
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.limit import TimeLimit, TimeLimitExceeded

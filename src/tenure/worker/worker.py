@@ -39,8 +39,7 @@ from tenure.runtime import Runtime
 from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.waiting import first
-from tenure.worker.abandoned import Abandoned
-from tenure.worker.active_runs import ActiveRun, ActiveRuns, StopReason
+from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
 from tenure.worker.executor import Executor
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.keeper import Keeper

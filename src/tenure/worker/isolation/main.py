@@ -29,8 +29,7 @@ from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.worker import loops
-from tenure.worker.abandoned import Abandoned
-from tenure.worker.active_runs import ActiveRun, StopReason
+from tenure.worker.active_runs import Abandoned, ActiveRun, StopReason
 from tenure.worker.isolation.channel import Channel, ForwardedSigns, ForwardingLogHandler
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
