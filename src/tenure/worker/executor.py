@@ -49,11 +49,10 @@ from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.loop_guard import LoopGuard
-from tenure.worker.on_cancel import HOOK_LIMIT
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
-from tenure.worker.run import Runner, misuse, stopped
+from tenure.worker.run import HOOK_LIMIT, Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
 from tenure.worker.stacks.traces import stack_of
 from tenure.worker.worker_metrics import WorkerMetrics

@@ -1,8 +1,8 @@
 """Measures how late a worker's event loop is, and extends the limits of runs while the loop is blocked.
 
 The loop cannot see whether a run kept its limits while the loop is blocked. A handler that ended in time would lose its
-lease, and a handler that waits on the loop can give no sign. So the run that blocks the loop keeps its limits. The other
-runs get more time with each renewal, until the loop turns again or is given up.
+lease, and a handler that waits on the loop can give no sign. So the run that blocks the loop keeps its limits. The
+other runs get more time with each renewal, until the loop turns again or is given up.
 """
 
 from tenure.core.job import Ref

@@ -4,13 +4,17 @@ lease ──► middleware ──► injected values ──► handler
               │                                  │
 outcome ◄─┬───┴──────────────── back ◄───────────┘
           └─ cancelled, and the handler has ended ──► on_cancel ──► outcome
+
+A handler is cancelled at its time limit, and abandoned if it does not end. The hook of a cancelled run has its own task
+and time limit; its exceptions are logged.
 """
 
 import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from tenure.client.codec import Codec
 from tenure.client.task import Task
@@ -37,14 +41,148 @@ from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
-from tenure.threads import NoThreadError, ThreadPool, WorkerThread
+from tenure.threads import NoThreadError, ThreadPool, WorkerThread, wrapped
 from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
-from tenure.worker.limit import TimeLimit, TimeLimitExceeded
-from tenure.worker.on_cancel import CancelHooks
 from tenure.worker.recycling import is_shortage
 from tenure.worker.stacks.traces import stack_of
+
+
+class TimeLimitExceeded(Exception):
+    """The run passed its own limit."""
+
+
+class TimeLimit:
+    """Like `asyncio.timeout`, with one callback before the cancellation and one if the body does not end.
+
+    `over` is called at the limit. `overdue` is called `linger` seconds later, unless the body has ended by then.
+
+    Raises:
+        TimeLimitExceeded: on the way out, if the body ended by that cancellation.
+    """
+
+    def __init__(self, seconds: float, linger: float, *, over: Callable[[], None], overdue: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._linger = linger
+        self._over = over
+        self._overdue = overdue
+        self._expired = False
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._expired or self._task is None:
+            return
+        # If other code cancelled the task as well, the CancelledError must propagate.
+        cancelled = error is not None and is_a(error, asyncio.CancelledError)
+        if self._task.uncancel() <= self._cancelling and cancelled:
+            raise TimeLimitExceeded from error
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._over()
+        if self._task is not None:
+            self._task.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._linger, self._overdue)
+
+
+HOOK_LIMIT = 30.0
+"""The maximum time of a hook whose task has no timeout, in seconds."""
+
+ReportHookFailure = Callable[[ActiveRun, str, str, BaseException | None], None]
+"""Takes the run, the part that failed, a text, and the exception if there is one."""
+
+
+class HookCaller(Protocol):
+    """Calls a function of a run with its arguments and injected values, on the loop or in a thread."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        usual: Needs,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        run: ActiveRun,
+        /,
+    ) -> Awaitable[Any]:
+        """Call the function."""
+        ...
+
+
+class CancelHooks:
+    """Calls the on_cancel hooks of tasks. Their exceptions are logged; the job is cancelled anyway."""
+
+    def __init__(
+        self, codec: Codec, clock: Clock, *, call: HookCaller, report: ReportHookFailure, abandoned: Abandoned
+    ) -> None:
+        self._codec = codec
+        self._clock = clock
+        self._call_function = call
+        self._report = report
+        self._abandoned = abandoned
+
+    async def call(self, task: Task[..., Any], hook: Callable[..., Any], run: ActiveRun) -> None:
+        """Call the hook of a run, with a time limit."""
+        job = run.lease.job
+        run.in_hook = True
+        run.signs.sign(self._clock.uptime())
+        limit = HOOK_LIMIT
+        if job.timeout is not None:
+            # The lease ends one beat after the timeout, so the hook must end by then.
+            limit = max(job.timeout / SECOND - (self._clock.uptime() - run.claimed_at), run.beat / 2)
+        # In its own task: the cancellation that ended the handler does not affect it, and it can be abandoned.
+        hooked = asyncio.create_task(self._hook(task, hook, run))
+        try:
+            done, _ = await asyncio.wait({hooked}, timeout=limit)
+            if not done:
+                self._report(run, "the on_cancel hook", f"passed its limit of {limit:g} s", None)
+                await self._cut_off(hooked, run)
+            elif hooked.cancelled():
+                self._report(run, "the on_cancel hook", "was cancelled from within", None)
+            elif (error := hooked.exception()) is not None:
+                self._report(run, "the on_cancel hook", "failed", error)
+        except asyncio.CancelledError:
+            # The run is lost, or its worker ends.
+            await self._cut_off(hooked, run)
+
+    async def _hook(self, task: Task[..., Any], hook: Callable[..., Any], run: ActiveRun) -> None:
+        try:
+            # Decode again, because the handler may have changed its arguments.
+            args, kwargs = task.decode(self._codec, run.lease.job)
+            await self._call_function(hook, task.hook_needs, args, kwargs, run)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # In a task, these exceptions would end the loop.
+            raise wrapped(error) from error
+
+    async def _cut_off(self, hooked: "asyncio.Task[None]", run: ActiveRun) -> None:
+        hooked.cancel()
+        try:
+            await asyncio.wait({hooked}, timeout=CANCEL_GRACE)
+        finally:
+            # If the exception is not retrieved, asyncio logs an error.
+            hooked.add_done_callback(_seen)
+            if not hooked.done():
+                # It is abandoned. An exclusive right is kept until it has ended.
+                run.abandon_task(hooked)
+                self._abandoned.add_task(hooked)
+
+
+def _seen(hooked: "asyncio.Task[None]") -> None:
+    if not hooked.cancelled():
+        hooked.exception()
+
 
 NO_PROCESS_DELAY = 10_000_000
 """Microseconds until a job is due again that got no thread or process here: another worker may have one."""

@@ -12,7 +12,7 @@ from tenure.worker.stacks.ours import ASYNCIO, BUS, MIDDLEWARE, PACKAGE, THREADS
 _STEP = str(Path(ASYNCIO) / "events.py")
 """The file in which asyncio calls due callbacks. No handler is further out."""
 
-_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "injected.py", "on_cancel.py", "lifespan.py"))
+_CALLERS = frozenset(str(WORKER / name) for name in ("run.py", "injected.py", "lifespan.py"))
 """The files that call user code on the loop."""
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
