@@ -29,7 +29,7 @@ from tenure.maintenance.reaper import Reaper
 from tenure.supervisor.overview import Overview
 from tenure.supervisor.reload import Sources
 from tenure.supervisor.systemd import Systemd
-from tenure.worker import loops
+from tenure.worker.event_loop import LOOP_VARIABLE, LOOPS, Loop, loop_from_environment, loop_runner
 from tenure.worker.recycling import staggered
 from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
 from tenure.worker.supervised import SupervisorLink
@@ -145,7 +145,7 @@ class WorkerOptions:
 )
 @click.option(
     "--loop",
-    type=click.Choice(loops.LOOPS),
+    type=click.Choice(LOOPS),
     default="auto",
     help="The event loop of the handlers.  [default: uvloop if it is installed]",
 )
@@ -175,7 +175,7 @@ def worker(
     max_jobs: int | None,
     max_memory: int | None,
     prefetch: int | None,
-    loop: loops.Loop,
+    loop: Loop,
     reload: bool,
     reload_dirs: tuple[Path, ...],
     http: Http | None,
@@ -202,8 +202,8 @@ def worker(
     # Before any user code: processes that it starts must not inherit the socket to our supervisor.
     child = SupervisorLink.from_environment()
     # Check the loop here once, not in each process: every process runs handlers, or starts processes that do.
-    loops.runner(loop)
-    os.environ[loops.VARIABLE] = loop
+    loop_runner(loop)
+    os.environ[LOOP_VARIABLE] = loop
     if child is None and _supervises(processes, without=no_supervisor):
         log_options = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
         sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
@@ -234,7 +234,7 @@ def run_worker(
         child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
     _mind_early_and_late_signals(made, child)
     # The runner is never closed: closing waits for threads, and one of them may never end.
-    runner = loops.runner(loops.loop_from_environment())
+    runner = loop_runner(loop_from_environment())
     try:
         runner.run(_work(app, made, crew, server, child))
         if child is not None:

@@ -46,9 +46,9 @@ from tenure.core.postmortem import first_line, post_mortem, stall_cause
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import log_failure, recorded
 from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, ActiveRuns, StopReason, overrides
+from tenure.worker.event_loop import LoopGuard
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
-from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy

@@ -40,13 +40,13 @@ from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
+from tenure.worker.event_loop import LoopGuard
 from tenure.worker.executor import Executor
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.keeper import Keeper
 from tenure.worker.known_tasks import KnownTasks
 from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop import ExchangeLoop
-from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.partitions import PartitionWatch

@@ -28,8 +28,8 @@ from tenure.processes.parent_death import end_with_parent, inherited_socket
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
-from tenure.worker import loops
 from tenure.worker.active_runs import Abandoned, ActiveRun, StopReason
+from tenure.worker.event_loop import LoopGuard, loop_from_environment, loop_runner
 from tenure.worker.isolation.channel import Channel, ForwardedSigns, ForwardingLogHandler
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
@@ -47,7 +47,6 @@ from tenure.worker.isolation.messages import (
     StopRun,
 )
 from tenure.worker.lifespan import Lifespan
-from tenure.worker.loop_guard import LoopGuard
 from tenure.worker.loop_lag import TICK
 from tenure.worker.run import Runner, misuse
 from tenure.worker.stacks.traces import stack_of
@@ -273,7 +272,7 @@ def _run_app(line: Channel) -> None:
         line.send(AppFailed(f"the app cannot be loaded: {_shown(error)}"))
         return
     # The runner is never closed: closing waits for threads, and one of them may never end.
-    loops.runner(loops.loop_from_environment()).run(JobProcess(runtime, line, worker=order.worker).work())
+    loop_runner(loop_from_environment()).run(JobProcess(runtime, line, worker=order.worker).work())
 
 
 def _log_over(line: Channel, level: int) -> None:

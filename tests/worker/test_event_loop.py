@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from tenure.errors import UsageError
-from tenure.worker import loops
+from tenure.worker.event_loop import LOOPS, loop_runner
 
 
 async def here() -> asyncio.AbstractEventLoop:
@@ -15,18 +15,18 @@ async def here() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-@pytest.mark.parametrize("asked", loops.LOOPS)
-def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(asked: loops.Loop) -> None:
-    with loops.runner(asked) as runner:
+@pytest.mark.parametrize("asked", LOOPS)
+def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(asked: Loop) -> None:
+    with loop_runner(asked) as runner:
         assert isinstance(runner.run(here()), uvloop.Loop) == (asked != "asyncio")
 
 
 def test_without_uvloop_only_who_insists_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    with loops.runner("auto") as runner:
+    with loop_runner("auto") as runner:
         assert not isinstance(runner.run(here()), uvloop.Loop)
     with pytest.raises(UsageError, match=r"--loop uvloop .* pip install 'tenure\[uvloop\]'"):
-        loops.runner("uvloop")
+        loop_runner("uvloop")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_processes_of_a_worker_learn_it_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, told: str | None, loop: str
 ) -> None:
     if told is None:
-        monkeypatch.delenv(loops.VARIABLE, raising=False)
+        monkeypatch.delenv(LOOP_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(loops.VARIABLE, told)
-    assert loops.loop_from_environment() == loop
+        monkeypatch.setenv(LOOP_VARIABLE, told)
+    assert loop_from_environment() == loop

@@ -1,7 +1,7 @@
-"""Finds the handler that stops the event loop of its worker, or cancels every task of the loop.
+"""The event loop that handlers run on: its choice, and its protection from handlers that stop or cancel it.
 
-The code of a handler, and the tasks that it starts, run in a context that holds its job. So the job that makes such a
-call is known at the moment of the call:
+The loop is uvloop if it is installed, else asyncio's. The code of a handler, and the tasks that it starts, run in a
+context that holds its job. So the job that misuses the loop is known at the moment of the call:
 
     loop.stop()                       refused: it raises in the handler
     cancel() of the guard's task      the worker fails; that run fails, and the other runs of the loop are put back
@@ -11,12 +11,50 @@ call is known at the moment of the call:
 
 import asyncio
 import contextlib
+import os
 import traceback
 from collections.abc import Callable
+from typing import Literal, get_args
 
 from tenure.core.job import RecordedError
+from tenure.errors import UsageError
 from tenure.failures import TRACEBACK_KEPT
 from tenure.handlers.context import handling_event, running_job
+
+Loop = Literal["auto", "asyncio", "uvloop"]
+LOOPS: tuple[Loop, ...] = get_args(Loop)
+
+LOOP_VARIABLE = "TENURE_WORKER_LOOP"
+"""The environment variable with the event loop of a worker process. Its isolated processes read it, too."""
+
+
+def loop_runner(loop: Loop) -> asyncio.Runner:
+    """Return a runner for the loop `asked`. `auto` means uvloop if it is installed.
+
+    Raises:
+        UsageError: `asked` is uvloop, which is not installed.
+    """
+    if loop == "asyncio":
+        return asyncio.Runner()
+    try:
+        from uvloop import new_event_loop
+    except ImportError as error:
+        if loop == "auto":
+            return asyncio.Runner()
+        raise UsageError(
+            "--loop uvloop needs uvloop, which is not installed; pip install 'tenure[uvloop]', or leave --loop out"
+        ) from error
+    return asyncio.Runner(loop_factory=new_event_loop)
+
+
+def loop_from_environment() -> Loop:
+    """Return the loop that the environment names; `auto` if it names no known one."""
+    match os.environ.get(LOOP_VARIABLE):
+        case "asyncio" | "uvloop" as named:
+            return named
+        case _:
+            return "auto"
+
 
 STOPPED = "a handler must not stop the event loop of its worker"
 CANCELLED = "the handler cancelled every task of its event loop, those of its worker included"
