@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tenure.processes.process import Process
-from tenure.worker.stacks.asked import ANSWER_TIMEOUT, StackFile
-from tenure.worker.stacks.places import Dump
+from tenure.worker.stacks.positions import Dump
+from tenure.worker.stacks.stack_file import ANSWER_TIMEOUT, StackFile
 
 pytestmark = pytest.mark.system
 
@@ -18,7 +18,7 @@ VARIABLE = "TENURE_TEST_LINE"
 
 ANSWERING = f"""
 import ctypes, os, signal, socket, sys, time
-from tenure.worker.stacks.asked import StackFile
+from tenure.worker.stacks.stack_file import StackFile
 
 fd, _, told = os.environ["{VARIABLE}"].partition(":")
 line = socket.socket(fileno=int(fd))

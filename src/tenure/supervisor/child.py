@@ -20,7 +20,7 @@ from tenure.processes.process import Process, ProcessExit, is_isolated_or_gone
 from tenure.supervisor.kill_reason import KillReason
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import KnownRuns, Scoreboard
-from tenure.worker.stacks.asked import StackFile
+from tenure.worker.stacks.stack_file import StackFile
 from tenure.worker.supervisor_messages import (
     STOP_NOW,
     VARIABLE,

@@ -24,7 +24,7 @@ from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Sto
 from tenure.supervisor.kill_reason import KillCode, KillReason
 from tenure.worker.loop_lag import TICK, extended_limits
 from tenure.worker.scoreboard import Scoreboard, WatchedRun
-from tenure.worker.stacks.places import Dump, HandlerPosition
+from tenure.worker.stacks.positions import Dump, HandlerPosition
 from tenure.worker.watchdog import REMEDY, SUSPENDED_AFTER, WARN
 from tenure.worker.worker_metrics import WorkerMetrics
 

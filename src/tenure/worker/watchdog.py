@@ -21,9 +21,7 @@ from tenure.handlers.context import JobContext, job_of
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.loop_lag import TICK, LoopMonitor
 from tenure.worker.scoreboard import Scoreboard
-from tenure.worker.stacks import places
-from tenure.worker.stacks.ours import current_frames
-from tenure.worker.stacks.places import HandlerPosition
+from tenure.worker.stacks.positions import HandlerPosition, current_frames, frames, in_thread, on_loop
 
 WARN = 1.0
 """Seconds that a loop may be late before a warning is logged."""
@@ -177,8 +175,8 @@ class Watchdog:
         return None
 
     def _on_loop(self) -> HandlerPosition | None:
-        return places.on_loop(places.frames(current_frames().get(self._thread)))
+        return on_loop(frames(current_frames().get(self._thread)))
 
     def _in_threads(self) -> list[HandlerPosition]:
-        found = [places.in_thread(places.frames(frame)) for frame in current_frames().values()]
+        found = [in_thread(frames(frame)) for frame in current_frames().values()]
         return [at for at in found if at is not None]

@@ -21,7 +21,7 @@ from typing import cast
 from tenure.core.job import TRACE_KEPT
 from tenure.core.text import storable
 from tenure.worker.active_runs import ActiveRun, Mark, Place, Waiting
-from tenure.worker.stacks.ours import ASYNCIO, OWN_FILES, THREADS, current_frames
+from tenure.worker.stacks.positions import ASYNCIO, OWN_FILES, THREADS, current_frames
 
 FRAMES_READ = 200
 """The maximum number of innermost frames that are read of a stack."""

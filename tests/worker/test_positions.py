@@ -8,7 +8,7 @@ import pytest
 from tenure import threads
 from tenure.handlers import middleware
 from tenure.worker import run
-from tenure.worker.stacks.places import CodeLine, Dump, on_loop
+from tenure.worker.stacks.positions import CodeLine, Dump, on_loop
 
 RUN, THREADS, MIDDLEWARE = str(run.__file__), str(threads.__file__), str(middleware.__file__)
 STEP = str(Path(asyncio.__file__).parent / "events.py")

@@ -1,13 +1,38 @@
-"""Finds the line of a handler that a thread executes: from its frames, or from a dump that it wrote at a signal."""
+"""Finds the line of a handler that a thread executes: from its frames, or from a dump that it wrote at a signal.
 
+Frames of Tenure's own code and of asyncio do not belong to handlers.
+"""
+
+import asyncio
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from msgspec import Struct
 
-from tenure.worker.stacks.ours import ASYNCIO, BUS, MIDDLEWARE, PACKAGE, THREADS, WORKER
+WORKER = Path(__file__).parent.parent
+PACKAGE = str(WORKER.parent)
+ASYNCIO = str(Path(asyncio.__file__).parent)
+
+THREADS = str(WORKER.parent / "threads.py")
+"""The file that calls a plain function in a worker thread."""
+
+BUS = str(WORKER.parent / "events" / "bus.py")
+"""The file that calls plain event handlers."""
+
+MIDDLEWARE = str(WORKER.parent / "handlers" / "middleware.py")
+"""The file whose frames lie between the frames of handlers."""
+
+OWN_FILES = frozenset(map(str, [MIDDLEWARE, THREADS, *WORKER.rglob("*.py")]))
+"""The files whose frames do not belong to handlers."""
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the current frame of each thread, by thread id."""
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, in spite of its name
+
 
 _STEP = str(Path(ASYNCIO) / "events.py")
 """The file in which asyncio calls due callbacks. No handler is further out."""
