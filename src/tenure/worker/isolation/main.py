@@ -14,8 +14,10 @@ import contextvars
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol, cast, get_args, runtime_checkable
 
 from msgspec import structs
@@ -23,20 +25,24 @@ from msgspec import structs
 from tenure.client.app_location import known_as, load
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Raised
+from tenure.core.text import storable
 from tenure.failures import log_failure, recorded, trace_of
-from tenure.processes.parent_death import end_with_parent, inherited_socket
+from tenure.handlers.context import Progress, ProgressReports
+from tenure.processes.parent_death import end_with_parent, inherited_socket, kill_own_group
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.worker.active_runs import Abandoned, ActiveRun, StopReason
 from tenure.worker.event_loop import LoopGuard, loop_from_environment, loop_runner
-from tenure.worker.isolation.channel import Channel, ForwardedSigns, ForwardingLogHandler
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
     VARIABLE,
+    Answer,
     AppFailed,
     AppReady,
     ExitProcess,
+    ForwardedLog,
+    InvalidMessageError,
     LoadApp,
     LoopTurned,
     Order,
@@ -45,12 +51,100 @@ from tenure.worker.isolation.messages import (
     RunJob,
     RunSigns,
     StopRun,
+    encode_frame,
+    order_reader,
 )
 from tenure.worker.lifespan import Lifespan
 from tenure.worker.loop_lag import TICK
 from tenure.worker.run import Runner, misuse
 from tenure.worker.stacks.traces import stack_of
 from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
+
+_PART = 262_144
+
+
+class Channel:
+    """The isolated process's end of the socket. Threads read and write, so that it works while the loop is blocked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = order_reader()
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._early: list[Order] = []
+        self._receive: Callable[[Order], None] = self._early.append
+
+    def first_order(self) -> Order:
+        """Return the first order and start reading in a thread. Exit if the worker closes the socket first."""
+        while not self._early:
+            part = self._socket.recv(_PART)
+            if not part:
+                sys.exit(1)
+            self._early += self._reader.feed(part)
+        message = self._early.pop(0)
+        threading.Thread(target=self._read, name="tenure-orders", daemon=True).start()
+        return message
+
+    def set_receiver(self, hear: Callable[[Order], None]) -> None:
+        """Set the function that gets the orders, including those received so far. Called in the reading thread."""
+        with self._lock:
+            self._receive = hear
+            for message in self._early:
+                hear(message)
+            self._early.clear()
+
+    def send(self, message: Answer) -> None:
+        """Send a message, if the worker still reads. Safe from any thread."""
+        data = encode_frame(message)
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(data)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, InvalidMessageError):
+            while part := self._socket.recv(_PART):
+                for message in self._reader.feed(part):
+                    with self._lock:
+                        self._receive(message)
+        # The worker, which holds the lease, is gone.
+        kill_own_group()
+
+
+class ForwardedSigns(ProgressReports):
+    """Signs that wake the thread that sends them to the worker."""
+
+    def __init__(self, news: threading.Event) -> None:
+        super().__init__()
+        self._news = news
+
+    def sign(self, at: float, progress: Progress | None = None) -> None:
+        """Note a sign, and have it sent."""
+        super().sign(at, progress)
+        self._news.set()
+
+    def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
+        """Note a log line, and have it sent."""
+        super().log(at, level, message, fields)
+        self._news.set()
+
+
+class ForwardingLogHandler(logging.Handler):
+    """Sends log records to the worker, which has the formats and the files."""
+
+    def __init__(self, line: Channel) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record."""
+        trace = None
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = trace_of(record.exc_info[1])
+        try:
+            message = storable(record.getMessage())
+            self._line.send(ForwardedLog(record.name, record.levelno, message, trace))
+        except Exception:
+            self.handleError(record)
+
 
 CLEAN_UP_TIME = 1.5
 """Seconds that a stopped plain handler gets to end by itself. Then its process is killed."""
