@@ -30,7 +30,7 @@ from tenure.worker.isolation.messages import (
     RunSigns,
     StopRun,
 )
-from tenure.worker.isolation.pool_process import KILL_AFTER, PoolProcess, log
+from tenure.worker.isolation.process_pool import KILL_AFTER, PoolProcess, log
 from tenure.worker.loop_lag import TICK
 from tenure.worker.run import stopped, timed_out
 
