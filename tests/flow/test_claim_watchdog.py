@@ -14,6 +14,7 @@ from tenure.core.job import Owner
 from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
+from tenure.supervisor.child import KillReason
 from tenure.supervisor.claim_watchdog import (
     CHECK_INTERVAL,
     CONFIRM_AFTER,
@@ -24,7 +25,6 @@ from tenure.supervisor.claim_watchdog import (
     limit,
     stuck,
 )
-from tenure.supervisor.kill_reason import KillReason
 from tenure.worker.loop import POLL
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenure.clock import SystemClock
-from tenure.supervisor.child import ChildProcess
-from tenure.supervisor.kill_reason import KillReason
+from tenure.supervisor.child import ChildProcess, KillReason
 
 pytestmark = pytest.mark.system
 

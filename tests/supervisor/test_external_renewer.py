@@ -16,8 +16,8 @@ from tenure.errors import StorageUnavailableError
 from tenure.metrics import RENEWALS, MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, RenewRequest, RenewResult
+from tenure.supervisor.child import KillReason
 from tenure.supervisor.external_renewer import OVERDUE, ExternalRenewer
-from tenure.supervisor.kill_reason import KillReason
 from tenure.testing.clock import ManualClock
 from tenure.worker import run
 from tenure.worker.scoreboard import Scoreboard, Way

@@ -2,6 +2,8 @@
 
 started ──► said hello ──► working ──► goodbye, status 0: it has handed back its jobs
                                   └──► any other end: it has crashed, and its jobs must be recovered
+
+A supervisor kills a child for a reason, which names the runs that caused the kill; recovery needs both.
 """
 
 import asyncio
@@ -9,15 +11,17 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
+from msgspec import Struct
 
 from tenure.clock import SECOND, Clock
+from tenure.core.events import WorkerHung
+from tenure.core.job import Ref
 from tenure.core.postmortem import Workplace
 from tenure.metrics import MOST, Key
 from tenure.processes.process import Process, ProcessExit, is_isolated_or_gone
-from tenure.supervisor.kill_reason import KillReason
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import KnownRuns, Scoreboard
 from tenure.worker.stacks.stack_file import StackFile
@@ -33,6 +37,56 @@ from tenure.worker.supervisor_messages import (
     MessageReader,
     MetricsUpdate,
 )
+
+KillCode = Literal["loop_blocked", "timeout", "not_claiming", "leaving"]
+
+
+class KillReason(Struct, frozen=True):
+    """Why a child had to be killed from outside: its event loop or its claim loop hung, or it did not exit in time.
+
+    `loop_blocked`: the event loop was blocked for longer than `max_block`, by the runs named here if they are known.
+    `timeout`: the blocked loop could not end the runs named here at their timeout; they have timed out. In both cases
+    the other runs of the child are not charged.
+    `not_claiming`: the claim loop had no answer although the storage answers. `leaving`: the child was asked to leave
+    and still ran after its time limit. In these two cases no run is charged.
+    """
+
+    reason: KillCode
+    blocked_for: float
+    """Seconds that the loop was blocked; for `leaving`, seconds since the child was asked to leave."""
+    limit: float
+    """The limit that it exceeded, in seconds: `max_block`, the time allowed past a timeout, or the longest wait of a
+    claim loop; 0 for `leaving`."""
+    causes: tuple[tuple[Ref, int], ...] = ()
+    """The runs that blocked the loop, by job and fence; empty if they are unknown: then any run may be the cause."""
+    stack: str = ""
+    """The stacks of its threads, the latest call first; empty if it did not answer."""
+
+    recorded: bool = False
+    """True if the event that the worker hangs is already recorded."""
+
+    def hung(self, owner: str) -> tuple[WorkerHung, ...]:
+        """Return the event to record for that worker in addition to its death."""
+        if self.recorded or self.reason == "leaving":
+            return ()
+        return (WorkerHung(owner=owner, blocked_for=self.blocked_for, stack=self.stack),)
+
+    @property
+    def charges_no_run(self) -> bool:
+        """Return True if no run is to blame for the kill."""
+        return self.reason in ("not_claiming", "leaving")
+
+    def __str__(self) -> str:
+        if self.reason == "timeout":
+            return (
+                f"killed by its supervisor: a run was past its timeout, and the loop blocked {self.blocked_for:.1f} s"
+            )
+        if self.reason == "not_claiming":
+            return f"killed by its supervisor: its claim loop had had no answer for {self.blocked_for:.1f} s"
+        if self.reason == "leaving":
+            return f"killed by its supervisor: it had not stopped {self.blocked_for:.1f} s after the request"
+        return f"killed by its supervisor: its event loop was blocked for {self.blocked_for:.1f} s"
+
 
 ROWS = 2_048
 """How many runs a child's scoreboard has room for: its concurrency, and outcomes that wait to be settled."""

@@ -17,7 +17,7 @@ from tenure.clock import Clock
 from tenure.core.events import WorkerHung
 from tenure.core.job import Owner
 from tenure.storage.protocol import ClaimRequest, RenewRequest, Storage
-from tenure.supervisor.kill_reason import KillReason
+from tenure.supervisor.child import KillReason
 from tenure.worker.loop_lag import TICK
 from tenure.worker.scoreboard import Scoreboard
 

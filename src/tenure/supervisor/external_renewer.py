@@ -21,7 +21,7 @@ from tenure.core.job import Owner, Ref
 from tenure.core.lease import answer_limit
 from tenure.errors import StorageError
 from tenure.storage.protocol import RENEW_LIMIT, LeaseRenewal, RenewRequest, Storage
-from tenure.supervisor.kill_reason import KillCode, KillReason
+from tenure.supervisor.child import KillCode, KillReason
 from tenure.worker.loop_lag import TICK, extended_limits
 from tenure.worker.scoreboard import Scoreboard, WatchedRun
 from tenure.worker.stacks.positions import Dump, HandlerPosition

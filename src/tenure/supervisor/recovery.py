@@ -29,7 +29,7 @@ from tenure.metrics import MetricsRegistry
 from tenure.processes.exit_status import describe
 from tenure.processes.process import ProcessExit
 from tenure.storage.protocol import ReclaimResult, RenewRequest, StalledLease, Storage
-from tenure.supervisor.kill_reason import KillReason
+from tenure.supervisor.child import KillReason
 from tenure.worker.scoreboard import KnownRuns
 
 T = TypeVar("T")
