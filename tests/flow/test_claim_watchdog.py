@@ -15,7 +15,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, Settings, Target
 from tenure.supervisor.child import KillReason
-from tenure.supervisor.claim_watchdog import (
+from tenure.supervisor.monitor import (
     CHECK_INTERVAL,
     CONFIRM_AFTER,
     LONGEST_LIMIT,

@@ -8,7 +8,7 @@ import pytest
 from tenure.clock import SECOND
 from tenure.core.events import WorkerDied, WorkerHung
 from tenure.core.lifecycle import State
-from tenure.supervisor.claim_watchdog import CONFIRM_AFTER, SHORTEST_LIMIT
+from tenure.supervisor.monitor import CONFIRM_AFTER, SHORTEST_LIMIT
 from tests.system.farm import Farm
 
 pytestmark = pytest.mark.system

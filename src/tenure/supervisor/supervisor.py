@@ -37,8 +37,7 @@ from tenure.processes.process import reap_orphans
 from tenure.storage.protocol import RenewRequest, Storage
 from tenure.storage.urls import locate
 from tenure.supervisor.child import ChildProcess, KillReason
-from tenure.supervisor.claim_watchdog import ClaimWatchdog
-from tenure.supervisor.external_renewer import ExternalRenewer
+from tenure.supervisor.monitor import ClaimWatchdog, ExternalRenewer
 from tenure.supervisor.overview import SNAPSHOT_INTERVAL, Overview
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.supervisor.reload import Sources

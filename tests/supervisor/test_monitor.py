@@ -17,7 +17,7 @@ from tenure.metrics import RENEWALS, MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import ClaimRequest, RenewRequest, RenewResult
 from tenure.supervisor.child import KillReason
-from tenure.supervisor.external_renewer import OVERDUE, ExternalRenewer
+from tenure.supervisor.monitor import OVERDUE, ExternalRenewer
 from tenure.testing.clock import ManualClock
 from tenure.worker import run
 from tenure.worker.scoreboard import Scoreboard, Way
