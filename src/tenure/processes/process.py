@@ -2,10 +2,16 @@
 
 It does not use `asyncio.subprocess`, which reports only the exit status. A post-mortem also needs the peak memory of
 the process, which `os.wait4` reports.
+
+A child ends with its parent, together with all processes that it has started:
+
+    on Linux: the kernel kills the child, even while a handler holds the interpreter
+    on all systems: its socket to the parent is closed ──► a thread notices ──► it kills the whole process group
 """
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import resource
@@ -16,7 +22,7 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from msgspec import Struct
 
@@ -233,3 +239,35 @@ def is_isolated_or_gone(pid: int) -> bool:
 
 def _peak(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * _PEAK_UNIT
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def inherited_socket(descriptor: int) -> socket.socket:
+    """Return our end of the socket to the parent process; processes that handlers start do not inherit it.
+
+    Raises:
+        OSError: the descriptor is not a socket.
+    """
+    line = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    return line
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends; on Linux only."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_own_group() -> NoReturn:
+    """Kill this process and its process group at once, because the parent has died.
+
+    Nothing of it may run in parallel with the runs that replace its own.
+    """
+    with contextlib.suppress(OSError):
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)

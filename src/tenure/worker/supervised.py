@@ -17,7 +17,7 @@ import msgspec
 from tenure.errors import UsageError
 from tenure.metrics import Key, MetricsRegistry
 from tenure.options import Timing
-from tenure.processes.parent_death import end_with_parent, inherited_socket, kill_own_group
+from tenure.processes.process import end_with_parent, inherited_socket, kill_own_group
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.stacks.stack_file import StackFile
 from tenure.worker.stop_signals import SIGNALS, Stoppable, StopSignals, draining

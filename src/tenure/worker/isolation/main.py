@@ -28,7 +28,7 @@ from tenure.core.outcome import Outcome, Raised
 from tenure.core.text import storable
 from tenure.failures import log_failure, recorded, trace_of
 from tenure.handlers.context import Progress, ProgressReports
-from tenure.processes.parent_death import end_with_parent, inherited_socket, kill_own_group
+from tenure.processes.process import end_with_parent, inherited_socket, kill_own_group
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
