@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from tenure.errors import UsageError
-from tenure.worker.event_loop import LOOPS, loop_runner
+from tenure.worker.event_loop import LOOP_VARIABLE, LOOPS, Loop, loop_from_environment, loop_runner
 
 
 async def here() -> asyncio.AbstractEventLoop:
