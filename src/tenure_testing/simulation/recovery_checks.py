@@ -97,7 +97,7 @@ class RecoveryChecks:
                 since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
             case "overrun" if self._blocked(run, now):
                 # Its worker renewed it beyond its limit, because another handler blocked the loop
-                # (worker/blocked_loop.py).
+                # (worker/loop_lag.py).
                 since, bound = run.heard, job.stall.lease / SECOND + grace
             case "overrun" if job.timeout is not None:
                 # The storage claimed the run before its worker learned of it and began to count.
