@@ -107,9 +107,9 @@ async def settle_stalled(
     records = await _seen(storage, stalled, workers=evidence is None, within=within)
     settlements: list[Settlement] = []
     length, answered = 0, True
-    for one in stalled:
-        outcome = _outcome(one, records, evidence, max_block)
-        settlements.append(settlement(one.lease, outcome, rng))
+    for stalled_run in stalled:
+        outcome = _outcome(stalled_run, records, evidence, max_block)
+        settlements.append(settlement(stalled_run.lease, outcome, rng))
         length += _length(outcome)
         if len(settlements) == SETTLE_LIMIT or length > WRITE_LIMIT:
             answered &= await _send(storage, owner, settlements, metrics)
@@ -120,14 +120,14 @@ async def settle_stalled(
 
 
 async def _send(
-    storage: Storage, owner: Owner, settlements: Sequence[Settlement], figures: MetricsRegistry | None
+    storage: Storage, owner: Owner, settlements: Sequence[Settlement], metrics: MetricsRegistry | None
 ) -> bool:
     answer = await storage.exchange(owner, settlements)
     done = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "done"}
     for sent in settlements:
         for event in sent.events:
-            if figures is not None and isinstance(event, JobStalled) and (sent.ref, sent.fence) in done:
-                figures.count(STALLED, event.task, event.reason)
+            if metrics is not None and isinstance(event, JobStalled) and (sent.ref, sent.fence) in done:
+                metrics.count(STALLED, event.task, event.reason)
     return len(answer.verdicts) == len(settlements)
 
 
@@ -138,39 +138,39 @@ class _StalledRuns:
         self.details: dict[Ref, JobDetail] = {}
         self.workers: dict[str, WorkerSurvey] = {}
         self.tasks: defaultdict[str, list[tuple[Ref, str]]] = defaultdict(list)
-        for one in stalled:
-            self.tasks[one.owner].append((one.lease.ref, one.lease.job.task))
+        for stalled_run in stalled:
+            self.tasks[stalled_run.owner].append((stalled_run.lease.ref, stalled_run.lease.job.task))
 
-    def run(self, one: StalledLease) -> RunRecord | None:
+    def run(self, stalled_run: StalledLease) -> RunRecord | None:
         """Return the run that the lease is for."""
-        detail = self.details.get(one.lease.ref)
+        detail = self.details.get(stalled_run.lease.ref)
         runs = () if detail is None else detail.runs
-        return next((run for run in reversed(runs) if run.number == one.lease.run), None)
+        return next((run for run in reversed(runs) if run.number == stalled_run.lease.run), None)
 
-    def deaths(self, one: StalledLease) -> int:
+    def deaths(self, stalled_run: StalledLease) -> int:
         """Return how many earlier runs of the job in a row may have caused the deaths of their workers.
 
         Runs that had not begun when their workers died, or whose workers died for a known reason, are passed over.
         """
-        detail = self.details.get(one.lease.ref)
-        earlier = [] if detail is None else [run for run in detail.runs if run.number < one.lease.run]
+        detail = self.details.get(stalled_run.lease.ref)
+        earlier = [] if detail is None else [run for run in detail.runs if run.number < stalled_run.lease.run]
         lost = takewhile(
             lambda run: run.ended == "released" and run.reason in (WORKER_DIED, "process_died", "loop_blocked"),
             reversed(earlier),
         )
         return sum(run.reason == WORKER_DIED for run in lost)
 
-    def other_tasks(self, one: StalledLease, evidence: CrashEvidence | None) -> list[str]:
+    def other_tasks(self, stalled_run: StalledLease, evidence: CrashEvidence | None) -> list[str]:
         """Return the tasks that ran in the same process, without those known to have run elsewhere or not begun."""
-        if evidence is not None and evidence.clears(one.lease.ref):
+        if evidence is not None and evidence.clears(stalled_run.lease.ref):
             return []
-        others = [(ref, task) for ref, task in self.tasks[one.owner] if ref != one.lease.ref]
+        others = [(ref, task) for ref, task in self.tasks[stalled_run.owner] if ref != stalled_run.lease.ref]
         return [task for ref, task in others if evidence is None or not evidence.clears(ref)]
 
 
 async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: bool, within: float) -> _StalledRuns:
     records = _StalledRuns(stalled)
-    refs = [one.lease.ref for one in stalled]
+    refs = [stalled_run.lease.ref for stalled_run in stalled]
     # An error here only shortens the post-mortem; it must not delay the job's next run.
     with contextlib.suppress(Exception):
         async with asyncio.timeout(within):
@@ -184,27 +184,27 @@ async def _seen(storage: Storage, stalled: Sequence[StalledLease], *, workers: b
 
 
 def _outcome(
-    one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
+    stalled_run: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
 ) -> Outcome:
-    if one.lease.job.unreadable is not None:
-        return Unreadable(unreadable_record(one.lease.job.unreadable))
-    stopped = None if evidence is None else evidence.stopped.get(one.lease.ref)
+    if stalled_run.lease.job.unreadable is not None:
+        return Unreadable(unreadable_record(stalled_run.lease.job.unreadable))
+    stopped = None if evidence is None else evidence.stopped.get(stalled_run.lease.ref)
     if stopped is not None:
-        return _stopped(one, stopped, records, evidence)
-    if evidence is not None and one.lease.ref in evidence.overdue:
-        return _timed_out(one, records, evidence, "its process was killed")
-    reason = _reason(one, records, evidence, max_block)
+        return _stopped(stalled_run, stopped, records, evidence)
+    if evidence is not None and stalled_run.lease.ref in evidence.overdue:
+        return _timed_out(stalled_run, records, evidence, "its process was killed")
+    reason = _reason(stalled_run, records, evidence, max_block)
     cause = stall_cause(
-        one.lease.job,
+        stalled_run.lease.job,
         reason,
-        silent_for=one.silent_for,
-        run=records.run(one),
+        silent_for=stalled_run.silent_for,
+        run=records.run(stalled_run),
         ending=None if evidence is None else evidence.ending,
         max_block=max_block,
     )
-    begun = evidence is None or not evidence.not_begun(one.lease.ref)
-    apart = evidence is not None and evidence.may_be_cause(one.lease.ref)
-    deaths = records.deaths(one) if apart else 0
+    begun = evidence is None or not evidence.not_begun(stalled_run.lease.ref)
+    apart = evidence is not None and evidence.may_be_cause(stalled_run.lease.ref)
+    deaths = records.deaths(stalled_run) if apart else 0
     if deaths >= FREE_DEATHS:
         # This many deaths in a row are hardly chance. An isolated run can kill its worker, too.
         cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
@@ -213,19 +213,21 @@ def _outcome(
         and deaths < FREE_DEATHS
         and (
             evidence.blameless
-            or evidence.clears(one.lease.ref)
-            or (bool(evidence.causes) and one.lease.ref not in evidence.causes)
+            or evidence.clears(stalled_run.lease.ref)
+            or (bool(evidence.causes) and stalled_run.lease.ref not in evidence.causes)
         )
     )
-    text = _text(one, cause, records, evidence)
-    return Stalled(reason, one.silent_for, one.owner, text, blameless, begun, isolated=apart)
+    text = _text(stalled_run, cause, records, evidence)
+    return Stalled(reason, stalled_run.silent_for, stalled_run.owner, text, blameless, begun, isolated=apart)
 
 
-def _stopped(one: StalledLease, why: StopCode, records: _StalledRuns, evidence: CrashEvidence | None) -> Outcome:
-    job = one.lease.job
+def _stopped(
+    stalled_run: StalledLease, why: StopCode, records: _StalledRuns, evidence: CrashEvidence | None
+) -> Outcome:
+    job = stalled_run.lease.job
     match why:
         case "timeout":
-            return _timed_out(one, records, evidence, "its process has ended")
+            return _timed_out(stalled_run, records, evidence, "its process has ended")
         case "cancelled":
             return Cancelled(job.cancel_reason)
         case "shutdown" | "unreachable" | "worker_failed":
@@ -233,56 +235,56 @@ def _stopped(one: StalledLease, why: StopCode, records: _StalledRuns, evidence: 
         case "ended":
             return Raised(RecordedError(UNFINISHED_ERROR, UNFINISHED))
         case "no_progress" | "lease_expired":
-            cause = stall_cause(job, why, silent_for=job.stall.lease, run=records.run(one))
-            return Stalled(why, one.silent_for, one.owner, _text(one, cause, records, evidence))
+            cause = stall_cause(job, why, silent_for=job.stall.lease, run=records.run(stalled_run))
+            return Stalled(why, stalled_run.silent_for, stalled_run.owner, _text(stalled_run, cause, records, evidence))
         case _:
             assert_never(why)
 
 
-def _timed_out(one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, end: str) -> TimedOut:
-    message = f"{_overdue(one, records)}; {end}"
-    text = _text(one, message, records, evidence)
+def _timed_out(stalled_run: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, end: str) -> TimedOut:
+    message = f"{_overdue(stalled_run, records)}; {end}"
+    text = _text(stalled_run, message, records, evidence)
     return TimedOut(RecordedError("TimeoutError", message, f"{text}\nTimeoutError: {message}"))
 
 
 def _reason(
-    one: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
+    stalled_run: StalledLease, records: _StalledRuns, evidence: CrashEvidence | None, max_block: int | None
 ) -> StallReason:
     if evidence is not None:
-        return "loop_blocked" if evidence.hung else one.reason
-    worker = records.workers.get(one.owner)
+        return "loop_blocked" if evidence.hung else stalled_run.reason
+    worker = records.workers.get(stalled_run.owner)
     # A worker whose loop is blocked for that long lets its leases run out on purpose, and reports its lag before.
     blocked = worker is not None and max_block is not None and worker.lag >= max_block
-    return "loop_blocked" if blocked and one.reason == "lease_expired" else one.reason
+    return "loop_blocked" if blocked and stalled_run.reason == "lease_expired" else stalled_run.reason
 
 
-def _overdue(one: StalledLease, records: _StalledRuns) -> str:
-    job = one.lease.job
-    ran = ran_for(job, records.run(one))
+def _overdue(stalled_run: StalledLease, records: _StalledRuns) -> str:
+    job = stalled_run.lease.job
+    ran = ran_for(job, records.run(stalled_run))
     limit = "its timeout" if job.timeout is None else f"its timeout of {duration_text(job.timeout)}"
     return f"the run passed {limit} and would not stop{'' if ran is None else f' for {seconds(ran)} in all'}"
 
 
-def _text(one: StalledLease, cause: str, records: _StalledRuns, evidence: CrashEvidence | None) -> str:
-    detail, worker = records.details.get(one.lease.ref), records.workers.get(one.owner)
+def _text(stalled_run: StalledLease, cause: str, records: _StalledRuns, evidence: CrashEvidence | None) -> str:
+    detail, worker = records.details.get(stalled_run.lease.ref), records.workers.get(stalled_run.owner)
     place = None if evidence is None else evidence.workplace
     if worker is not None:
         # Take the older of the two times, because another process may have renewed the lease.
-        place = Workplace(worker.lag, worker.memory, max(one.silent_for, worker.seen_ago))
-    job, dead_for = one.lease.job, 0 if evidence is None else evidence.dead_for
+        place = Workplace(worker.lag, worker.memory, max(stalled_run.silent_for, worker.seen_ago))
+    job, dead_for = stalled_run.lease.job, 0 if evidence is None else evidence.dead_for
     # A stored record may contain anything.
     with contextlib.suppress(Exception):
         return post_mortem(
             # The run ended when its process died, not when the lease was taken.
             structs.replace(job, heard_at=None if job.heard_at is None else job.heard_at - dead_for),
             cause,
-            silent_for=max(0, one.silent_for - dead_for),
-            died=one.reason == "process_died",
-            run=records.run(one),
+            silent_for=max(0, stalled_run.silent_for - dead_for),
+            died=stalled_run.reason == "process_died",
+            run=records.run(stalled_run),
             log=() if detail is None else detail.log,
             workplace=place,
             ending=None if evidence is None else evidence.ending,
-            other_tasks=records.other_tasks(one, evidence),
+            other_tasks=records.other_tasks(stalled_run, evidence),
         )
     return cause
 

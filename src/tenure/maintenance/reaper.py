@@ -74,7 +74,7 @@ class Sweeper:
         self._every = timing.sweep.total_seconds()
         self._max_block = micros(timing.max_block)
         term = election.length(timing) if election is not None else timing.leader_ttl
-        self._patience = term.total_seconds()
+        self._term_timeout = term.total_seconds()
         self._reported_troubles = dict[str, str]()
         """The reported error of each schedule that failed when it was last due; each sweep finds these again."""
         self._request = SweepRequest(
@@ -83,7 +83,7 @@ class Sweeper:
             every=micros(timing.sweep),
             grace=micros(timing.grace),
         )
-        skip = longest_skip(timing.lease.total_seconds(), self._every, self._patience)
+        skip = longest_skip(timing.lease.total_seconds(), self._every, self._term_timeout)
         self._periodic_request = structs.replace(self._request, max_skip=round(1_000_000 * skip))
         """The request of the periodic sweeps: some of them may skip parts of the storage that have nothing to do."""
 
@@ -105,7 +105,7 @@ class Sweeper:
         asked_at = self._clock.uptime()
         try:
             # If the storage hangs, a leader must not believe that it leads for longer than its term.
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._term_timeout):
                 swept = await self._storage.sweep(bid)
             self.leadership, events = after_answer(self.leadership, swept.terms, asked_at=asked_at)
             self._publish(events)
@@ -119,7 +119,7 @@ class Sweeper:
                     max_block=self._max_block,
                     metrics=self._metrics,
                 )
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._term_timeout):
                 ticked = await tick_all(self._storage, swept.due, swept.now)
             self._report([line for name, line in ticked.troubles.items() if self._reported_troubles.get(name) != line])
             for schedule in swept.due:
@@ -286,8 +286,8 @@ class Reaper:
         task, self._task = self._task, None
         if task is not None:
             tasks = [task, *([] if self._putting is None else [self._putting])]
-            for one in tasks:
-                one.cancel()
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_handlers()
             with contextlib.suppress(StorageError, TimeoutError):

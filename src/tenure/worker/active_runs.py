@@ -506,24 +506,24 @@ class ActiveRuns:
         if self._scoreboard is None:
             return
         with self._lock:
-            for one in renewed:
+            for run in renewed:
                 # A dropped run has no row: its old row may belong to another run.
-                if one.row is not None:
-                    self._scoreboard.renewed(one.row, one.renewed_at)
+                if run.row is not None:
+                    self._scoreboard.renewed(run.row, run.renewed_at)
 
     def read_external_renewals(self) -> None:
         """Note the leases that the supervisor's renewer has renewed while this process could not."""
         if self._scoreboard is None:
             return
         with self._lock:
-            for one in self._held.values():
-                kept = 0.0 if one.row is None else self._scoreboard.external_renewal(one.row, one.lease.fence)
-                if kept > one.renewed_at:
-                    one.trust(kept, signed_at=None)
+            for run in self._held.values():
+                kept = 0.0 if run.row is None else self._scoreboard.external_renewal(run.row, run.lease.fence)
+                if kept > run.renewed_at:
+                    run.trust(kept, signed_at=None)
 
-    def when_urgent(self, knock: Callable[[], None]) -> None:
+    def when_urgent(self, wake: Callable[[], None]) -> None:
         """Set the function that wakes the keeper for an added run that cannot wait for the next check."""
-        self._wake_keeper = knock
+        self._wake_keeper = wake
 
     def _signed(self, run: ActiveRun, at: float) -> None:
         with self._lock:

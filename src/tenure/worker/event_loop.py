@@ -29,10 +29,10 @@ LOOP_VARIABLE = "TENURE_WORKER_LOOP"
 
 
 def loop_runner(loop: Loop) -> asyncio.Runner:
-    """Return a runner for the loop `asked`. `auto` means uvloop if it is installed.
+    """Return a runner for the loop `loop`. `auto` means uvloop if it is installed.
 
     Raises:
-        UsageError: `asked` is uvloop, which is not installed.
+        UsageError: `loop` is uvloop, which is not installed.
     """
     if loop == "asyncio":
         return asyncio.Runner()
@@ -98,14 +98,14 @@ class LoopGuard:
 
 
 class _GuardTask(asyncio.Future[None]):
-    """Calls `asked` when it is cancelled, in the context of the code that cancels it."""
+    """Calls `on_cancel` when it is cancelled, in the context of the code that cancels it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, asked: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_cancel: Callable[[], None]) -> None:
         super().__init__(loop=loop)
-        self._asked = asked
+        self._on_cancel = on_cancel
 
     def cancel(self, msg: object = None) -> bool:
-        self._asked()
+        self._on_cancel()
         return super().cancel(msg)
 
 

@@ -81,7 +81,7 @@ def _accepts_keywords(function: Callable[..., object]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def log_bad_outcome(logger: logging.Logger, job: JobRecord, settlement: Settlement) -> None:
@@ -578,10 +578,10 @@ class Executor:
                 # The handler does not know these two facts; only the worker does.
                 begun = run.context is not None or run.pid is not None
                 outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
-            asked = settlement(run.lease, self._complete(run, outcome), self._rng, took=took)
-            self._outcomes.add(run.key, asked)
+            entry = settlement(run.lease, self._complete(run, outcome), self._rng, took=took)
+            self._outcomes.add(run.key, entry)
             if not isinstance(outcome, Returned):
-                log_bad_outcome(self._logger, run.lease.job, asked)
+                log_bad_outcome(self._logger, run.lease.job, entry)
                 self.released += isinstance(outcome, Interrupted)
         self.over()
 

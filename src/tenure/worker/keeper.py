@@ -120,14 +120,14 @@ class Keeper:
         """Beat until cancelled, or until the worker that this keeper beats for has ended."""
         loop = asyncio.get_running_loop()
         # Run the callback in the keeper's own context, not in the context of the run that notifies it.
-        knocked, here = asyncio.Event(), contextvars.copy_context()
+        woken, here = asyncio.Event(), contextvars.copy_context()
 
         def hinted() -> None:
             self._hinted = True
             self._active_runs.hinted_at = self._clock.uptime()
-            knocked.set()
+            woken.set()
 
-        self._active_runs.when_urgent(lambda: _call_soon(loop, knocked.set, here))
+        self._active_runs.when_urgent(lambda: _call_soon(loop, woken.set, here))
         self._hint = lambda: _call_soon(loop, hinted, here)
         # A worker whose loop ended without a stop holds jobs that no task runs. They must pass to other workers.
         while self._is_needed():
@@ -136,8 +136,8 @@ class Keeper:
             self._active_runs.next_beat = self._clock.uptime() + wait
             try:
                 async with asyncio.timeout(wait):
-                    await knocked.wait()
-                    knocked.clear()
+                    await woken.wait()
+                    woken.clear()
             except TimeoutError:
                 continue
 
@@ -293,11 +293,11 @@ class Keeper:
             if message.run.key in lost:
                 self._stop(message.run, "lost", None)
         self._active_runs.note_renewed([message.run for message in sent])
-        for asking in pulse.cancelling:
-            asked_to_stop = self._active_runs.get((asking.ref, asking.fence))
-            if asked_to_stop is not None:
-                news += asked_to_stop.stop is None
-                self._stop(asked_to_stop, "cancelled", asking.reason)
+        for request in pulse.cancelling:
+            cancelled = self._active_runs.get((request.ref, request.fence))
+            if cancelled is not None:
+                news += cancelled.stop is None
+                self._stop(cancelled, "cancelled", request.reason)
         return news
 
     def _stop_expired(self, now: float) -> None:

@@ -21,19 +21,19 @@ class Lifespan:
     `state` is the value that it yields. Without a context manager, all methods return at once.
     """
 
-    def __init__(self, lived: Lived | None, *, worker: str, logger: logging.Logger) -> None:
+    def __init__(self, enter_lifespan: Lived | None, *, worker: str, logger: logging.Logger) -> None:
         self.state: Any = None
-        self._lived = lived
+        self._lived = enter_lifespan
         self._worker = worker
         self._logger = logger
         self._entered = asyncio.Event()
         self._over = asyncio.Event()
-        self._life: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def lives(self) -> bool:
         """True if the lifespan has been entered and has not ended."""
-        return self._life is not None and not self._life.done()
+        return self._task is not None and not self._task.done()
 
     async def enter(self, given_up: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Enter the lifespan. Stop if `given_up` returns first.
@@ -43,24 +43,24 @@ class Lifespan:
         """
         if self._lived is None:
             return
-        self._life = life = asyncio.create_task(self._live(self._lived), name=f"lifespan of worker {self._worker}")
+        self._task = task = asyncio.create_task(self._live(self._lived), name=f"lifespan of worker {self._worker}")
         waits: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._entered.wait()),
             asyncio.create_task(given_up()),
         ]
         try:
-            await asyncio.wait({life, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *waits}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._life = None
-            await _cancelled(life)
+            self._task = None
+            await _cancelled(task)
             raise
         finally:
             for wait in waits:
                 wait.cancel()
-        if life.done():
-            self._life = None
+        if task.done():
+            self._task = None
             self._logger.critical("worker %s does not start: its lifespan cannot be entered", self._worker)
-            life.result()
+            task.result()
         elif not self._entered.is_set():
             await self.cut_off()
 
@@ -70,8 +70,8 @@ class Lifespan:
 
     async def ended(self) -> None:
         """Wait until the lifespan has been left, or has ended by itself."""
-        if self._life is not None:
-            await asyncio.wait({self._life})
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     async def fail(self) -> None:
         """Wait until the lifespan ends by itself, which is an error.
@@ -80,24 +80,24 @@ class Lifespan:
             RuntimeError: the lifespan ended by itself.
         """
         await self.ended()
-        if self._life is not None and not self._over.is_set():
-            failure = None if self._life.cancelled() else self._life.exception()
+        if self._task is not None and not self._over.is_set():
+            failure = None if self._task.cancelled() else self._task.exception()
             raise RuntimeError("the lifespan ended before its worker did") from failure
 
     async def cut_off(self) -> None:
         """Cancel the lifespan if it goes on, and log its failure. No further wait is needed."""
-        life, self._life = self._life, None
-        if life is None:
+        task, self._task = self._task, None
+        if task is None:
             return
-        if not life.done():
-            await _cancelled(life)
+        if not task.done():
+            await _cancelled(task)
             what = "end" if self._entered.is_set() else "be entered"
             self._logger.error("the lifespan of worker %s took too long to %s; cancelling it", self._worker, what)
-        elif not life.cancelled() and (failure := life.exception()) is not None:
+        elif not task.cancelled() and (failure := task.exception()) is not None:
             self._logger.error("the lifespan of worker %s failed while it ended", self._worker, exc_info=failure)
 
-    async def _live(self, lived: Lived) -> None:
-        made = lived()
+    async def _live(self, enter_lifespan: Lived) -> None:
+        made = enter_lifespan()
         if not hasattr(made, "__aenter__"):
             raise UsageError(
                 f"lifespan gave {shown(made)}, which is not an async context manager; decorate the function with "
@@ -109,13 +109,13 @@ class Lifespan:
             await self._over.wait()
 
 
-async def _cancelled(life: "asyncio.Task[None]") -> None:
-    life.cancel()
-    life.add_done_callback(_seen)
-    await asyncio.wait({life}, timeout=MOMENT)
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    task.add_done_callback(_seen)
+    await asyncio.wait({task}, timeout=MOMENT)
 
 
-def _seen(life: "asyncio.Task[None]") -> None:
+def _seen(task: "asyncio.Task[None]") -> None:
     # If the exception is not retrieved, asyncio logs an error.
-    if not life.cancelled():
-        life.exception()
+    if not task.cancelled():
+        task.exception()

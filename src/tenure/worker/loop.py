@@ -536,11 +536,11 @@ class ExchangeLoop:
     async def _send_signs(self, batch: list[Settlement]) -> None:
         """Send the last progress and log lines of handlers, so that a job that ends before its first beat has a log."""
         find = self._active_runs.get
-        talking = [run for asked in batch if (run := find((asked.ref, asked.fence))) is not None and run.signs.pending]
+        talking = [run for entry in batch if (run := find((entry.ref, entry.fence))) is not None and run.signs.pending]
         if not talking:
             return
         now = self._clock.uptime()
-        messages = [one.renewal(now) for one in talking]
+        messages = [run.renewal(now) for run in talking]
         try:
             pulse = await self._storage.renew(RenewRequest(self._owner, tuple(message.renewal for message in messages)))
         except BaseException:

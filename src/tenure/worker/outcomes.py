@@ -50,9 +50,9 @@ class Outcomes:
         """The ids of the jobs whose outcomes have not been answered yet."""
         return [ref.id for ref, _ in (*self._sent, *self._waiting)]
 
-    def add(self, key: RunKey, asked: Settlement) -> None:
+    def add(self, key: RunKey, entry: Settlement) -> None:
         """Add the outcome of a run that has none yet."""
-        self._waiting[key] = asked
+        self._waiting[key] = entry
 
     def take(self, most: int) -> list[Settlement]:
         """Return the first waiting outcomes, at most `most`, to be sent with a call."""
@@ -66,10 +66,10 @@ class Outcomes:
     def put_back(self, batch: Sequence[Settlement]) -> int:
         """Put the outcomes of a call that got no verdict behind all waiting ones. Return how many."""
         put_back = 0
-        for asked in batch:
-            key = (asked.ref, asked.fence)
+        for entry in batch:
+            key = (entry.ref, entry.fence)
             if self._sent.pop(key, None) is not None:
-                self._waiting[key] = asked
+                self._waiting[key] = entry
                 put_back += 1
         return put_back
 
@@ -78,11 +78,11 @@ class Outcomes:
         keys = [(verdict.ref, verdict.fence) for verdict in verdicts]
         answered: list[tuple[JobRecord, Settlement, SettleVerdict]] = []
         for key, run, verdict in zip(keys, self._active_runs.drop_all(keys), verdicts, strict=True):
-            asked = self._sent.pop(key, None)
+            entry = self._sent.pop(key, None)
             if self._refused:
                 self._refused.pop(key, None)
-            if run is not None and asked is not None:
-                answered.append((run.lease.job, asked, verdict.verdict))
+            if run is not None and entry is not None:
+                answered.append((run.lease.job, entry, verdict.verdict))
             if verdict.verdict == "lost":
                 self._logger.warning(
                     "job %s: its run under fence %d was taken over by another run; its outcome was refused",
@@ -96,8 +96,8 @@ class Outcomes:
 
         The outcomes are in no call any more.
         """
-        for asked in batch:
-            key = (asked.ref, asked.fence)
+        for entry in batch:
+            key = (entry.ref, entry.fence)
             self._refused[key] = self._refused.get(key, 0) + 1
             run = self._active_runs.get(key)
             if self._refused[key] == REFUSALS and run is not None:
@@ -105,7 +105,7 @@ class Outcomes:
                 self._waiting[key] = settlement(run.lease, Unreadable(recorded(error)), self._rng)
             elif self._refused[key] >= 2 * REFUSALS:
                 self._logger.error(
-                    "job %s: the outcome of its run cannot be recorded; the run will stall", asked.ref.id
+                    "job %s: the outcome of its run cannot be recorded; the run will stall", entry.ref.id
                 )
                 self._waiting.pop(key, None)
                 del self._refused[key]

@@ -364,14 +364,14 @@ class Runner:
         self._closing_tasks.add(left)
         left.add_done_callback(self._closing_tasks.discard)
 
-    def _report(self, run: ActiveRun, who: str, what: str, error: BaseException | None) -> None:
+    def _report(self, run: ActiveRun, part: str, what: str, error: BaseException | None) -> None:
         """Log without the error's text, which may quote the arguments. The job's own log has all of it."""
         job = run.lease.job
         how = what if error is None else f"{what}: {class_name(error)}"
-        self._logger.error("%s of job %s (%s) %s; details: tenure jobs show %s", who, job.id, job.task, how, job.id)
+        self._logger.error("%s of job %s (%s) %s; details: tenure jobs show %s", part, job.id, job.task, how, job.id)
         fields = {} if error is None else {"traceback": recorded(error).traceback or ""}
         if run.context is not None:
-            run.context.log.error(f"{who} {how}", **fields)
+            run.context.log.error(f"{part} {how}", **fields)
 
 
 def _time_to_end(job: JobRecord) -> float:

@@ -207,15 +207,15 @@ class Scoreboard:
 
     def isolated_started(self, pid: int) -> None:
         """Note an isolated process, which leads its own session."""
-        slots = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
-        if 0 in slots:
-            self._head[_ISOLATED_AT + slots.index(0)] = pid
+        pids = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
+        if 0 in pids:
+            self._head[_ISOLATED_AT + pids.index(0)] = pid
 
     def isolated_ended(self, pid: int) -> None:
         """Note that an isolated process and its children have ended."""
-        slots = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
-        if pid in slots:
-            self._head[_ISOLATED_AT + slots.index(pid)] = 0.0
+        pids = self._head[_ISOLATED_AT : _ISOLATED_AT + _ISOLATED].tolist()
+        if pid in pids:
+            self._head[_ISOLATED_AT + pids.index(pid)] = 0.0
 
     def set_way(self, row: int, way: Way) -> None:
         """Note that the handler of a run is called in another way than planned."""

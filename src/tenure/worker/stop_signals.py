@@ -99,7 +99,7 @@ class StopSignals:
             # No other task has run since, so the caller knows of the start before any job is claimed.
             started()
 
-        haste = asyncio.create_task(self._hasten(worker))
+        forcing = asyncio.create_task(self._force(worker))
         try:
             # A stop also works while the start waits for the storage.
             await first(start(), self._stopping.wait())
@@ -109,9 +109,9 @@ class StopSignals:
             try:
                 await worker.stop(force=self._forced.is_set())
             finally:
-                haste.cancel()
-                await asyncio.gather(haste, return_exceptions=True)
+                forcing.cancel()
+                await asyncio.gather(forcing, return_exceptions=True)
 
-    async def _hasten(self, worker: Stoppable) -> None:
+    async def _force(self, worker: Stoppable) -> None:
         await self._forced.wait()
         await worker.stop(force=True)

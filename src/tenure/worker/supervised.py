@@ -129,8 +129,8 @@ class SupervisorLink:
         try:
             await orders.run(worker, started=lambda: self._send(ChildReady()))
         finally:
-            for one in telling:
-                one.cancel()
+            for task in telling:
+                task.cancel()
 
     def goodbye(self, *, dismissed: bool = False, recycled: str | None = None) -> None:
         """Tell the supervisor that this process holds no more jobs. `ChildLeaving` explains the arguments."""

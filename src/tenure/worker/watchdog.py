@@ -137,7 +137,7 @@ class Watchdog:
             return
         at = self._on_loop()
         if late and at is None:
-            found = [str(one) for one in self._in_threads()]
+            found = [str(position) for position in self._in_threads()]
             self._logger.warning(
                 "no code of this process ran for %.1f s: it was stopped, or a call held the interpreter%s",
                 blocked,

@@ -28,8 +28,8 @@ class WorkerMetrics:
             if job.heard_at is not None:
                 late = job.heard_at - job.run_at
                 waits[job.queue].append(late / SECOND if late > 0 else 0.0)
-        for queue, some in waits.items():
-            self._registry.observe(WAIT, some, queue)
+        for queue, values in waits.items():
+            self._registry.observe(WAIT, values, queue)
 
     def ran(self, job: JobRecord, took: float) -> None:
         """Note the duration of a run, to be counted with the next call. 0 means that the run did not begin."""
@@ -39,37 +39,37 @@ class WorkerMetrics:
     def answered(self, answered: Iterable[tuple[JobRecord, Settlement, SettleVerdict]]) -> None:
         """Count the storage's verdicts on settlements. A duplicate is a settlement whose first answer was lost."""
         settled: Counter[tuple[str, str, str]] = Counter()
-        for job, asked, verdict in answered:
+        for job, settlement, verdict in answered:
             if verdict == "lost":
                 self._registry.count(FENCED, "settle")
             elif verdict != "gone":
-                settled[job.queue, job.task, _outcome(asked)] += 1
-                if asked.decision.charge == "stalls":
-                    self._registry.count(STALLED, job.task, asked.ended.reason or "process_died")
-        for labels, many in settled.items():
-            self._registry.count(JOBS, *labels, by=many)
+                settled[job.queue, job.task, _outcome(settlement)] += 1
+                if settlement.decision.charge == "stalls":
+                    self._registry.count(STALLED, job.task, settlement.ended.reason or "process_died")
+        for labels, count in settled.items():
+            self._registry.count(JOBS, *labels, by=count)
 
     def renewed(self, *, renewed: int, lost: int, failed: int) -> None:
         """Count the leases of one renewal call: renewed, lost, or without an answer."""
-        for result, many in (("renewed", renewed), ("lost", lost), ("failed", failed)):
-            if many:
-                self._registry.count(RENEWALS, result, by=many)
+        for result, count in (("renewed", renewed), ("lost", lost), ("failed", failed)):
+            if count:
+                self._registry.count(RENEWALS, result, by=count)
         if lost:
             self._registry.count(FENCED, "renew", by=lost)
 
     def called(self, op: str, took: float) -> None:
         """Count the duration of a storage call, successful or not, and the noted durations of runs."""
-        for labels, some in self._took.items():
-            self._registry.observe(DURATION, some, *labels)
+        for labels, values in self._took.items():
+            self._registry.observe(DURATION, values, *labels)
         self._took.clear()
         self._registry.observe(STORAGE_OP, (took,), op)
 
 
-def _outcome(asked: Settlement) -> str:
-    match asked.decision:
+def _outcome(settlement: Settlement) -> str:
+    match settlement.decision:
         case Finish():
             # A third of the time that `value` takes.
-            return str(asked.decision.state)
+            return str(settlement.decision.state)
         case PutBack(charge="failures"):
             return "retried"
         case PutBack(charge="stalls"):

@@ -239,7 +239,7 @@ class IsolatedRun:
                     if self.stop is None:
                         process.cancel_timers()
                     if job.timeout is not None:
-                        process.end_within(began + job.timeout / SECOND - now, "timeout", haste=self._hurry_factor())
+                        process.end_within(began + job.timeout / SECOND - now, "timeout", factor=self._hurry_factor())
                 case LoopTurned(at, checked_at):
                     process.turned_at, last_signs.checked_at = at, checked_at
                 case RunSigns(fence=job.fence) as signs:

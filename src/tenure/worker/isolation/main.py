@@ -85,12 +85,12 @@ class Channel:
         threading.Thread(target=self._read, name="tenure-orders", daemon=True).start()
         return message
 
-    def set_receiver(self, hear: Callable[[Order], None]) -> None:
+    def set_receiver(self, receive: Callable[[Order], None]) -> None:
         """Set the function that gets the orders, including those received so far. Called in the reading thread."""
         with self._lock:
-            self._receive = hear
+            self._receive = receive
             for message in self._early:
-                hear(message)
+                receive(message)
             self._early.clear()
 
     def send(self, message: Answer) -> None:

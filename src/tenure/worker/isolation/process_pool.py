@@ -138,13 +138,13 @@ class PoolProcess:
             self.idle = False
             asyncio.get_running_loop().remove_reader(self.child.socket)
 
-    def end_within(self, within: float, why: str, *, haste: float = 1.0) -> None:
+    def end_within(self, within: float, why: str, *, factor: float = 1.0) -> None:
         """Send SIGTERM `ASKED` s after `within`, and SIGKILL `KILLED` s after it, unless `calm` is called before.
 
-        `haste`: a factor that shortens the two times.
+        `factor`: a factor that shortens the two times.
         """
-        self.call_after(within + TERMINATE_AFTER * haste, functools.partial(self._terminate, why))
-        self.call_after(within + KILL_AFTER * haste, functools.partial(self.kill, why))
+        self.call_after(within + TERMINATE_AFTER * factor, functools.partial(self._terminate, why))
+        self.call_after(within + KILL_AFTER * factor, functools.partial(self.kill, why))
 
     def call_after(self, seconds: float, act: Callable[[], None]) -> None:
         """Call `act` after this time, unless `calm` is called before or the process ends."""
@@ -263,8 +263,8 @@ class PoolWaiter:
     @property
     def received(self) -> PoolProcess | None:
         """The process that the waiter got, or None."""
-        given = self.process.done() and not self.process.cancelled() and self.process.exception() is None
-        return self.process.result() if given else None
+        has_process = self.process.done() and not self.process.cancelled() and self.process.exception() is None
+        return self.process.result() if has_process else None
 
 
 class ProcessPool:

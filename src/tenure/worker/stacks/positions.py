@@ -125,7 +125,7 @@ def _at(stack: Iterable[CodeLine]) -> HandlerPosition | None:
 def _read(part: str) -> list[CodeLine]:
     found = [_FRAME.match(line) for line in part.splitlines()]
     return [
-        CodeLine(one["file"], int(one["line"]) if one["line"].isdigit() else 0, one["function"])
-        for one in found
-        if one is not None
+        CodeLine(match["file"], int(match["line"]) if match["line"].isdigit() else 0, match["function"])
+        for match in found
+        if match is not None
     ]

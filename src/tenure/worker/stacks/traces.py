@@ -43,7 +43,7 @@ class Traces:
         """Return the text to send for each run. None if nothing is new, or the run is younger than a beat."""
         stacks = _Stacks()
         try:
-            return [self._new_text(one, stacks) if now - one.claimed_at >= one.beat else None for one in runs]
+            return [self._new_text(run, stacks) if now - run.claimed_at >= run.beat else None for run in runs]
         except Exception:
             # An unexpected kind of frame must not prevent the renewal of a lease.
             logger.exception("cannot read the stacks of handlers")
@@ -132,21 +132,21 @@ def _go_down(root: Waiting, frames: deque[Place]) -> tuple[Waiting, object] | No
     A task that is awaited may move while the coroutines that await it do not, and the other way round.
     """
     tip: tuple[Waiting, object] | None = None
-    one, alone = cast("object", root), True
-    while one is not None:
-        kind = type(one)
+    current, alone = cast("object", root), True
+    while current is not None:
+        kind = type(current)
         if (step := _STEPS.get(kind)) is None:
-            one = _beyond(one)
-            alone = alone and one is None
+            current = _beyond(current)
+            alone = alone and current is None
             continue
-        frame, awaited = step(one)
+        frame, awaited = step(current)
         if kind is CoroutineType:
-            tip = cast("Waiting", one), awaited
+            tip = cast("Waiting", current), awaited
         else:
             alone = False
         if frame is not None and _counts(frame.f_code.co_filename, first=not frames):
             frames.append((frame.f_code, frame.f_lasti))
-        one = awaited
+        current = awaited
     return tip if alone else None
 
 
@@ -165,11 +165,11 @@ _STEPS: dict[type, Callable[[object], tuple[FrameType | None, object]]] = {
 
 def _beyond(step: object) -> object:
     """Return the object that an async generator's step or a task awaits. Only the garbage collector knows it."""
-    for one in gc.get_referents(step):
-        if isinstance(one, AsyncGeneratorType):
-            return cast("object", one)
-        if isinstance(one, asyncio.Task):
-            return _coroutine_of(cast("object", one))
+    for referent in gc.get_referents(step):
+        if isinstance(referent, AsyncGeneratorType):
+            return cast("object", referent)
+        if isinstance(referent, asyncio.Task):
+            return _coroutine_of(cast("object", referent))
     return None
 
 
