@@ -287,8 +287,7 @@ MAY_START: dict[str, str] = {
     "storage/sqlite/writer.py": "SQLite blocks: one thread writes, and waits for a database that is locked",
     "supervisor/supervisor.py": "looks for changed sources in a thread, because a file system may block",
     "threads.py": "the pool that runs plain functions",
-    "worker/isolation/channel.py": "a thread reads the channel while a handler blocks the event loop",
-    "worker/isolation/main.py": "a thread passes on progress while a handler blocks the event loop",
+    "worker/isolation/main.py": "threads read the channel and send progress while a handler blocks the loop",
     "worker/supervised.py": "a thread follows the supervisor and ends this process with it",
 }
 """The modules outside `cli` that start a thread or a process or wait without the loop, each with its reason."""
