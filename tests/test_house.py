@@ -475,3 +475,67 @@ def test_the_changelog_begins_with_what_is_not_released_yet() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
     assert headings[:2] == ["Unreleased", tenure.__version__]
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's methods, properties and attributes, those that `__init__` sets included."""
+    found = set[str]()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+                found.add(name)
+            case _:
+                pass
+    return found
+
+
+def implemented_only_above(classes: dict[str, list[tuple[int, ast.ClassDef]]]) -> list[str]:
+    """Return the Protocols of several members that one class implements, which is on a higher floor.
+
+    `classes`: each class by its name, with its floor. A class implements a Protocol if it has all of its members,
+    inherited ones included. A Protocol of one member is the type of a callback, and one without an implementation is
+    for users.
+    """
+    found = [(floor, node) for places in classes.values() for floor, node in places]
+
+    def bases(node: ast.ClassDef) -> list[str]:
+        return [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+
+    def inherited(node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> set[str]:
+        names = members(node)
+        for base in bases(node):
+            for _, parent in classes.get(base, ()) if base not in seen else ():
+                names |= inherited(parent, seen | {base})
+        return names
+
+    protocols = [(floor, node) for floor, node in found if "Protocol" in bases(node)]
+    rest = [(floor, inherited(node)) for floor, node in found if "Protocol" not in bases(node)]
+    lonely: list[str] = []
+    for floor, node in protocols:
+        asked = inherited(node)
+        floors = [there for there, names in rest if asked <= names] if len(asked) > 1 else []
+        if len(floors) == 1 and floors[0] > floor:
+            lonely.append(node.name)
+    return lonely
+
+
+@pytest.mark.parametrize(("floor", "lonely"), [(10, ["Owner"]), (4, [])])
+def test_a_protocol_with_its_only_implementation_above_is_found(floor: int, lonely: list[str]) -> None:
+    lines = "class Owner(Protocol):\n def opened(self): ...\n def new_id(self): ..."
+    above = "class Base:\n def opened(self): ...\nclass App(Base):\n def new_id(self): ..."
+    drawn = [(5, ast.parse(lines).body), (floor, ast.parse(above).body)]
+    classes = {node.name: [(at, node)] for at, body in drawn for node in body if isinstance(node, ast.ClassDef)}
+
+    assert implemented_only_above(classes) == lonely
+
+
+def test_no_protocol_has_its_only_implementation_above_it() -> None:
+    classes: dict[str, list[tuple[int, ast.ClassDef]]] = {}
+    for path in rooms():
+        for node in statements(path):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append((FLOORS[room_of(path)], node))
+
+    assert implemented_only_above(classes) == []

@@ -181,7 +181,7 @@ class Tenure(Decorators):
             UsageError: `kind` is not an event class, the scope is unknown, or the handler is not callable.
         """
         return register(
-            kind, scope=scope, of=Event, take=lambda handler: self._event_handlers.add(kind, handler, scope=scope)
+            kind, scope=scope, of=Event, add=lambda handler: self._event_handlers.add(kind, handler, scope=scope)
         )
 
     # ── middleware and injection ──────────────────────────────────────────────────────────────────────────────────
@@ -327,16 +327,16 @@ class Tenure(Decorators):
             of_kind(
                 election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
             )
-        equipment = self.runtime()
-        equipment.check_migrations()
+        runtime = self.runtime()
+        runtime.check_migrations()
         # The reaper within a worker uses the worker's owner, because both live exactly as long.
-        owner = equipment.owner(None if name is None else named(name, field="name"), id_=owner_id)
+        owner = runtime.owner(None if name is None else named(name, field="name"), id_=owner_id)
         return Worker(
-            equipment,
+            runtime,
             queues=served,
             concurrency=whole(concurrency, field="concurrency", least=1),
             owner=owner,
-            reaper=Sweeper(equipment, owner, election).run if flag(reaper, field="reaper") else None,
+            reaper=Sweeper(runtime, owner, election).run if flag(reaper, field="reaper") else None,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
             supervised=owner_id is not None,
@@ -376,7 +376,7 @@ class Tenure(Decorators):
             backlog=backlog,
             for_=for_,
             degraded_is=degraded_is,
-            vitals=lambda: ProcessHealth(figures=self._metrics.totals()),
+            process_health=lambda: ProcessHealth(metrics=self._metrics.totals()),
         )
 
     def runtime(self) -> Runtime:
@@ -442,31 +442,31 @@ class Tenure(Decorators):
         return known[name]
 
 
-def _url(given: object) -> str:
+def _url(value: object) -> str:
     """Return the given storage URL, or the default one; raise UsageError if it is invalid."""
-    url = (os.environ.get("TENURE_URL") or DEFAULT_URL) if given is None else given
+    url = (os.environ.get("TENURE_URL") or DEFAULT_URL) if value is None else value
     return read(url).url
 
 
-def _codec(given: Codec) -> Codec:
-    if not all(callable(getattr(given, verb, None)) for verb in ("encode", "decode")):
-        raise UsageError(f"codec = {shown(given)} must have encode(value) and decode(data); give a tenure.Codec")
-    return given
+def _codec(codec: Codec) -> Codec:
+    if not all(callable(getattr(codec, verb, None)) for verb in ("encode", "decode")):
+        raise UsageError(f"codec = {shown(codec)} must have encode(value) and decode(data); give a tenure.Codec")
+    return codec
 
 
-def _lifespan(given: Lifespan) -> Lifespan:
-    if not callable(given):
-        raise UsageError(f"lifespan = {shown(given)} must be a function of the app, made with asynccontextmanager")
-    if yields(given) or is_async(given):
+def _lifespan(lifespan: Lifespan) -> Lifespan:
+    if not callable(lifespan):
+        raise UsageError(f"lifespan = {shown(lifespan)} must be a function of the app, made with asynccontextmanager")
+    if yields(lifespan) or is_async(lifespan):
         raise UsageError(
-            f"lifespan = {shown(given)} is not an async context manager; decorate it with "
+            f"lifespan = {shown(lifespan)} is not an async context manager; decorate it with "
             "contextlib.asynccontextmanager"
         )
     try:
-        inspect.signature(given).bind(None)
+        inspect.signature(lifespan).bind(None)
     except TypeError as error:
         raise UsageError(
-            f"lifespan = {shown(given)} cannot be called with the app: {error}; give it one parameter"
+            f"lifespan = {shown(lifespan)} cannot be called with the app: {error}; give it one parameter"
         ) from None
-    refuse_injections(given, whose=f"lifespan {shown(given)}")
-    return given
+    refuse_injections(lifespan, owner=f"lifespan {shown(lifespan)}")
+    return lifespan

@@ -126,9 +126,9 @@ async def _cancel_all() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _resolve(gone: "asyncio.Future[None]") -> None:
-    if not gone.done():
-        gone.set_result(None)
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Portal:

@@ -70,7 +70,7 @@ def redacted_repr(value: object, most: int) -> str:
 def _redacted(value: Any, copies: dict[int, Any], depth: int = 8) -> Any:
     """Return a copy of a value without the secrets in its dicts; secrets of other objects are found in its text.
 
-    `made`: the copies so far, by the ids of the originals, so that a value that contains itself is copied once.
+    `copies`: the copies so far, by the ids of the originals, so that a value that contains itself is copied once.
     """
     kind = cast(Any, type(value))
     if not depth or kind not in (dict, list, tuple):

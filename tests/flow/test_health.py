@@ -540,7 +540,7 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
             timing=Timing,
             clock=stage.clock,
             unprotected=True,
-            vitals=lambda: ProcessHealth(owners=("nobody", "one"), stopping=bool(stopping)),
+            process_health=lambda: ProcessHealth(owners=("nobody", "one"), stopping=bool(stopping)),
         )
         words: list[str] = []
 
@@ -896,7 +896,11 @@ async def test_what_lives_says_no_once_its_loop_is_blocked_for_too_long() -> Non
         raise StorageUnavailableError("gone")
 
     health = health_app(
-        opened, timing=Timing, clock=SystemClock(), unprotected=True, vitals=lambda: ProcessHealth(dead="".join(said))
+        opened,
+        timing=Timing,
+        clock=SystemClock(),
+        unprotected=True,
+        process_health=lambda: ProcessHealth(dead="".join(said)),
     )
     before = await ask(health, "/live")
     said.append(blocked(601.25, 600))

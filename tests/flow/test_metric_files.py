@@ -41,7 +41,7 @@ def metrics() -> dict[str, tuple[str, set[str]]]:
         swept_ago=1,
     )
     health = judged(survey, timing=Timing(), thresholds=Thresholds(), backlog=Backlog(), now=0.0)
-    found = read(rendered(survey, health, ProcessHealth(owners=("w",), lag=0.0, figures=figures.totals())))
+    found = read(rendered(survey, health, ProcessHealth(owners=("w",), lag=0.0, metrics=figures.totals())))
     return {
         name: (family.kind, {label for _, labels in family.samples for label, _ in labels} - {"le"})
         for name, family in found.items()

@@ -27,7 +27,7 @@ def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay(
     stuck = overview.vitals()
 
     assert stuck.dead == "the supervisor's loop has not turned for 10.5 s"
-    assert stuck.figures == {("tenure_fenced_total", "settle"): (1.0,)}
+    assert stuck.metrics == {("tenure_fenced_total", "settle"): (1.0,)}
 
 
 async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_memory_is_none_of_ours() -> None:

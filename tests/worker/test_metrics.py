@@ -34,7 +34,7 @@ from tests.exposition import Family, read
 
 
 def shown(figures: dict[Key, tuple[float, ...]]) -> dict[str, Family]:
-    return read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), figures=figures)))
+    return read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), metrics=figures)))
 
 
 def test_a_time_falls_into_the_first_bucket_that_it_is_not_above() -> None:

@@ -161,14 +161,14 @@ def list_dead(session: CommandSession, where: DeadFilter, arguments: bool, limit
     if as_json(session, page.letters if session.form == "jsonl" else page):
         return
     if session.quiet:
-        for letter in page.letters:
-            click.echo(printable(letter.id))
+        for row in page.letters:
+            click.echo(printable(row.id))
     else:
         columns = (*_COLUMNS, "arguments") if arguments else _COLUMNS
         table(
             session,
             columns,
-            [_row(letter, arguments=arguments) for letter in page.letters],
+            [_row(row, arguments=arguments) for row in page.letters],
             whole=("id", "queue", "fault"),
         )
     if page.next is not None:
@@ -328,10 +328,10 @@ def _done(
     if dry_run:
         click.echo(f"{_letters(min(report.left, limit))} would be {done}; {report.left:,} match")
         return OK
-    over = f", the last of them in {span_text(report.takes)}" if report.takes else ""
+    duration = f", the last of them in {span_text(report.takes)}" if report.takes else ""
     more = f"; {report.left:,} more match" if report.left else ""
     were = "was" if len(report.done) == 1 else "were"
-    click.echo(f"{_letters(len(report.done))} {were} {done}{over}{more}")
+    click.echo(f"{_letters(len(report.done))} {were} {done}{duration}{more}")
     held = {(held_job.queue, held_job.id): held_job.holder for held_job in report.held}
     for ref in report.refused:
         holder = held.get((ref.queue, ref.id))

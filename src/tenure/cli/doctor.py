@@ -152,16 +152,16 @@ class _Visit:
         """Read the event log up to now for repairs; the sweeps of some storages audit their records and repair them."""
         now = (await self._storage.survey()).now
         found: list[JobRepaired] = []
-        looked = 0
+        count = 0
         cursor: str | None = None
         while True:
             page = await self._storage.events(cursor, limit=_PAGE)
             past = [event for event in page.events if not isinstance(event, EventsTrimmed) and at_micros(event) <= now]
             found += (event for event in past if isinstance(event, JobRepaired))
-            looked += len(past)
+            count += len(past)
             # A page may be empty before the end. If events come faster than they are read, stop at the start time.
             if page.next == cursor or (page.events and not past):
-                return [repairs(found, looked)]
+                return [repairs(found, count)]
             cursor = page.next
 
     async def _gathered(self) -> DiagnosisInput:

@@ -119,10 +119,10 @@ async def _past(
         ref = await _ref(access, queues, job)
         decode = access.decode if results else None
         found: deque[AnyEvent] = deque(maxlen=limit if cursor is None else None)
-        place = _place(cursor)
+        start = _place(cursor)
         while True:
             try:
-                page = await access.storage.events(place, limit=PAGE, ref=ref)
+                page = await access.storage.events(start, limit=PAGE, ref=ref)
             except ValueError as error:
                 raise no_cursor(_CURSOR, cursor, _TAKE) from error
             for event in page.events:
@@ -130,7 +130,7 @@ async def _past(
                     found.append(event)
                     if cursor is not None and len(found) >= limit:
                         return EventsView(_shown(found, decode), event.cursor or page.next)
-            place = page.next
+            start = page.next
             if not page.events:
                 return EventsView(_shown(found, decode), page.next)
 
@@ -152,7 +152,7 @@ async def _live(
         decode = access.decode if results else None
 
         async def tell() -> None:
-            left = limit
+            remaining = limit
             start = EVENTS_END if cursor is None else _place(cursor)
             async with contextlib.aclosing(follow(access.storage, start, ref=ref)) as happening:
                 async for event in happening:
@@ -161,7 +161,7 @@ async def _live(
                     (shown,) = _shown([event], decode)
                     if not as_json(lines, shown):
                         click.echo(_line(shown))
-                    if left is not None and (left := left - 1) == 0:
+                    if remaining is not None and (remaining := remaining - 1) == 0:
                         return
 
         telling = asyncio.ensure_future(tell())

@@ -80,20 +80,20 @@ async def _found(
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
     watch = StorageMonitor(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
-    judge = HealthApp(
+    app = HealthApp(
         watch, TokenAuth(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}
     )
-    look = await watch.look()
-    found = await judge.health(only, look=look)
+    survey = await watch.look()
+    found = await app.health(only, survey=survey)
     while found.status not in ("unhealthy", "unreachable") and any(
         queue.above_for is not None for queue in found.queues.values()
     ):
         await asyncio.sleep(min(PACE, backlog[1].total_seconds()))
-        look = await watch.look()
-        found = await judge.health(only, look=look)
-    if not look.hung:
+        survey = await watch.look()
+        found = await app.health(only, survey=survey)
+    if not survey.hung:
         await closed(access.storage)
-    return found, look.hung
+    return found, survey.hung
 
 
 def _shown(session: CommandSession, found: Health) -> None:
@@ -105,8 +105,8 @@ def _shown(session: CommandSession, found: Health) -> None:
         table(session, _COLUMNS, [_row(name, found) for name in found.queues])
         alive = sum(worker.state == "alive" for worker in found.workers)
         swept = "never swept" if found.reaper.age is None else f"last swept {span_text(found.reaper.age)} ago"
-        hushed = sum(worker.state == "quiet" for worker in found.workers)
-        quiet = f", {hushed} quiet" if hushed else ""
+        quiet_workers = sum(worker.state == "quiet" for worker in found.workers)
+        quiet = f", {quiet_workers} quiet" if quiet_workers else ""
         click.echo(f"\n{alive} of {len(found.workers)} workers alive{quiet}, {swept}")
 
 

@@ -47,7 +47,7 @@ class Http:
         timing: Callable[[], Timing],
         clock: Clock,
         queues: Callable[[], Iterable[str]] = tuple,
-        vitals: Callable[[], ProcessHealth],
+        process_health: Callable[[], ProcessHealth],
     ) -> HealthServer:
         """Return the server, not yet started."""
         app = health_app(
@@ -60,7 +60,7 @@ class Http:
             backlog=self.backlog,
             for_=self.patience,
             degraded_is=self.degraded_is,
-            vitals=vitals,
+            process_health=process_health,
         )
         return HealthServer(app, self.address)
 
@@ -128,14 +128,14 @@ async def closed(storage: Storage) -> None:
             await storage.close()
 
 
-def backlog_of(given: tuple[str, ...], patience: timedelta) -> tuple[dict[str, int], timedelta]:
+def backlog_of(values: tuple[str, ...], patience: timedelta) -> tuple[dict[str, int], timedelta]:
     """Return the values of --backlog and --backlog-for.
 
     Raises:
         UsageError: one of them is invalid.
     """
     backlog: dict[str, int] = {}
-    for text in given:
+    for text in values:
         queue, separator, jobs = text.strip().rpartition("=")
         if not jobs.isdecimal() or (separator and not queue):
             raise UsageError(f"--backlog {text} is not a threshold; write --backlog 1000, or --backlog mail=50")
@@ -165,14 +165,14 @@ def _http_options(http: str, token: str | None, backlog: tuple[dict[str, int], t
     return Http(address, token, *backlog, 503 if degraded_is == "503" else 200)
 
 
-def _token(given: str | None, file: Path | None) -> str | None:
+def _token(value: str | None, file: Path | None) -> str | None:
     if file is None:
         # An empty variable was probably meant to hold a token, so it must not disable authentication.
         own = f"{click.get_current_context().auto_envvar_prefix}_HTTP_TOKEN"
         empty = [variable for variable in (own, TOKEN_VARIABLE) if os.environ.get(variable) == ""]
-        if given == "" or (given is None and empty):
+        if value == "" or (value is None and empty):
             raise UsageError(f"the token is empty; fill {empty[0] if empty else TOKEN_VARIABLE}, or unset it")
-        return given
+        return value
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

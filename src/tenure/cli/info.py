@@ -59,17 +59,17 @@ async def _once(session: CommandSession, *, check: bool) -> int:
 
 async def _watched(session: CommandSession, every: float) -> int:
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
+    stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, over.set)
+        loop.add_signal_handler(number, stopped.set)
     slow = Slow()
     async with accessed(session) as access:
         with _screen(session) as show:
-            while not over.is_set():
+            while not stopped.is_set():
                 show(await _look(access, slow))
                 try:
                     async with asyncio.timeout(every):
-                        await over.wait()
+                        await stopped.wait()
                 except TimeoutError:
                     continue
     return OK

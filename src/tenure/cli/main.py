@@ -32,7 +32,7 @@ COMMANDS = {
 """The location and the short help of each command. The help is here, so that showing it imports no command."""
 
 
-_UNTAKEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Lazy(click.Group):
@@ -66,7 +66,7 @@ class Lazy(click.Group):
         try:
             code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
         except OSError as error:
-            if error.errno not in _UNTAKEN:
+            if error.errno not in _WRITE_ERRORS:
                 raise
             # A storage reports these as errors of ours, so here stdout itself has failed. Point it at /dev/null, so
             # that the interpreter does not report the failure again when it exits.

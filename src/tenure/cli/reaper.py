@@ -68,14 +68,14 @@ def reaper(
     """
     set_up(log_level, log_format, quiet=session.quiet)
     durations = {"sweep": sweep, "grace": grace, "leader_ttl": leader_ttl}
-    equipment = _equipment(session, target, {name: value for name, value in durations.items() if value is not None})
-    shared(equipment.storage)
+    runtime = _runtime(session, target, {name: value for name, value in durations.items() if value is not None})
+    shared(runtime.storage)
     # The Runner is never closed: closing waits for threads and tasks of event handlers, and one may never end.
-    asyncio.Runner().run(_reap(equipment, None if no_election else LeaderElection(), http))
+    asyncio.Runner().run(_reap(runtime, None if no_election else LeaderElection(), http))
     leave(OK)
 
 
-def _equipment(session: CommandSession, target: str | None, timing: dict[str, timedelta]) -> Runtime:
+def _runtime(session: CommandSession, target: str | None, timing: dict[str, timedelta]) -> Runtime:
     if target is not None and session.url is not None:
         raise UsageError(f"{target} has a storage of its own; give either --url or the app")
     app = target or (session.app if session.url is None else None)
@@ -87,13 +87,13 @@ def _equipment(session: CommandSession, target: str | None, timing: dict[str, ti
     return load(app).runtime()
 
 
-async def _reap(equipment: Runtime, election: LeaderElection | None, http: Http | None) -> None:
-    over = asyncio.Event()
+async def _reap(runtime: Runtime, election: LeaderElection | None, http: Http | None) -> None:
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
-    storage = equipment.storage
-    reaper = Reaper(equipment, election=election)
+        loop.add_signal_handler(number, stopped.set)
+    storage = runtime.storage
+    reaper = Reaper(runtime, election=election)
     reaper.on(LeadershipAcquired)(_acquired)
     reaper.on(LeadershipLost)(_lost)
 
@@ -103,25 +103,25 @@ async def _reap(equipment: Runtime, election: LeaderElection | None, http: Http 
         if election is None or reaper.leads:
             _recovered(event)
 
-    server = None if http is None else _server(equipment, http, over.is_set)
+    server = None if http is None else _server(runtime, http, stopped.is_set)
     try:
         async with server or contextlib.nullcontext():
             await reaper.start()
             logger.info("reaper %s sweeps %s", reaper.id, storage.url)
-            await over.wait()
+            await stopped.wait()
             await reaper.stop()
     finally:
         await storage.close()
     logger.info("reaper %s has stopped", reaper.id)
 
 
-def _server(equipment: Runtime, http: Http, stopping: Callable[[], bool]) -> HealthServer:
+def _server(runtime: Runtime, http: Http, stopping: Callable[[], bool]) -> HealthServer:
     return http.server(
-        opener(equipment.storage),
-        timing=lambda: equipment.timing,
-        clock=equipment.clock,
-        queues=lambda: {task.queue for task in equipment.tasks.values()},
-        vitals=lambda: ProcessHealth(stopping=stopping(), figures=equipment.metrics.totals()),
+        opener(runtime.storage),
+        timing=lambda: runtime.timing,
+        clock=runtime.clock,
+        queues=lambda: {task.queue for task in runtime.tasks.values()},
+        process_health=lambda: ProcessHealth(stopping=stopping(), metrics=runtime.metrics.totals()),
     )
 
 

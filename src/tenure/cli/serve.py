@@ -43,10 +43,10 @@ def serve(session: CommandSession, target: str | None, http: Http, log_level: st
 
 
 async def _serve(session: CommandSession, http: Http) -> None:
-    over = asyncio.Event()
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
+        loop.add_signal_handler(number, stopped.set)
     access = reach(session)
     tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
     # A storage that is out of reach may come back; a URL that can never work raises UsageError now.
@@ -58,9 +58,9 @@ async def _serve(session: CommandSession, http: Http) -> None:
         timing=lambda: access.timing,
         clock=SystemClock(),
         queues=lambda: {task.queue for task in tasks.values()},
-        vitals=lambda: ProcessHealth(stopping=over.is_set()),
+        process_health=lambda: ProcessHealth(stopping=stopped.is_set()),
     )
     async with server:
-        await over.wait()
+        await stopped.wait()
     await closed(access.storage)
     logger.info("serve has stopped")

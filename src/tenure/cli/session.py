@@ -72,9 +72,9 @@ def naming(flag: str) -> Callable[[Any], str]:
     return read
 
 
-def no_cursor(flag: str, given: str | None, remedy: str = "use the one at the end of the previous page") -> UsageError:
+def no_cursor(flag: str, value: str | None, remedy: str = "use the one at the end of the previous page") -> UsageError:
     """Return the error for a cursor that the storage has never returned."""
-    shown = repr(given) if len(given or "") <= 40 else f"{(given or '')[:40]!r}..."
+    shown = repr(value) if len(value or "") <= 40 else f"{(value or '')[:40]!r}..."
     return UsageError(f"{flag} {shown} is not a cursor; {remedy}")
 
 

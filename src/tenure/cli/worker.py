@@ -196,7 +196,7 @@ def worker(
     # Before any user code, which may install handlers for these signals.
     ignore_unused()
     target = _target(session, target)
-    crew = WorkerOptions(
+    options = WorkerOptions(
         _queues(queues), concurrency, burst, not no_reaper, name, drain, max_jobs, max_memory, prefetch
     )
     # Before any user code: processes that it starts must not inherit the socket to our supervisor.
@@ -207,84 +207,84 @@ def worker(
     if child is None and _supervises(processes, without=no_supervisor):
         log_options = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
         sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
-        _supervised(target, crew, processes, http, log_options, sources=sources)
+        _supervised(target, options, processes, http, log_options, sources=sources)
     if child is None and (reload or reload_dirs):
         raise UsageError("--reload needs a supervisor; leave --no-supervisor out")
     app = load(target)
     if child is not None and child.siblings:
         shared(app.storage)
-    run_worker(app, crew, child=child, http=http)
+    run_worker(app, options, child=child, http=http)
 
 
 def run_worker(
-    app: Tenure, crew: WorkerOptions, *, child: SupervisorLink | None = None, http: Http | None = None
+    app: Tenure, options: WorkerOptions, *, child: SupervisorLink | None = None, http: Http | None = None
 ) -> NoReturn:
     """Run a worker in this process until it is asked to stop; then exit, even if threads still hang.
 
     Raises:
         UsageError: an option has an invalid value.
     """
-    made = crew.worker(app, child=child)
+    app_worker = options.worker(app, child=child)
     # The health of a child is served by its supervisor, which starts it without --http.
-    server = None if http is None else _server(app, made, http)
+    server = None if http is None else _server(app, app_worker, http)
     if child is not None:
         # Before the first claim, so that the supervisor knows the storage of a child that holds jobs. After all checks
         # of options, because the supervisor restarts a child that has said hello.
         queues = {task.queue for task in app.tasks.values()}
-        child.hello(app.url, app.timing, queues=queues, serves=crew.queues or ())
-    _mind_early_and_late_signals(made, child)
+        child.hello(app.url, app.timing, queues=queues, serves=options.queues or ())
+    _handle_early_and_late_signals(app_worker, child)
     # The runner is never closed: closing waits for threads, and one of them may never end.
     runner = loop_runner(loop_from_environment())
     try:
-        runner.run(_work(app, made, crew, server, child))
+        runner.run(_work(app, app_worker, options, server, child))
         if child is not None:
-            child.goodbye(dismissed=made.dismissed, recycled=made.recycle_reason)
+            child.goodbye(dismissed=app_worker.dismissed, recycled=app_worker.recycle_reason)
         code = OK
     except BaseException as error:
         code = report_error(error)
     leave(code)
 
 
-def _mind_early_and_late_signals(made: Worker, child: SupervisorLink | None) -> None:
+def _handle_early_and_late_signals(app_worker: Worker, child: SupervisorLink | None) -> None:
     """Exit cleanly on a signal that arrives after the worker has ended, or before a child's worker has begun."""
 
     def minded(number: int, _: object) -> None:
         if child is not None:
             # It holds no jobs yet. Once it works, it has its own signal handlers, until its end.
             child.goodbye()
-        os._exit(OK if made.ended or child is not None else 128 + number)
+        os._exit(OK if app_worker.ended or child is not None else 128 + number)
 
     for number in (*SIGNALS, *draining()):
         signal.signal(number, minded)
 
 
-def _server(app: Tenure, made: Worker, http: Http) -> HealthServer:
-    equipment = app.runtime()
+def _server(app: Tenure, app_worker: Worker, http: Http) -> HealthServer:
+    runtime = app.runtime()
     return http.server(
         app.opened,
-        timing=lambda: equipment.timing,
-        clock=equipment.clock,
+        timing=lambda: runtime.timing,
+        clock=runtime.clock,
         queues=lambda: {task.queue for task in app.tasks.values()},
-        vitals=made.vitals,
+        process_health=app_worker.vitals,
     )
 
 
 async def _work(
-    app: Tenure, made: Worker, crew: WorkerOptions, server: HealthServer | None, child: SupervisorLink | None
+    app: Tenure, app_worker: Worker, options: WorkerOptions, server: HealthServer | None, child: SupervisorLink | None
 ) -> None:
-    logger.info("worker %s (%s) starts on %s", made.owner.name, made.owner.id, app.storage.url)
+    logger.info("worker %s (%s) starts on %s", app_worker.owner.name, app_worker.owner.id, app.storage.url)
     try:
         if server is not None:
             # Serve health while the worker starts, which an absent storage may delay, and while it drains.
             await server.start()
-        if not crew.reaper:
+        if not options.reaper:
             await _sweep_once(app)
-        await (made.run() if child is None else child.work(made, app.runtime().metrics))
+        await (app_worker.run() if child is None else child.work(app_worker, app.runtime().metrics))
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
                 await asyncio.gather(app.close(), *([] if server is None else [server.stop()]))
-    logger.info("worker %s (%s) has stopped", made.owner.name, made.owner.id)
+    logger.info("worker %s (%s) has stopped", app_worker.owner.name, app_worker.owner.id)
 
 
 async def _sweep_once(app: Tenure) -> None:
@@ -315,7 +315,7 @@ def _supervises(processes: int, *, without: bool) -> bool:
 
 def _supervised(
     target: str,
-    crew: WorkerOptions,
+    options: WorkerOptions,
     processes: int,
     http: Http | None,
     logging_options: list[str],
@@ -330,13 +330,13 @@ def _supervised(
 
     # Only this process serves health. A child that inherits the variable would bind the same port.
     os.environ.pop(HTTP_VARIABLE, None)
-    own = [sys.executable, "-m", "tenure", "worker", target, *crew.options(), *logging_options]
+    own = [sys.executable, "-m", "tenure", "worker", target, *options.options(), *logging_options]
     command = [*own, "--processes", "1"]
     code = supervise(
         command,
         processes=processes,
-        drain=crew.drain,
-        burst=crew.burst,
+        drain=options.drain,
+        burst=options.burst,
         sources=sources,
         systemd=Systemd.from_environment(),
         serve=None if http is None else functools.partial(_overseer, http),
@@ -352,7 +352,7 @@ def _overseer(http: Http, overview: Overview) -> HealthServer:
         timing=lambda: overview.timing,
         clock=SystemClock(),
         queues=lambda: overview.queues,
-        vitals=overview.vitals,
+        process_health=overview.vitals,
     )
 
 
@@ -365,8 +365,8 @@ def _target(session: CommandSession, target: str | None) -> str:
     return name
 
 
-def _queues(given: tuple[str, ...]) -> tuple[str, ...] | None:
-    names = [name.strip() for text in given for name in text.split(",")]
+def _queues(values: tuple[str, ...]) -> tuple[str, ...] | None:
+    names = [name.strip() for text in values for name in text.split(",")]
     if not all(names):
-        raise UsageError(f"-q {','.join(given)!r} names an empty queue; write -q mail,default")
+        raise UsageError(f"-q {','.join(values)!r} names an empty queue; write -q mail,default")
     return tuple(dict.fromkeys(names)) or None

@@ -53,25 +53,25 @@ class EnqueueBatcher:
             StorageError: the job may or may not have been stored. Other callers of the batch may get the same error.
         """
         loop = asyncio.get_running_loop()
-        lanes = self._batches.get(loop)
-        if lanes is None:
-            lanes = self._batches_of(loop)
-        lane = lanes.get(job.queue)
-        if lane is not None:
-            return await lane.add(job)
-        lane = lanes[job.queue] = _QueueBatch(loop, storage, lanes, job.queue, loop.time())
+        batches = self._batches.get(loop)
+        if batches is None:
+            batches = self._batches_of(loop)
+        batch = batches.get(job.queue)
+        if batch is not None:
+            return await batch.add(job)
+        batch = batches[job.queue] = _QueueBatch(loop, storage, batches, job.queue, loop.time())
         try:
             [receipt] = await storage.enqueue([job])
             return receipt
         finally:
-            lane.returned(FIRST)
+            batch.returned(FIRST)
 
     def _batches_of(self, loop: asyncio.AbstractEventLoop) -> "dict[str, _QueueBatch]":
         # Other threads may add and remove their event loops at the same time.
         for closed in [known for known in list(self._batches) if known.is_closed()]:
             self._batches.pop(closed, None)
-        lanes = self._batches[loop] = {}
-        return lanes
+        batches = self._batches[loop] = {}
+        return batches
 
 
 _Caller = tuple[NewJob, "asyncio.Future[EnqueueResult]"]

@@ -55,9 +55,9 @@ def incompatible(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _read(given: object, *, field: str) -> dict[str, PayloadShape]:
+def _read(value: object, *, field: str) -> dict[str, PayloadShape]:
     try:
-        return msgspec.convert(given, dict[str, PayloadShape])
+        return msgspec.convert(value, dict[str, PayloadShape])
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{field} is not a snapshot of tasks: {error}; give the return value of app.signatures()"

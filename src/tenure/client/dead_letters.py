@@ -271,7 +271,7 @@ class DeadLetters:
         return await self._handle(
             _valid_filter(where),
             whole(limit, field="limit", least=1),
-            lambda one, place: RedriveJob(one.ref, operator, round(gap * place), one.finished),
+            lambda one, index: RedriveJob(one.ref, operator, round(gap * index), one.finished),
             gap=gap,
         )
 
@@ -364,18 +364,18 @@ def fault(job: JobRecord) -> str:
     return fingerprint(job.task, job.reason, job.error)
 
 
-def fault_named(given: object, *, field: str) -> str:
+def fault_named(value: object, *, field: str) -> str:
     """Return the fingerprint of a fault.
 
     Raises:
         UsageError: the value is not a fingerprint.
     """
-    if not isinstance(given, str) or len(given) != LENGTH or not set(given) <= set("0123456789abcdef"):
+    if not isinstance(value, str) or len(value) != LENGTH or not set(value) <= set("0123456789abcdef"):
         raise UsageError(
-            f"{field} = {shown(given)} must be {LENGTH} hexadecimal digits; app.dead.groups() and tenure dead groups "
+            f"{field} = {shown(value)} must be {LENGTH} hexadecimal digits; app.dead.groups() and tenure dead groups "
             "list them"
         )
-    return given
+    return value
 
 
 def in_order(
@@ -522,17 +522,17 @@ def _names(values: Sequence[str], *, field: str) -> tuple[str, ...]:
     return tuple(named(value, field=field) for value in several(values, field=field))
 
 
-def _when(given: object, *, field: str) -> datetime | timedelta | None:
-    match given:
+def _when(value: object, *, field: str) -> datetime | timedelta | None:
+    match value:
         case None:
             return None
         case datetime():
-            return moment(instant(given, field=field))
+            return moment(instant(value, field=field))
         case int() | float() | str() | timedelta():
-            return duration(given, field=field)
+            return duration(value, field=field)
         case _:
             raise UsageError(
-                f'{field} = {shown(given)} is not a time; give an aware datetime, or how long ago, such as "2h"'
+                f'{field} = {shown(value)} is not a time; give an aware datetime, or how long ago, such as "2h"'
             )
 
 

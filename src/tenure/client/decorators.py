@@ -368,9 +368,9 @@ def _kind(
     return AsyncTask[..., Any] if is_async(function) else PlainTask[..., Any]
 
 
-def full_name(given: str | None, function: Callable[..., Any], prefix: str) -> str:
+def full_name(name: str | None, function: Callable[..., Any], prefix: str) -> str:
     """Return the task's full name: the prefix and its given name, else a name made from its function."""
-    if given is not None:
-        return prefix + given
+    if name is not None:
+        return prefix + name
     own = name_of(function)
     return prefix + own.rpartition(".")[2] if prefix else own

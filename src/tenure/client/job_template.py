@@ -144,7 +144,7 @@ class JobTemplate(Struct, frozen=True, eq=False):
         settings = _merged(options, self.settings)
         if self.encoder is not None:
             # Until the task has an app, a fair_key may still come from its app or its routers.
-            check_fair_weight(settings, given="fair_weight" in options)
+            check_fair_weight(settings, weight_is_set="fair_weight" in options)
         if settings is not self.settings:
             check_conflicts(settings, collects=collect is not None)
         _check_timing(settings, options, collect)
@@ -212,10 +212,10 @@ class CallKeys:
     ) -> None:
         known = tuple(parameters)
 
-        def keying(given: KeyTemplate | Literal[False] | None, field: str) -> KeyReader | None:
-            if not given:
+        def keying(template: KeyTemplate | Literal[False] | None, field: str) -> KeyReader | None:
+            if not template:
                 return None
-            return KeyReader(given, known, field=field, task=task, collects=collect is not None)
+            return KeyReader(template, known, field=field, task=task, collects=collect is not None)
 
         self._task = task
         self._limit = options.concurrency_limit or 1
@@ -419,8 +419,8 @@ def _check_ttl(delay: int, ttl: int | None) -> None:
         )
 
 
-def _tags(given: object) -> tuple[str, ...]:
-    words = several(given, field="tags")
+def _tags(value: object) -> tuple[str, ...]:
+    words = several(value, field="tags")
     if len(words) > TAGS:
         raise UsageError(f"tags has {len(words):,} words, and a job may have {TAGS}; put the rest into its arguments")
     return tuple(_tag(word) for word in words)

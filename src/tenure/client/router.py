@@ -157,7 +157,7 @@ class Router(Decorators):
         def take(handler: Callable[[E], object]) -> None:
             self._once_included(lambda inside: inside.app.event_handlers.add(kind, handler, scope=scope))
 
-        return register(kind, scope=scope, of=Event, take=take)
+        return register(kind, scope=scope, of=Event, add=take)
 
     def include(self, router: "Router") -> None:
         """Include another router, with all that it has now and all that is added to it later.
@@ -210,8 +210,8 @@ class Router(Decorators):
         if plan is not None:
             self._check_schedule(plan, new)
         if self._scope is not None:
-            inside = self._scope
-            inside.admit([] if new is None else [(new, inside)], [] if plan is None else [(plan, inside)])
+            scope = self._scope
+            scope.admit([] if new is None else [(new, scope)], [] if plan is None else [(plan, scope)])
         if new is not None:
             self._members.append(new)
         if plan is not None:
@@ -237,16 +237,16 @@ class Router(Decorators):
             )
 
     def _definitions(self, scope: DefinitionScope) -> Iterator[ScopedTask]:
-        inside = self._inner_scope(scope)
-        yield from ((member, inside) for member in self._members)
+        inner = self._inner_scope(scope)
+        yield from ((member, inner) for member in self._members)
         for router in self._routers:
-            yield from router._definitions(inside)
+            yield from router._definitions(inner)
 
     def _schedule_definitions(self, scope: DefinitionScope) -> Iterator[ScopedSchedule]:
-        inside = self._inner_scope(scope)
-        yield from ((plan, inside) for plan in self._plans)
+        inner = self._inner_scope(scope)
+        yield from ((plan, inner) for plan in self._plans)
         for router in self._routers:
-            yield from router._schedule_definitions(inside)
+            yield from router._schedule_definitions(inner)
 
     def _bind(self, scope: DefinitionScope) -> None:
         self._scope = self._inner_scope(scope)

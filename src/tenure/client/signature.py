@@ -55,7 +55,7 @@ class Signature:
             self._full_signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise UsageError(f"task {task!r}: {error}; wrap it in a function with named parameters") from None
-        self._injected = injections(self._full_signature.parameters.values(), whose=f"task {task!r}")
+        self._injected = injections(self._full_signature.parameters.values(), owner=f"task {task!r}")
         self._signature = _without_injected(self._full_signature, self._injected)
         parameters = self._signature.parameters.values()
         self._kinds = [(parameter.name, parameter.kind) for parameter in parameters]

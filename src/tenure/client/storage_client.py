@@ -144,12 +144,12 @@ class StorageClient:
         await storage.tune(Target("task", name), Settings(rate=key), by=remark(by, field="by"))
 
 
-def _calls(given: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:
+def _calls(values: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:
     try:
-        iterator = iter(given)
+        iterator = iter(values)
     except TypeError:
         raise UsageError(
-            f"calls = {shown(given)} must be a list or another iterable; write [task.call(1), task.call(2)]"
+            f"calls = {shown(values)} must be a list or another iterable; write [task.call(1), task.call(2)]"
         ) from None
     calls = list(iterator)
     for call in calls:

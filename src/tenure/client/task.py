@@ -169,7 +169,7 @@ class Task(Generic[P, R]):
         Raises:
             UsageError: the name is invalid, or the options do not fit the task's arguments.
         """
-        check_fair_weight(settings, given=self.settings.fair_weight is not None)
+        check_fair_weight(settings, weight_is_set=self.settings.fair_weight is not None)
         name = named(name, field="name")
         return TaskBinding(app, name, settings, self._make_template(name, settings, app), around)
 
@@ -327,7 +327,7 @@ class Task(Generic[P, R]):
             else:
                 self._binding.app.event_handlers.add(kind, handler, scope=scope, task=self.name)
 
-        return register(kind, scope=scope, of=JobEvent, take=take)
+        return register(kind, scope=scope, of=JobEvent, add=take)
 
     def on_cancel(self, hook: Callable[P, T]) -> Callable[P, T]:
         """Register a hook that cleans up after a cancelled run of this task: `@task.on_cancel`.

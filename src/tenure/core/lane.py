@@ -43,7 +43,7 @@ class LaneClaims(Struct, frozen=True):
         """Return the job and fence of each run that was given out by a finished call whose answer was lost."""
         return [(ref, fence) for number, ref, fence in self.runs if lane.answered < number < lane.number]
 
-    def over(self, lane: Lane, now: int) -> "LaneClaims":
+    def finished(self, lane: Lane, now: int) -> "LaneClaims":
         """Return the state after the end of all calls below a number, and the hand-back of lost runs."""
         return LaneClaims(
             max(self.highest, lane.number - 1), tuple(run for run in self.runs if run[0] >= lane.number), now

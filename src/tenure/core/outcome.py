@@ -105,8 +105,8 @@ class Stalled(Struct, frozen=True, tag=True):
     """The run's holder fell silent or died. A reaper or a supervisor reports this, never the run itself.
 
     `blameless`: another run certainly ended the process, so this run is not charged. `begun`: False if its handler was
-    certainly never called. `delay`: after how many microseconds the job may run again. `apart`: its worker died, for a
-    reason that is not known, while it ran in a process of its own.
+    certainly never called. `delay`: after how many microseconds the job may run again. `isolated`: its worker died, for
+    an unknown reason, while it ran in a process of its own.
     """
 
     reason: StallReason

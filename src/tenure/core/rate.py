@@ -27,14 +27,14 @@ class RateReservation(Struct, frozen=True, order=True):
 
 def opens_at(so_far: RateReservation, rate: RateKey, now: int) -> int:
     """Return when the next job may start. If it may start at once, this is not after now."""
-    return _sound(so_far, now) - rate.interval * rate.burst + 1
+    return _taken_until(so_far, now) - rate.interval * rate.burst + 1
 
 
 def taken(so_far: RateReservation, rate: RateKey, now: int, *, starts: int = 1) -> RateReservation:
     """Return the taken time after a job, or `starts` jobs, have started now."""
     if not starts:
         return so_far
-    return RateReservation(max(_sound(so_far, now), now) + rate.interval * starts, _reach(rate))
+    return RateReservation(max(_taken_until(so_far, now), now) + rate.interval * starts, _reach(rate))
 
 
 def refund(rate: RateKey, started: int, now: int) -> int:
@@ -82,7 +82,7 @@ def _reach(rate: RateKey) -> int:
     return rate.interval * (rate.burst + 1)
 
 
-def _sound(so_far: RateReservation, now: int) -> int:
+def _taken_until(so_far: RateReservation, now: int) -> int:
     # Time that is taken further ahead than a start could take was taken before the clock was set back. It is ignored
     # completely: if a part of it counted, that part would count again at each look, and the rate would never open.
     return now if so_far.until > now + so_far.reach else so_far.until

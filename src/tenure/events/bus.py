@@ -62,9 +62,9 @@ class Handlers:
 
     def scoped(self, scope: str) -> list[Handler]:
         """Return the handlers of one scope."""
-        return [hearing for hearing in self._all if hearing.scope == scope]
+        return [handler for handler in self._all if handler.scope == scope]
 
-    def everyone(self) -> list[Handler]:
+    def all(self) -> list[Handler]:
         """Return all handlers."""
         return list(self._all)
 
@@ -82,7 +82,7 @@ class EventBus:
     def __init__(
         self,
         storage: Storage,
-        hearers: Handlers,
+        handlers: Handlers,
         *,
         reader: str,
         caller: str,
@@ -92,7 +92,7 @@ class EventBus:
         local: tuple[type[Event], ...] = (),
     ) -> None:
         self._storage = storage
-        self._handlers = hearers
+        self._handlers = handlers
         self._reader = EventReader(reader, caller)
         self._skipped = local
         self._rng = rng
@@ -135,7 +135,7 @@ class EventBus:
 
     async def _warn_unrecorded(self) -> None:
         """Log a warning for handlers that get no events because no queue records their kind of event."""
-        wanted = {event_name(hearing.kind.__name__) for hearing in self._handlers.everyone()} & set(get_args(OnRequest))
+        wanted = {event_name(handler.kind.__name__) for handler in self._handlers.all()} & set(get_args(OnRequest))
         if not wanted:
             return
         recorded = {name for queue in (await self._storage.survey()).queues for name in queue.settings.record or ()}
@@ -149,7 +149,7 @@ class EventBus:
 
     def tell(self, event: Event) -> None:
         """Deliver a local event to its handlers soon, without the log."""
-        if self._handlers.everyone():
+        if self._handlers.all():
             self._local.put_nowait(event)
 
     def forget_read(self) -> None:
@@ -161,22 +161,22 @@ class EventBus:
         # A named reader loses its position with the log, and the storage puts it at the start of the new log.
         self.set_back(partition, 0)
 
-    def set_back(self, place: int, last: int) -> None:
+    def set_back(self, partition: int, last: int) -> None:
         """Read the log of one partition on from event `last` at the latest, because later ones were lost."""
         # A storage knows what it has lent to a named reader, so it ignores cursors beyond that.
-        if place in self._moved:
+        if partition in self._moved:
             # Handlers of scope "every" found the loss before the worker's beat did.
-            self._moved.discard(place)
+            self._moved.discard(partition)
         elif "every" in self._placed:
-            self._set_back[place] = min(last, self._set_back.get(place, last))
+            self._set_back[partition] = min(last, self._set_back.get(partition, last))
 
     async def run(self) -> None:
         """Follow the log until `stop` is called or this task is cancelled."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         added = asyncio.Event()
         followers: dict[str, asyncio.Task[None]] = {}
-        aides: list[asyncio.Task[None]] = []
-        async with asyncio.TaskGroup() as crew:
+        background: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as group:
 
             def begin(registered: float) -> None:
                 """Follow the log for each scope with handlers; from that time on if the scope has no position yet."""
@@ -186,8 +186,8 @@ class EventBus:
                     if scope in followers or not self._handlers.scoped(scope):
                         continue
                     if reader is not None:
-                        aides.append(crew.create_task(self._keep_loan(), context=context))
-                    followers[scope] = crew.create_task(self._follow(scope, reader, registered), context=context)
+                        background.append(group.create_task(self._keep_loan(), context=context))
+                    followers[scope] = group.create_task(self._follow(scope, reader, registered), context=context)
                 added.set()
 
             def registered() -> None:
@@ -195,7 +195,7 @@ class EventBus:
                     loop.call_soon_threadsafe(begin, loop.time())
 
             with self._handlers.watched(registered):
-                aides.append(crew.create_task(self._hand_local()))
+                background.append(group.create_task(self._hand_local()))
                 # A handler may have been registered since `subscribe`.
                 begin(self._began)
                 while True:
@@ -207,8 +207,8 @@ class EventBus:
                         await self._warn_unrecorded()
             if followers:
                 await asyncio.wait(followers.values())
-            for aide in aides:
-                aide.cancel()
+            for task in background:
+                task.cancel()
         self._calls.close()
         self._stopped.set()
 
@@ -219,7 +219,7 @@ class EventBus:
 
     async def _hand_local(self) -> None:
         while True:
-            await self._calls.call(await self._local.get(), self._handlers.everyone())
+            await self._calls.call(await self._local.get(), self._handlers.all())
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
         """Deliver the log's events to the handlers of a scope. `start` is the cursor after the last handled event."""
@@ -304,7 +304,7 @@ class EventBus:
                     await self._storage.events(cursor, limit=1, reader=reader)
 
 
-def begun_before(place: str, page: EventPage) -> list[int]:
+def begun_before(cursor: str, page: EventPage) -> list[int]:
     """Return the indexes of the partitions where a page begins before the place from which it was read.
 
     A storage answers so if the place is beyond the end of the log: the log is not the one that the place belongs to.
@@ -312,8 +312,8 @@ def begun_before(place: str, page: EventPage) -> list[int]:
     if not page.events:
         return []
     first = page.events[0]
-    begin = first.oldest if isinstance(first, EventsTrimmed) else first.cursor or place
-    pairs = zip(place.split("."), begin.split("."), strict=False)
+    begin = first.oldest if isinstance(first, EventsTrimmed) else first.cursor or cursor
+    pairs = zip(cursor.split("."), begin.split("."), strict=False)
     return [
         index
         for index, (asked, begun) in enumerate(pairs)

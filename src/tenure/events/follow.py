@@ -79,12 +79,12 @@ async def pages(
     `ask` reads a page from a cursor on. Its exceptions of type `spares` are logged and retried; others propagate. When
     `until` is set, the generator ends.
     """
-    over = until or asyncio.Event()
+    stopped = until or asyncio.Event()
     hints = Hints(storage, (topic,), rng=rng, logger=logger)
     failures = 0
     incomplete = False
     try:
-        while not over.is_set():
+        while not stopped.is_set():
             try:
                 page = await ask(cursor)
             except spares as error:
@@ -93,7 +93,7 @@ async def pages(
                     unexpected = None if isinstance(error, StorageError) else error
                     logger.warning("cannot read events, trying again: %r", error, exc_info=unexpected)
                 # Notifications do not shorten this delay: on a busy log they would cause immediate retries.
-                await first(over.wait(), within=PATIENCE.rest(failures, rng))
+                await first(stopped.wait(), within=PATIENCE.rest(failures, rng))
                 continue
             failures = 0
             cursor = page.next or cursor
@@ -103,6 +103,6 @@ async def pages(
             if page.events:
                 yield page
             else:
-                await first(hints.next(), over.wait(), within=POLL)
+                await first(hints.next(), stopped.wait(), within=POLL)
     finally:
         hints.close()

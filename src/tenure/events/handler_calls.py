@@ -26,7 +26,7 @@ class Handler:
     scope: str
     task: str | None
 
-    def hears(self, event: Event) -> bool:
+    def accepts(self, event: Event) -> bool:
         """Return True if the handler gets this event."""
         return isinstance(event, self.kind) and (
             self.task is None or (isinstance(event, JobEvent) and event.task == self.task)
@@ -48,7 +48,7 @@ class HandlerCalls:
     async def call(self, event: Event, handlers: list[Handler]) -> None:
         """Call the handlers that get this event, one after another. Their exceptions are logged."""
         for handler in handlers:
-            if not handler.hears(event):
+            if not handler.accepts(event):
                 continue
             failure = await self._handled(handler.handler, self._readable(event))
             if failure is None:

@@ -13,9 +13,9 @@ Handler = Callable[[E], object]
 
 
 def register(
-    kind: type[E], *, scope: str, of: type[Event], take: Callable[[Handler[E]], None]
+    kind: type[E], *, scope: str, of: type[Event], add: Callable[[Handler[E]], None]
 ) -> Callable[[Handler[E]], Handler[E]]:
-    """Return a decorator that passes a handler to `take` and returns it unchanged.
+    """Return a decorator that passes a handler to `add` and returns it unchanged.
 
     Raises:
         UsageError: `kind` is not a subclass of `of`, or the scope is neither "once" nor "every". The decorator raises
@@ -25,8 +25,8 @@ def register(
     one_of(scope, ("once", "every"), field="scope")
 
     def register(handler: Handler[E]) -> Handler[E]:
-        _hearing(handler)
-        take(handler)
+        _check_handler(handler)
+        add(handler)
         return handler
 
     return register
@@ -39,7 +39,7 @@ def _event(kind: object, *, of: type[Event]) -> None:
         raise UsageError(f"{value} is not an {expected}; use a class such as JobStalled")
 
 
-def _hearing(handler: object) -> None:
+def _check_handler(handler: object) -> None:
     if not callable(handler):
         raise UsageError(f"{shown(handler)} cannot be called, so it cannot handle events; give a function")
-    refuse_injections(handler, whose=f"the event handler {shown(handler)}")
+    refuse_injections(handler, owner=f"the event handler {shown(handler)}")

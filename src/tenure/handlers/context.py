@@ -73,16 +73,16 @@ class ProgressReports:
         if not self.pending:
             return None, None, []
         with self._lock:
-            taken = self._at, self._progress, list(self._log or ())
+            report = self._at, self._progress, list(self._log or ())
             self._at = self._progress = self._log = None
-        return taken
+        return report
 
-    def restore(self, taken: Report) -> None:
+    def restore(self, report: Report) -> None:
         """Put back signals that could not be sent, before newer ones. Of the log, keep the newest lines.
 
         The signals keep their own time: sending a heartbeat again must not make it look newer.
         """
-        at, progress, log = taken
+        at, progress, log = report
         with self._lock:
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress

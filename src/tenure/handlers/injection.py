@@ -144,11 +144,11 @@ def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | 
         UsageError: a provider has a required parameter without `Inject`, or depends on itself.
     """
     survey = _ProviderWalk(replaced or {})
-    takes = survey.places(injections(inspect.signature(function).parameters.values(), whose=_name(function)))
+    takes = survey.places(injections(inspect.signature(function).parameters.values(), owner=_name(function)))
     return Needs(tuple(survey.steps), takes)
 
 
-def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Provider]:
+def injections(parameters: Iterable[Parameter], *, owner: str) -> dict[str, Provider]:
     """Return the providers that a signature asks for, by parameter name.
 
     Raises:
@@ -158,18 +158,18 @@ def injections(parameters: Iterable[Parameter], *, whose: str) -> dict[str, Prov
     by_place: str | None = None
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL and by_place is not None:
-            raise UsageError(f"{whose}: {by_place!r} is injected and precedes *{parameter.name}; put it after that")
+            raise UsageError(f"{owner}: {by_place!r} is injected and precedes *{parameter.name}; put it after that")
         if not isinstance(parameter.default, Injected):
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise UsageError(f"{whose}: {parameter.name!r} is injected and positional only; put it after a *")
+            raise UsageError(f"{owner}: {parameter.name!r} is injected and positional only; put it after a *")
         found[parameter.name] = parameter.default.provider
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             by_place = parameter.name
     return found
 
 
-def refuse_injections(function: Callable[..., Any], *, whose: str) -> None:
+def refuse_injections(function: Callable[..., Any], *, owner: str) -> None:
     """Check that a function that gets no injected values does not ask for them.
 
     Raises:
@@ -179,33 +179,33 @@ def refuse_injections(function: Callable[..., Any], *, whose: str) -> None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return
-    for name in injections(parameters, whose=whose):
-        raise UsageError(f"{whose}: {name!r} has Inject(...), which works in tasks, their hooks and providers only")
+    for name in injections(parameters, owner=owner):
+        raise UsageError(f"{owner}: {name!r} has Inject(...), which works in tasks, their hooks and providers only")
 
 
-def provider_of(given: object, *, field: str) -> Provider:
+def provider_of(value: object, *, field: str) -> Provider:
     """Return the provider.
 
     Raises:
         UsageError: it is not callable, is not hashable, or has a required parameter without `Inject`.
     """
-    if not callable(given) or isinstance(given, Injected):
-        raise UsageError(f"{field}({shown(given)}) is not a provider; give the function itself, without calling it")
+    if not callable(value) or isinstance(value, Injected):
+        raise UsageError(f"{field}({shown(value)}) is not a provider; give the function itself, without calling it")
     try:
-        hash(given)
-        signature = inspect.signature(given)
+        hash(value)
+        signature = inspect.signature(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{field}({shown(given)}): {error}; wrap it in a function that takes nothing") from None
+        raise UsageError(f"{field}({shown(value)}): {error}; wrap it in a function that takes nothing") from None
     for parameter in signature.parameters.values():
         if parameter.default is parameter.empty and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
             raise UsageError(
-                f"{field}: the provider {_name(given)} takes {parameter.name!r}, which has no value; write "
+                f"{field}: the provider {_name(value)} takes {parameter.name!r}, which has no value; write "
                 f"{parameter.name} = Inject(...), or give it a default"
             )
-    return given
+    return value
 
 
 class _ProviderWalk:
@@ -229,7 +229,7 @@ class _ProviderWalk:
         if provider not in self._places:
             self._trail.append(provider)
             parameters = inspect.signature(provider).parameters.values()
-            takes = self.places(injections(parameters, whose=f"the provider {_name(provider)}"))
+            takes = self.places(injections(parameters, owner=f"the provider {_name(provider)}"))
             self._trail.pop()
             self._places[provider] = len(self.steps)
             self.steps.append(_step(provider, takes))

@@ -43,32 +43,32 @@ WrappedHandler = Callable[[RunCall, Heart], Awaitable[Any]]
 """All middleware of a task combined into one function; it takes the run and the run's innermost call."""
 
 
-def valid_middleware(given: object) -> Middleware:
+def valid_middleware(value: object) -> Middleware:
     """Return the middleware.
 
     Raises:
         UsageError: it is not a coroutine function of two arguments, the run and `proceed`.
     """
-    if not callable(given) or not is_async(given):
-        raise UsageError(f"middleware {shown(given)} must be a coroutine function: async def layer(call, proceed)")
+    if not callable(value) or not is_async(value):
+        raise UsageError(f"middleware {shown(value)} must be a coroutine function: async def layer(call, proceed)")
     try:
-        inspect.signature(given).bind(None, None)
+        inspect.signature(value).bind(None, None)
     except TypeError as error:
         raise UsageError(
-            f"middleware {shown(given)} cannot be called with a run and the function that continues it: {error}; "
+            f"middleware {shown(value)} cannot be called with a run and the function that continues it: {error}; "
             "write async def layer(call, proceed)"
         ) from None
-    refuse_injections(given, whose=f"middleware {shown(given)}")
-    return cast(Middleware, given)
+    refuse_injections(value, owner=f"middleware {shown(value)}")
+    return cast(Middleware, value)
 
 
-def valid_middlewares(given: object) -> tuple[Middleware, ...]:
+def valid_middlewares(value: object) -> tuple[Middleware, ...]:
     """Return several middleware functions.
 
     Raises:
         UsageError: the value is not a sequence, or one of its items is not middleware.
     """
-    return tuple(valid_middleware(item) for item in several(given, field="middleware"))
+    return tuple(valid_middleware(item) for item in several(value, field="middleware"))
 
 
 def wrap(middleware: Iterable[Middleware]) -> WrappedHandler | None:

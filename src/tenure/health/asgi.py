@@ -45,24 +45,24 @@ class HealthApp:
     def __init__(
         self,
         watch: StorageMonitor,
-        gate: TokenAuth,
+        auth: TokenAuth,
         *,
         timing: Callable[[], Timing],
         queues: Callable[[], Iterable[str]] = tuple,
         degraded_is: DegradedIs = 200,
-        vitals: Callable[[], ProcessHealth] = ProcessHealth,
+        process_health: Callable[[], ProcessHealth] = ProcessHealth,
     ) -> None:
         """Take the parts.
 
-        `queues`: returns queues that exist even if the storage does not know them. `vitals`: returns the health of this
-        process; any thread may call it.
+        `queues`: returns queues that exist even if the storage does not know them. `process_health`: returns the health
+        of this process; any thread may call it.
         """
         self._watch = watch
-        self._gate = gate
+        self._gate = auth
         self._timing = timing
         self._queues = queues
         self._degraded_is = degraded_is
-        self._vitals = vitals
+        self._vitals = process_health
 
     @property
     def protected(self) -> bool:
@@ -92,19 +92,19 @@ class HealthApp:
             case other:
                 raise ValueError(f"health speaks HTTP only, not {other}")
 
-    async def health(self, only: Iterable[str] = (), *, look: SurveyResult | None = None) -> Health:
+    async def health(self, only: Iterable[str] = (), *, survey: SurveyResult | None = None) -> Health:
         """Return the assessment of all queues, or of these, from a new survey or a given one."""
-        look = await self._watch.look() if look is None else look
-        if look.survey is None:
-            return unreachable(look.error)
+        survey = await self._watch.look() if survey is None else survey
+        if survey.survey is None:
+            return unreachable(survey.error)
         return judged(
-            look.survey,
+            survey.survey,
             timing=self._timing(),
             defined=self._queues(),
             only=only,
             thresholds=self._watch.thresholds,
             backlog=self._watch.backlog,
-            now=look.at,
+            now=survey.at,
         )
 
     async def ready(self) -> bool:
@@ -161,16 +161,16 @@ class HealthApp:
         return statuses[health.status], _JSON, msgspec.json.encode(health), []
 
     async def _metrics(self, scope: Scope) -> Answer:
-        look = await self._watch.look(max_age=RECENT)
-        return 200, CONTENT_TYPE, rendered(look.survey, await self.health(look=look), self._vitals()), []
+        survey = await self._watch.look(max_age=RECENT)
+        return 200, CONTENT_TYPE, rendered(survey.survey, await self.health(survey=survey), self._vitals()), []
 
     def _admitted(self, scope: Scope) -> bool:
         return self._gate.admits([value for name, value in scope["headers"] if name.lower() == b"authorization"])
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with asyncio.TaskGroup() as crew:
-            sampler = crew.create_task(self._watch.sample())
+        async with asyncio.TaskGroup() as group:
+            sampler = group.create_task(self._watch.sample())
             await send({"type": "lifespan.startup.complete"})
             await receive()
             sampler.cancel()

@@ -40,7 +40,7 @@ def health_app(
     backlog: Threshold = None,
     for_: Duration = PATIENCE,
     degraded_is: DegradedIs = 200,
-    vitals: Callable[[], ProcessHealth] = ProcessHealth,
+    process_health: Callable[[], ProcessHealth] = ProcessHealth,
 ) -> HealthApp:
     """Return a health app.
 
@@ -50,7 +50,7 @@ def health_app(
     gate = TokenAuth(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
     watch = StorageMonitor(storage, clock=clock, thresholds=thresholds(backlog, for_))
     one_of(degraded_is, get_args(DegradedIs), field="degraded_is")
-    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, vitals=vitals)
+    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, process_health=process_health)
 
 
 def secret(token: str | None, *, unprotected: bool) -> str | None:

@@ -33,15 +33,15 @@ class Family(Struct, frozen=True):
     samples: list[tuple[Labels, float]]
 
 
-def rendered(survey: Survey | None, health: Health, vitals: ProcessHealth) -> bytes:
+def rendered(survey: Survey | None, health: Health, process_health: ProcessHealth) -> bytes:
     """Return all metrics as text. If the storage is out of reach and `survey` is None, its gauges are left out."""
     families = [_gauge("tenure_storage_up", "Whether the storage answers.", survey is not None)]
     if survey is not None:
         families += _of_storage(survey, health)
-    if (lag := _lag(survey, health, vitals)) is not None:
+    if (lag := _lag(survey, health, process_health)) is not None:
         families.append(_gauge("tenure_loop_lag_seconds", "The longest recent block of an event loop.", lag))
     lines = [line for family in families for line in _shown(family)]
-    lines += [line for metric in METRICS for line in _counted(metric, vitals.figures)]
+    lines += [line for metric in METRICS for line in _counted(metric, process_health.metrics)]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -109,10 +109,10 @@ def _gauge(name: str, meaning: str, value: float) -> Family:
     return Family(name, meaning, [({}, value)])
 
 
-def _lag(survey: Survey | None, health: Health, vitals: ProcessHealth) -> float | None:
+def _lag(survey: Survey | None, health: Health, process_health: ProcessHealth) -> float | None:
     """Return the loop lag of this process; in a process that runs no jobs, the greatest lag of all live workers."""
-    if vitals.owners is not None:
-        return vitals.lag
+    if process_health.owners is not None:
+        return process_health.lag
     if survey is None:
         return None
     live = {worker.id for worker in health.workers if worker.state != "stale"}
@@ -151,8 +151,8 @@ def _of(metric: Metric, totals: Totals) -> list[Key]:
 
 
 def _sample(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}"
+    pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{pairs}}} {_number(value)}" if pairs else f"{name} {_number(value)}"
 
 
 def _escaped(text: str) -> str:

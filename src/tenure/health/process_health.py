@@ -10,14 +10,14 @@ class ProcessHealth(Struct, frozen=True, kw_only=True):
 
     `owners`: the owner ids of its workers; None for a process that runs no jobs. `dead`: why it should be restarted;
     empty if it is well. `lag`: the greatest recent lag of its event loops, in seconds; None if no handlers run on them.
-    `figures`: its metrics.
+    `metrics`: its metrics.
     """
 
     owners: tuple[str, ...] | None = None
     dead: str = ""
     stopping: bool = False
     lag: float | None = None
-    figures: dict[Key, tuple[float, ...]] = field(default_factory=dict[Key, tuple[float, ...]])
+    metrics: dict[Key, tuple[float, ...]] = field(default_factory=dict[Key, tuple[float, ...]])
 
 
 def blocked(seconds: float, most: float) -> str:

@@ -166,7 +166,7 @@ class Sweeper:
         return wait * (1 - SPREAD * self._rng.random())
 
     def _publish(self, events: Sequence[Event]) -> None:
-        if self.handlers.everyone():
+        if self.handlers.all():
             self._unhandled += events
             if self._unhandled and all(task.done() for task in self.handler_tasks):
                 loop = asyncio.get_running_loop()
@@ -176,7 +176,7 @@ class Sweeper:
 
     async def _call_handlers(self) -> None:
         while self._unhandled:
-            await self._calls.call(self._unhandled.popleft(), self.handlers.everyone())
+            await self._calls.call(self._unhandled.popleft(), self.handlers.all())
 
 
 class ReaperApp(Protocol):
@@ -250,7 +250,7 @@ class Reaper:
         """
         hearers = self._reaping.handlers
         return register(
-            kind, scope=scope, of=Event, take=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
+            kind, scope=scope, of=Event, add=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
         )
 
     async def start(self) -> None:

@@ -74,25 +74,26 @@ def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
     ]
 
 
-def repairs(found: Sequence[JobRepaired], looked: int) -> Finding:
-    """Return the finding about repairs in an event log: `found`, the oldest first, among `looked` events."""
+def repairs(found: Sequence[JobRepaired], events_read: int) -> Finding:
+    """Return the finding about repairs in an event log: `found`, the oldest first, among `events_read` events."""
     if not found:
-        return Finding("ok", "repairs", f"none {_among(looked)}")
+        return Finding("ok", "repairs", f"none {_among(events_read)}")
     newest = found[-1]
     at = "" if newest.at is None else f" at {newest.at:%Y-%m-%d %H:%M:%S} UTC"
     many = "once" if len(found) == 1 else f"{len(found)} times"
     return Finding(
         "warning",
         "repairs",
-        f"sweeps repaired inconsistent records {many} {_among(looked)}; the newest{at}, of job {newest.id} in queue "
+        f"sweeps repaired inconsistent records {many} {_among(events_read)}; the newest{at}, of job {newest.id} in "
+        "queue "
         f"{newest.queue!r}: {newest.found}; {newest.mended}",
         "unless records were changed by hand, this is a bug in Tenure: report it with the output of tenure events "
         "--kind repaired",
     )
 
 
-def _among(looked: int) -> str:
-    return f"among {_some(looked, 'event')} in the log"
+def _among(events_read: int) -> str:
+    return f"among {_some(events_read, 'event')} in the log"
 
 
 def _storage(survey: Survey) -> Iterator[Finding]:
@@ -107,15 +108,16 @@ def _storage(survey: Survey) -> Iterator[Finding]:
 
 def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
     now = evidence.survey.now
-    apart = now - evidence.answered if now > evidence.answered else min(now - evidence.asked, 0)
-    if abs(apart) < CLOCKS_APART:
+    difference = now - evidence.answered if now > evidence.answered else min(now - evidence.asked, 0)
+    if abs(difference) < CLOCKS_APART:
         yield Finding("ok", "clock", "the storage's clock and this host's agree")
         return
-    side = "ahead of" if apart > 0 else "behind"
+    relation = "ahead of" if difference > 0 else "behind"
     yield Finding(
         "warning",
         "clock",
-        f"the storage's clock is {_span(abs(apart))} {side} this host's. Leases and delays are durations and not "
+        f"the storage's clock is {_span(abs(difference))} {relation} this host's. Leases and delays are durations and "
+        "not "
         "affected; an instant from a caller (run_at, a deadline) comes that much too early or too late",
         "keep the clocks of both machines in step, such as with chrony or systemd-timesyncd",
     )

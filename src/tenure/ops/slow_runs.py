@@ -87,16 +87,16 @@ class Slow:
     async def _learn(self, storage: Storage, jobs: Iterable[JobRecord]) -> None:
         """Look up the usual durations of these jobs' tasks."""
         now = self._clock.uptime()
-        for line in list(dict.fromkeys((job.task, job.queue) for job in jobs))[:TASKS]:
-            if line in self._usual and now - self._usual[line][0] < LASTS:
+        for pair in list(dict.fromkeys((job.task, job.queue) for job in jobs))[:TASKS]:
+            if pair in self._usual and now - self._usual[pair][0] < LASTS:
                 continue
-            task, queue = line
+            task, queue = pair
             query = Query(queues=(queue,), states=(State.COMPLETED,), tasks=(task,), limit=SAMPLE)
             done = (await storage.find(query)).jobs
             lengths = [
                 job.finished - job.started for job in done if job.started is not None and job.finished is not None
             ]
-            self._usual[line] = now, typical_duration(lengths)
+            self._usual[pair] = now, typical_duration(lengths)
 
     def _known(self, job: JobRecord) -> int | None:
         return self._usual.get((job.task, job.queue), (0.0, None))[1]

@@ -32,28 +32,28 @@ def own_key(name: object, *, field: str = CONCURRENCY) -> str:
     return key
 
 
-def key_template(given: object, *, field: str) -> KeyTemplate:
+def key_template(value: object, *, field: str) -> KeyTemplate:
     """Return the template or function, checked as far as that is possible without the task.
 
     Raises:
         UsageError: it is neither a template nor a plain function.
     """
-    if isinstance(given, str):
-        return own_key(given, field=field)
-    if inspect.iscoroutinefunction(given):
-        raise UsageError(f"{field} = {shown(given)} is a coroutine function; make it a plain one")
-    if callable(given):
-        return cast(KeyTemplate, given)
-    raise UsageError(f'{field} = {shown(given)} must be a template such as "account:{{account_id}}" or a function')
+    if isinstance(value, str):
+        return own_key(value, field=field)
+    if inspect.iscoroutinefunction(value):
+        raise UsageError(f"{field} = {shown(value)} is a coroutine function; make it a plain one")
+    if callable(value):
+        return cast(KeyTemplate, value)
+    raise UsageError(f'{field} = {shown(value)} must be a template such as "account:{{account_id}}" or a function')
 
 
-def literal_key(given: object, *, field: str) -> KeyTemplate:
+def literal_key(value: object, *, field: str) -> KeyTemplate:
     """Return a function that gives this literal key to every call; braces in it have no special meaning.
 
     Raises:
         UsageError: it is not a valid key.
     """
-    key = own_key(given, field=field)
+    key = own_key(value, field=field)
     return lambda *_, **__: key
 
 
@@ -74,12 +74,12 @@ class KeyReader:
     """
 
     def __init__(
-        self, given: KeyTemplate, parameters: Iterable[str], *, field: str, task: str, collects: bool = False
+        self, template: KeyTemplate, parameters: Iterable[str], *, field: str, task: str, collects: bool = False
     ) -> None:
-        self._given = given
+        self._given = template
         self._field = field
-        if isinstance(given, str):
-            _check_fields(given, tuple(parameters), field=field, task=task, collects=collects)
+        if isinstance(template, str):
+            _check_fields(template, tuple(parameters), field=field, task=task, collects=collects)
 
     def key(self, call: Arguments) -> str | None:
         """Return the key of a call, or None if it has no key.
@@ -91,39 +91,40 @@ class KeyReader:
         return None if key is None else own_key(key, field=self._field)
 
 
-def evaluate(given: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
+def evaluate(option: str | Callable[..., Any], call: Arguments, *, field: str) -> Any:
     """Apply a template or a function to a call's arguments and return the result.
 
     Raises:
         UsageError: it fails on these arguments.
     """
     try:
-        return given.format(**call.named()) if isinstance(given, str) else given(*call.args, **call.kwargs)
+        return option.format(**call.named()) if isinstance(option, str) else option(*call.args, **call.kwargs)
     except Exception as error:
-        template = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+        template = option if isinstance(option, str) else getattr(option, "__name__", repr(option))
         raise UsageError(f"{field} {template!r} fails on these arguments: {shown(error)}; fix it") from error
 
 
-def _check_fields(given: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
+def _check_fields(template: str, known: tuple[str, ...], *, field: str, task: str, collects: bool) -> None:
     try:
-        names = [name for _, name, _, _ in Formatter().parse(given) if name is not None]
-        sizes = [spec for _, _, spec, _ in Formatter().parse(given) if spec and "{" in spec]
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+        sizes = [spec for _, _, spec, _ in Formatter().parse(template) if spec and "{" in spec]
     except ValueError as error:
-        raise UsageError(f"{field} = {shown(given)} of task {task!r} is not a template: {error}") from None
+        raise UsageError(f"{field} = {shown(template)} of task {task!r} is not a template: {error}") from None
     if sizes:
         raise UsageError(
-            f"{field} = {shown(given)} of task {task!r} takes a format from an argument; write the format out"
+            f"{field} = {shown(template)} of task {task!r} takes a format from an argument; write the format out"
         )
     for name in names:
         first = name.split(".")[0].split("[")[0]
         if first not in known and collects:
             # A common mistake: the template names the handler's own parameter.
             raise UsageError(
-                f"{field} = {shown(given)} names {first!r}, and keys of task {task!r}, which collects, are made of the "
+                f"{field} = {shown(template)} names {first!r}, and keys of task {task!r}, which collects, are made of "
+                "the "
                 f"item that a call brings; write {{{known[0]}}}, or {{{known[0]}.tenant}}"
             )
         if first not in known:
             raise UsageError(
-                f"{field} = {shown(given)} names {first!r}, which task {task!r} does not take; "
+                f"{field} = {shown(template)} names {first!r}, which task {task!r} does not take; "
                 f"it takes {', '.join(known) or 'nothing'}"
             )

@@ -141,10 +141,10 @@ def valid_ttl(ttl: object, *, field: str = "ttl") -> TTL:
     return TTL(duration(ttl, field=field))  # type: ignore[arg-type]  # duration() refuses other types
 
 
-def _keep(given: object, *, field: str) -> Keep | None:
-    if given is None:
+def _keep(value: object, *, field: str) -> Keep | None:
+    if value is None:
         return None
-    return of_kind(given, Keep, field=f"Retention.{field}", remedy=f'write {field}=Keep("7d", 10_000)')
+    return of_kind(value, Keep, field=f"Retention.{field}", remedy=f'write {field}=Keep("7d", 10_000)')
 
 
 def _kept(keep: Keep | None) -> retention.KeepRule | None:

@@ -140,7 +140,7 @@ class Collect:
         )
 
 
-def valid_unique(given: object, *, literal: bool = False) -> Unique | Literal[False]:
+def valid_unique(value: object, *, literal: bool = False) -> Unique | Literal[False]:
     """Return unique options. True and a bare key become a `Unique`; False means that jobs are not unique.
 
     `literal`: the value is the key itself, not a template.
@@ -148,47 +148,47 @@ def valid_unique(given: object, *, literal: bool = False) -> Unique | Literal[Fa
     Raises:
         UsageError: it is not a bool, a key or a `Unique`.
     """
-    match given:
+    match value:
         case bool():
-            return Unique() if given else False
+            return Unique() if value else False
         case Unique(key=None):
-            return given
+            return value
         case Unique():
-            return Unique(literal_key(given.key, field="unique"), given.scope) if literal else given
+            return Unique(literal_key(value.key, field="unique"), value.scope) if literal else value
         case _:
-            key = _no_scope(key_template(given, field="unique"))
-            return Unique(literal_key(given, field="unique") if literal else key)
+            key = _no_scope(key_template(value, field="unique"))
+            return Unique(literal_key(value, field="unique") if literal else key)
 
 
-def valid_debounce(given: object) -> Debounce:
+def valid_debounce(value: object) -> Debounce:
     """Return the debounce options.
 
     Raises:
         UsageError: the value is not a `Debounce`.
     """
-    return of_kind(given, Debounce, field="debounce", remedy='write debounce=Debounce("{user}", delay="5s")')
+    return of_kind(value, Debounce, field="debounce", remedy='write debounce=Debounce("{user}", delay="5s")')
 
 
-def valid_throttle(given: object) -> Throttle:
+def valid_throttle(value: object) -> Throttle:
     """Return the throttle options.
 
     Raises:
         UsageError: the value is not a `Throttle`.
     """
-    return of_kind(given, Throttle, field="throttle", remedy='write throttle=Throttle("{user}", max=10, window="1m")')
+    return of_kind(value, Throttle, field="throttle", remedy='write throttle=Throttle("{user}", max=10, window="1m")')
 
 
-def valid_collect(given: object) -> Collect:
+def valid_collect(value: object) -> Collect:
     """Return the collect options.
 
     Raises:
         UsageError: the value is not a `Collect`.
     """
-    return of_kind(given, Collect, field="collect", remedy='write collect=Collect(delay="1s", max_size=100)')
+    return of_kind(value, Collect, field="collect", remedy='write collect=Collect(delay="1s", max_size=100)')
 
 
-def _key(given: KeyTemplate | None, field: str) -> KeyTemplate | None:
-    return None if given is None else key_template(given, field=field)
+def _key(template: KeyTemplate | None, field: str) -> KeyTemplate | None:
+    return None if template is None else key_template(template, field=field)
 
 
 def _no_scope(key: KeyTemplate) -> KeyTemplate:
@@ -199,12 +199,12 @@ def _no_scope(key: KeyTemplate) -> KeyTemplate:
     return key
 
 
-def _scope(given: object) -> UniqueScope | timedelta:
+def _scope(value: object) -> UniqueScope | timedelta:
     for word in get_args(UniqueScope):
-        if given == word:
+        if value == word:
             return word  # type: ignore[no-any-return]  # one of the type's own words
     try:
-        return duration(given, field="Unique.scope")  # type: ignore[arg-type]  # duration() refuses other types
+        return duration(value, field="Unique.scope")  # type: ignore[arg-type]  # duration() refuses other types
     except UsageError as error:
         words = " or ".join(f'"{word}"' for word in get_args(UniqueScope))
         raise UsageError(f"{error}; or write {words}") from None

@@ -30,7 +30,7 @@ def overlay(above: Merged, below: Merged) -> Merged:
     return result
 
 
-def fill(made: object, **values: Any) -> None:
+def fill(options: object, **values: Any) -> None:
     """Set the fields of frozen options while they are being made."""
     for name, value in values.items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(options, name, value)

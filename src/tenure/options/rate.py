@@ -69,47 +69,47 @@ Rates = str | Rate | Sequence[str | Rate]
 """One rate, such as "10/s", or several that all apply."""
 
 
-def valid_rate(given: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
+def valid_rate(value: object, *, field: str = "rate", remedy: str = _REMEDY) -> Rate:
     """Return a rate; a string such as "10/s" becomes one. `remedy` is the advice in the error message.
 
     Raises:
         UsageError: it is neither a `Rate` nor such a string.
     """
-    match given:
+    match value:
         case Rate():
-            return given
-        case str() if read := _TEXT.fullmatch(given.strip()):
+            return value
+        case str() if read := _TEXT.fullmatch(value.strip()):
             return Rate(int(read[1]), f"{read[2] or 1}{read[3]}")
         case _:
-            raise UsageError(f"{field} = {shown(given)} is not a rate; {remedy}")
+            raise UsageError(f"{field} = {shown(value)} is not a rate; {remedy}")
 
 
-def valid_rates(given: object) -> tuple[Rate, ...]:
+def valid_rates(value: object) -> tuple[Rate, ...]:
     """Return one rate or several, the fastest first.
 
     Raises:
         UsageError: a value is not a rate, the sequence is empty, or two rates are the same.
     """
-    listed = not isinstance(given, str) and hasattr(given, "__iter__")
-    each = several(given, field="rate") if listed else (given,)
+    listed = not isinstance(value, str) and hasattr(value, "__iter__")
+    each = several(value, field="rate") if listed else (value,)
     rates = sorted(map(valid_rate, each), key=lambda rate: rate.interval)
     for index, rate in enumerate(rates):
         if any((rate.key, rate.interval) == (other.key, other.interval) for other in rates[:index]):
-            raise UsageError(f"rate = {shown(given)} has two rates with the same period and key; leave one out")
+            raise UsageError(f"rate = {shown(value)} has two rates with the same period and key; leave one out")
     if not rates:
-        raise UsageError(f"rate = {shown(given)} has none in it; leave it out, or {_REMEDY}")
+        raise UsageError(f"rate = {shown(value)} has none in it; leave it out, or {_REMEDY}")
     return tuple(rates)
 
 
-def rate_key(given: object, name: str) -> RateKey:
+def rate_key(value: object, name: str) -> RateKey:
     """Return a rate that is set at run time for all jobs of a queue or a task, under this name. None means no limit.
 
     Raises:
         UsageError: it is not a rate, or has a key.
     """
-    if given is None:
+    if value is None:
         return RateKey(name, 0)
-    rate = valid_rate(given)
+    rate = valid_rate(value)
     if rate.key is not None:
-        raise UsageError(f"rate = {shown(given)} has a key, and what is set here holds for all its jobs; leave it out")
+        raise UsageError(f"rate = {shown(value)} has a key, and what is set here holds for all its jobs; leave it out")
     return rate.named(name)

@@ -92,11 +92,11 @@ def _share(jitter: object) -> float | None:
             )
 
 
-def _exceptions(given: object, *, field: str) -> tuple[type[BaseException], ...] | None:
-    if given is None:
+def _exceptions(value: object, *, field: str) -> tuple[type[BaseException], ...] | None:
+    if value is None:
         return None
     classes: list[type[BaseException]] = []
-    for item in (given,) if isinstance(given, type | str) else several(given, field=field):
+    for item in (value,) if isinstance(value, type | str) else several(value, field=field):
         text = shown(item)
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise UsageError(

@@ -38,31 +38,31 @@ MissedTicks = Missed | All
 """What to do with missed ticks: "skip", "latest", "all" or All(max=36)."""
 
 
-def missed_policy(given: object) -> tuple[Missed, int | None]:
+def missed_policy(value: object) -> tuple[Missed, int | None]:
     """Return the policy for missed ticks, and the largest number of ticks that it makes up for (None: no limit).
 
     Raises:
         UsageError: the policy is unknown.
     """
-    if isinstance(given, All):
-        return "all", given.max
+    if isinstance(value, All):
+        return "all", value.max
     words: tuple[Missed, ...] = get_args(Missed)
     for word in words:
-        if given == word:
+        if value == word:
             return word, None
-    raise UsageError(f'missed = {shown(given)} is unknown; use one of "skip", "latest", "all", All(max=36)')
+    raise UsageError(f'missed = {shown(value)} is unknown; use one of "skip", "latest", "all", All(max=36)')
 
 
-def grace_micros(given: Duration) -> int:
+def grace_micros(value: Duration) -> int:
     """Return how late a tick may be before it counts as missed, in microseconds.
 
     Raises:
         UsageError: it is not a duration, or is below 1 s.
     """
-    length = micros(duration(given, field="grace"))
+    length = micros(duration(value, field="grace"))
     if length < SECOND:
         raise UsageError(
-            f"grace = {shown(given)} is less than a second: ticks would be missed in normal operation; give more"
+            f"grace = {shown(value)} is less than a second: ticks would be missed in normal operation; give more"
         )
     return length
 
@@ -72,7 +72,7 @@ def grace_of(timing: Timing) -> timedelta:
     return max(timedelta(microseconds=GRACE), timing.leader_ttl + 2 * timing.sweep)
 
 
-def valid_overlap(given: object) -> Overlap:
+def valid_overlap(value: object) -> Overlap:
     """Return the policy for a tick that comes while a job of an earlier tick is unfinished.
 
     Raises:
@@ -80,6 +80,6 @@ def valid_overlap(given: object) -> Overlap:
     """
     words: tuple[Overlap, ...] = get_args(Overlap)
     for word in words:
-        if given == word:
+        if value == word:
             return word
-    raise UsageError(f'overlap = {shown(given)} is unknown; use one of "skip", "queue_one", "allow"')
+    raise UsageError(f'overlap = {shown(value)} is unknown; use one of "skip", "queue_one", "allow"')

@@ -295,21 +295,21 @@ def check_conflicts(options: TaskOptions, *, collects: bool = False) -> None:
         )
 
 
-def check_fair_weight(settings: TaskOptions, *, given: bool) -> None:
+def check_fair_weight(settings: TaskOptions, *, weight_is_set: bool) -> None:
     """Check that a `fair_weight` comes with a `fair_key`.
 
     Raises:
         UsageError: a weight is given without a key.
     """
-    if given and not settings.fair_key:
+    if weight_is_set and not settings.fair_key:
         raise UsageError('fair_weight needs a fair_key; give one, fair_key="tenant:{tenant}"')
 
 
-def _unless_false(given: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+def _unless_false(value: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
     """Return the checked option. None means "not set here"; False removes a value that is set below."""
-    if given is None:
+    if value is None:
         return None
-    return False if given is False else read(given)
+    return False if value is False else read(value)
 
 
 def _weighing(weight: object) -> FairWeight:

@@ -59,7 +59,7 @@ class Overview:
             dead="; ".join(whys),
             stopping=stopping,
             lag=self._lag.note(now, lag),
-            figures=added_up([self._of_ended_children, self._metrics.totals(), *(child.metrics for child in children)]),
+            metrics=added_up([self._of_ended_children, self._metrics.totals(), *(child.metrics for child in children)]),
         )
         self._seen_at = now
 
@@ -72,7 +72,7 @@ class Overview:
         age = self._clock.uptime() - self._seen_at
         if age > LONGEST_AGE:
             return ProcessHealth(
-                owners=(), dead=f"the supervisor's loop has not turned for {age:.1f} s", figures=self._seen.figures
+                owners=(), dead=f"the supervisor's loop has not turned for {age:.1f} s", metrics=self._seen.metrics
             )
         return self._seen
 

@@ -375,7 +375,7 @@ class Worker:
             dead=blocked(self._monitor.blocked(now), self._runtime.timing.max_block.total_seconds()),
             stopping=self.stopping,
             lag=self._monitor.recent(now),
-            figures=self._runtime.metrics.totals(),
+            metrics=self._runtime.metrics.totals(),
         )
 
     @property

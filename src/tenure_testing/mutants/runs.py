@@ -54,7 +54,7 @@ class KeepsLostClaims(Model):
 
     def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
         known = self._claims.get((owner.id, lane.id), LaneClaims())
-        self._claims[owner.id, lane.id] = known.over(lane, now)
+        self._claims[owner.id, lane.id] = known.finished(lane, now)
 
 
 @mutant("lost claims")

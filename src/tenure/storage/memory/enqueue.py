@@ -202,8 +202,8 @@ class EnqueueRules(ModelState):
 
     def _forget_windows(self, now: int) -> None:
         """Delete the key windows whose time is over, the earliest first."""
-        over = [(window.until, name) for name, window in self._windows.items() if window.until <= now]
-        for _, name in nsmallest(WINDOW_LIMIT, over):
+        expired = [(window.until, name) for name, window in self._windows.items() if window.until <= now]
+        for _, name in nsmallest(WINDOW_LIMIT, expired):
             del self._windows[name]
 
 

@@ -73,8 +73,8 @@ class OrderedJobs:
 
     def beyond(self, at: int, limit: int) -> list[Ref]:
         """Return the first jobs in order whose number is greater than `at`."""
-        behind = bisect_right(self._entries, at, key=lambda entry: entry[0])
-        return [ref for _, ref in self._entries[behind : behind + max(limit, 0)]]
+        index = bisect_right(self._entries, at, key=lambda entry: entry[0])
+        return [ref for _, ref in self._entries[index : index + max(limit, 0)]]
 
     @property
     def head(self) -> int | None:
@@ -151,8 +151,8 @@ class JobIndexes:
         self.order[job.ref] = self._sequence
         self._put(None, job)
         for key in job.keys:
-            slots = self.keys[job.queue, key.name]
-            raised, slots.limit = key.limit > slots.limit, key.limit
+            key_state = self.keys[job.queue, key.name]
+            raised, key_state.limit = key.limit > key_state.limit, key.limit
             if raised:
                 self.unpark(job.queue, key.name, now)
 
@@ -171,18 +171,18 @@ class JobIndexes:
 
     def score(self, job: JobRecord, at: int, now: int) -> int:
         """Return the score of a job that enters its queue as if at an instant."""
-        line = self.queues[job.queue]
-        if not len(line.ready) and not line.parked:
-            line.fairness = None
+        indexes = self.queues[job.queue]
+        if not len(indexes.ready) and not indexes.parked:
+            indexes.fairness = None
         if job.lifo:
             return score_at(at, boost=job.boost, lifo=True)
-        if job.fair_key is not None and line.fairness is None:
+        if job.fair_key is not None and indexes.fairness is None:
             # A late arrival must not start the virtual clock in the past.
-            line.fairness = Fairness(max(at, now))
-        if line.fairness is not None:
+            indexes.fairness = Fairness(max(at, now))
+        if indexes.fairness is not None:
             key = job.fair_key or ""
-            waits = job.fair_key is None or (job.boost, key) in line.tenants
-            at = line.fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
+            waits = job.fair_key is None or (job.boost, key) in indexes.tenants
+            at = indexes.fairness.tag(key, boost=job.boost, weight=job.weight, waits=waits)
         return score_at(at, boost=job.boost)
 
     def score_again(self, job: JobRecord, now: int) -> int:
@@ -245,9 +245,9 @@ class JobIndexes:
 
     def first_known(self, queue: str, tasks: Mapping[str, int] | None) -> JobRecord | None:
         """Return the first job for a caller that knows these tasks; release it if it is parked as unknown."""
-        line = self.queues[queue]
-        lines = [line.ready, *(line.parked[name] for name in self.known_places(queue, tasks))]
-        heads = [entry for entry in (next(iter(index), None) for index in lines) if entry is not None]
+        indexes = self.queues[queue]
+        candidates = [indexes.ready, *(indexes.parked[name] for name in self.known_places(queue, tasks))]
+        heads = [entry for entry in (next(iter(index), None) for index in candidates) if entry is not None]
         if not heads:
             return None
         job = self.jobs[min(heads)[1]]
@@ -276,11 +276,11 @@ class JobIndexes:
         time.
         """
         opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.queues[queue].opening.items() if at <= now])
-        left = PROMOTE_LIMIT
+        room = PROMOTE_LIMIT
         for _, name in opened:
-            if not left:
+            if not room:
                 break
-            left -= self._open(queue, name, now, limit=left)
+            room -= self._open(queue, name, now, limit=room)
 
     def reopen_rate(self, queue: str, name: str, now: int) -> int:
         """Release every job this rate now allows, ignoring earlier releases. Return the count."""
@@ -289,9 +289,9 @@ class JobIndexes:
 
     def recheck_rates(self, now: int) -> None:
         """Let the next claim check all parked rates: their opening times were set before the clock was set back."""
-        for queue, line in self.queues.items():
-            if any(at > now for at in line.opening.values()):
-                line.opening = {name: 0 if at > now else at for name, at in line.opening.items()}
+        for queue, indexes in self.queues.items():
+            if any(at > now for at in indexes.opening.values()):
+                indexes.opening = {name: 0 if at > now else at for name, at in indexes.opening.items()}
                 self._notify(queue)
 
     def retune_queue(self, queue: str, rate: RateKey, now: int) -> None:
@@ -301,9 +301,9 @@ class JobIndexes:
 
     def retune_task(self, task: str, rate: RateKey, now: int) -> None:
         """Apply a task rate's new pace, and check all jobs that are parked under one of the task's own rates."""
-        for queue, line in self.queues.items():
+        for queue, indexes in self.queues.items():
             self.retune_queue(queue, rate, now)
-            own = (RATE + rate for rate in _rates(line.parked) if is_of_task(rate, task))
+            own = (RATE + rate for rate in _rates(indexes.parked) if is_of_task(rate, task))
             for name in list(own):
                 self.reopen_rate(queue, name, now)
 
@@ -322,11 +322,11 @@ class JobIndexes:
         passed = [(reservation.until, of) for of, reservation in self.reserved.items() if reservation.until <= now]
         for _, of in nsmallest(PASSED_LIMIT, passed):
             del self.reserved[of]
-        for line in self.queues.values():
-            if not line.unfinished:
-                line.fairness = None
-            elif line.fairness is not None:
-                line.fairness.forget()
+        for indexes in self.queues.values():
+            if not indexes.unfinished:
+                indexes.fairness = None
+            elif indexes.fairness is not None:
+                indexes.fairness.forget()
 
     def unpark(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
         """Release as many parked jobs as have room under a key or a rate; return the count."""
@@ -348,11 +348,11 @@ class JobIndexes:
         left makes room for one more job, because the other jobs that the rate allows are ready already.
         """
         while self._freed:
-            (queue, name), left = self._freed.popitem()
+            (queue, name), count = self._freed.popitem()
             parked = self.queues[queue].parked.get(name)
             if parked is not None:
                 room = self._room(queue, name, parked, now)
-                self.unpark(queue, name, now, room=min(room, left) if name.startswith(RATE) else room)
+                self.unpark(queue, name, now, room=min(room, count) if name.startswith(RATE) else room)
 
     def parked(self) -> list[tuple[str, str]]:
         """Return queues and keys that jobs are parked under: those of paused tasks, and the next `LOOK_LIMIT` others.
@@ -360,7 +360,7 @@ class JobIndexes:
         Each call continues after the last one, so that every key is reached, however many there are. Queues with ready
         jobs are left out: a claim looks at ready jobs first, and one of them may be waiting for the same place.
         """
-        places = sorted((queue, name) for queue, line in self.queues.items() for name in line.parked)
+        places = sorted((queue, name) for queue, indexes in self.queues.items() for name in indexes.parked)
         next_places = [
             (queue, name)
             for queue, name in places
@@ -373,10 +373,10 @@ class JobIndexes:
 
     def indexed(self) -> Iterator[tuple[str, int, Ref]]:
         """Yield the entries of the indexes: the index's name, the job's sort number in it, the job."""
-        for name, line in self.queues.items():
-            yield from ((f"ready {name}", at, ref) for at, ref in line.ready)
-            yield from ((f"delayed {name}", at, ref) for at, ref in line.delayed)
-            for key, parked in line.parked.items():
+        for name, indexes in self.queues.items():
+            yield from ((f"ready {name}", at, ref) for at, ref in indexes.ready)
+            yield from ((f"delayed {name}", at, ref) for at, ref in indexes.delayed)
+            for key, parked in indexes.parked.items():
                 yield from ((f"parked {name} {key}", at, ref) for at, ref in parked)
         yield from (("leases", at, ref) for at, ref in self.leases)
         yield from (("suspects", at, ref) for at, ref in self.suspects)
@@ -390,8 +390,8 @@ class JobIndexes:
         if name.startswith(RATE):
             rate = self._rate(queue, name, parked)
             return PROMOTE_LIMIT if rate is None else free(self._reservation(queue, rate), rate, now)
-        slots = self.keys.get((queue, name))
-        return 0 if slots is None else slots.free
+        key_state = self.keys.get((queue, name))
+        return 0 if key_state is None else key_state.free
 
     def _rate(self, queue: str, name: str, parked: OrderedJobs) -> RateKey | None:
         """Return the rate of the first job parked under this name; None if the job does not have that rate any more."""
@@ -403,32 +403,32 @@ class JobIndexes:
 
         If a job leaves the queue without starting, another one is released at once in its place.
         """
-        line = self.queues[queue]
-        parked = line.parked.get(name)
+        indexes = self.queues[queue]
+        parked = indexes.parked.get(name)
         rate = None if parked is None else self._rate(queue, name, parked)
         if rate is None:
             let_in = self.unpark(queue, name, now, room=limit)
             self._note_opening(queue, name, now)
             return let_in
         so_far = self._reservation(queue, rate)
-        if name in line.opening:
-            so_far = max(so_far, taken_if_open(line.opening[name], rate))
+        if name in indexes.opening:
+            so_far = max(so_far, taken_if_open(indexes.opening[name], rate))
         let_in = self.unpark(queue, name, now, room=min(free(so_far, rate, now), limit))
         self._note_opening(queue, name, now, so_far=taken(so_far, rate, now, starts=let_in))
         return let_in
 
     def _note_opening(self, queue: str, name: str, now: int, *, so_far: RateReservation | None = None) -> None:
         """Record when a rate lets its first parked job start; `so_far`: the rate's time including the released jobs."""
-        line = self.queues[queue]
-        parked = line.parked.get(name)
+        indexes = self.queues[queue]
+        parked = indexes.parked.get(name)
         if parked is None:
-            line.opening.pop(name, None)
+            indexes.opening.pop(name, None)
             return
         rate = self._rate(queue, name, parked)
         if rate is None:
-            line.opening[name] = now
+            indexes.opening[name] = now
         else:
-            line.opening[name] = opens_at(self._reservation(queue, rate) if so_far is None else so_far, rate, now)
+            indexes.opening[name] = opens_at(self._reservation(queue, rate) if so_far is None else so_far, rate, now)
 
     def _reservation(self, queue: str, rate: RateKey) -> RateReservation:
         return self.reserved.get((queue, rate.name), RateReservation())
@@ -438,13 +438,13 @@ class JobIndexes:
 
         When no job is parked under a rate any more, its opening time is deleted.
         """
-        line = self.queues[before.queue]
-        if before.parked_under is not None and before.parked_under not in line.parked:
-            line.opening.pop(before.parked_under, None)
-        left_the_line = _left_queue(before, after)
-        if _ended_run(before, after) or left_the_line:
+        indexes = self.queues[before.queue]
+        if before.parked_under is not None and before.parked_under not in indexes.parked:
+            indexes.opening.pop(before.parked_under, None)
+        left_queue = _left_queue(before, after)
+        if _ended_run(before, after) or left_queue:
             self._freed.update((before.queue, key.name) for key in before.keys)
-        if left_the_line:
+        if left_queue:
             self._freed.update((before.queue, RATE + rate.name) for rate in self.rates(before))
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
@@ -456,20 +456,20 @@ class JobIndexes:
     def _remove(self, job: JobRecord) -> None:
         for index, at in self._places(job):
             index.drop(at, job.ref)
-        line = self.queues[job.queue]
-        if job.parked_under is not None and not len(line.parked[job.parked_under]):
-            del line.parked[job.parked_under]
+        indexes = self.queues[job.queue]
+        if job.parked_under is not None and not len(indexes.parked[job.parked_under]):
+            del indexes.parked[job.parked_under]
 
     def _places(self, job: JobRecord) -> Iterator[tuple[OrderedJobs, int]]:
         """Yield the indexes that the job's state puts it in, with its sort number there."""
-        line = self.queues[job.queue]
+        indexes = self.queues[job.queue]
         match job.state:
             case State.WAITING if job.parked_under is not None:
-                yield line.parked.setdefault(job.parked_under, OrderedJobs()), job.score
+                yield indexes.parked.setdefault(job.parked_under, OrderedJobs()), job.score
             case State.WAITING:
-                yield line.ready, job.score
+                yield indexes.ready, job.score
             case State.DELAYED:
-                yield line.delayed, job.run_at
+                yield indexes.delayed, job.run_at
             case State.ACTIVE if job.suspect_until is not None:
                 yield self.suspects, job.suspect_until
             case State.ACTIVE:
@@ -480,7 +480,7 @@ class JobIndexes:
                 # Retention must not delete a job that a rule will redrive.
                 yield self.redrives, job.redrive_at
             case _:
-                yield line.over[job.state], job.finished or 0
+                yield indexes.over[job.state], job.finished or 0
         if job.expires_at is not None and job.state in (State.WAITING, State.DELAYED):
             yield self.aging, job.expires_at
 
@@ -500,13 +500,13 @@ class JobIndexes:
             _group(self._scheduled, job.schedule, job.ref, inside=_unfinished(after))
         for key in job.keys:
             name = job.queue, key.name
-            slots = self.keys.setdefault(name, KeyState(key.limit))
-            slots.named += more
+            key_state = self.keys.setdefault(name, KeyState(key.limit))
+            key_state.named += more
             if after is not None and after.state is State.ACTIVE:
-                slots.holders[job.ref] = None
+                key_state.holders[job.ref] = None
             else:
-                slots.holders.pop(job.ref, None)
-            if not slots.named:
+                key_state.holders.pop(job.ref, None)
+            if not key_state.named:
                 del self.keys[name]
 
 

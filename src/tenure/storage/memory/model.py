@@ -163,12 +163,12 @@ class Model(ScheduleStore):
             runs = [(lease.ref, lease.fence) for lease in leases]
             self._claims[key] = self._claims[key].claimed(order.lane, runs, now)
         queues = [queue for queue in order.queues if queue in self._queues and not self._paused(queue)]
-        lines = [self._queue_outlook(queue, order.tasks, now) for queue in queues]
-        dues = [due for _, due in lines if due is not None]
+        outlooks = [self._queue_outlook(queue, order.tasks, now) for queue in queues]
+        dues = [due for _, due in outlooks if due is not None]
         return ExchangeResult(
             verdicts,
             tuple(leases),
-            left=any(ready for ready, _ in lines),
+            left=any(ready for ready, _ in outlooks),
             next_due=max(0, min(dues) - now) if dues else None,
             seen=repeated,
         )
@@ -187,17 +187,17 @@ class Model(ScheduleStore):
             job = self._jobs.get(ref)
             if job is not None and self._holds(job, owner.id, fence):
                 self._settle(owner, handed_back(job), now)
-        self._claims[owner.id, lane.id] = known.over(lane, now)
+        self._claims[owner.id, lane.id] = known.finished(lane, now)
 
     def _queue_outlook(self, queue: str, tasks: Mapping[str, int] | None, now: int) -> tuple[bool, int | None]:
         """Return whether a queue has a claimable job, and when time alone will make another one claimable."""
-        line = self._queues[queue]
+        indexes = self._queues[queue]
         opens_at = self._queue_opens_at(queue, now)
-        dues = [] if line.delayed.head is None else [line.delayed.head]
-        if line.opening:
+        dues = [] if indexes.delayed.head is None else [indexes.delayed.head]
+        if indexes.opening:
             # A job's own rate releases it only once the queue's rate allows a start.
-            dues.append(max(min(line.opening.values()), opens_at))
-        ready = bool(len(line.ready) or self._indexes.known_places(queue, tasks))
+            dues.append(max(min(indexes.opening.values()), opens_at))
+        ready = bool(len(indexes.ready) or self._indexes.known_places(queue, tasks))
         if ready and opens_at > now:
             ready = False
             dues.append(opens_at)
@@ -289,8 +289,8 @@ class Model(ScheduleStore):
         for queue in order.queues:
             if queue not in self._queues or self._paused(queue):
                 continue
-            line = self._queues[queue]
-            for ref in line.delayed.first(PROMOTE_LIMIT, until=now):
+            indexes = self._queues[queue]
+            for ref in indexes.delayed.first(PROMOTE_LIMIT, until=now):
                 self._promote(self._jobs[ref], now)
             if self._queue_opens_at(queue, now) <= now:
                 self._indexes.open_rates(queue, now)
@@ -466,7 +466,7 @@ class Model(ScheduleStore):
             self._indexes.recheck_rates(now)
         overdue = self._indexes.suspects.first(SWEEP_LIMIT, until=now)
         stalled = [self._reclaim(self._jobs[ref], bid.owner, now) for ref in overdue]
-        did = {
+        counts = {
             "reclaimed": len(stalled),
             "suspected": self._suspect(now, bid.grace),
             "expired": self._expire_aged(now),
@@ -485,8 +485,8 @@ class Model(ScheduleStore):
             terms,
             None,
             tuple(stalled),
-            did,
-            more=any(did[chore] >= limit for chore, limit in CHORE_LIMITS.items()),
+            counts,
+            more=any(counts[chore] >= limit for chore, limit in CHORE_LIMITS.items()),
             due=due,
             next_tick=next_tick,
             now=now,
@@ -509,16 +509,16 @@ class Model(ScheduleStore):
         return self._term[0], length
 
     def _reclaim(self, job: JobRecord, owner: Owner, now: int, reason: StallReason | None = None) -> StalledLease:
-        taken = reclaimed(job, owner.id, now)
-        self._replace(job, taken)
-        return StalledLease(Lease(taken), reason or stall_reason(job, now), job.owner or "", silence(job, now))
+        reclaimed_job = reclaimed(job, owner.id, now)
+        self._replace(job, reclaimed_job)
+        return StalledLease(Lease(reclaimed_job), reason or stall_reason(job, now), job.owner or "", silence(job, now))
 
     def _suspect(self, now: int, grace: int) -> int:
-        out = self._indexes.leases.first(SWEEP_LIMIT, until=now)
+        expired = self._indexes.leases.first(SWEEP_LIMIT, until=now)
         ahead = [ref for at, ref in self._indexes.leases if at > now + longest_lease(self._jobs[ref].stall)][
             :SWEEP_LIMIT
         ]
-        for ref in out + ahead:
+        for ref in expired + ahead:
             job = self._jobs[ref]
             until = grace_end(
                 now,
@@ -534,7 +534,7 @@ class Model(ScheduleStore):
             job = self._jobs[ref]
             if at > now + max(job.stall.lease // 2, grace):
                 self._replace(job, structs.replace(job, suspect_until=now + job.stall.lease // 2))
-        return len(out) + len(ahead)
+        return len(expired) + len(ahead)
 
     def _expire_aged(self, now: int) -> int:
         expired = 0
@@ -549,8 +549,8 @@ class Model(ScheduleStore):
 
     def _promote_due(self, now: int) -> int:
         promoted = 0
-        for queue, line in sorted(self._queues.items()):
-            due = line.delayed.first(PROMOTE_LIMIT - promoted, until=now)
+        for queue, indexes in sorted(self._queues.items()):
+            due = indexes.delayed.first(PROMOTE_LIMIT - promoted, until=now)
             for ref in due:
                 self._promote(self._jobs[ref], now)
             if due:
@@ -582,16 +582,16 @@ class Model(ScheduleStore):
     def _trim(self, now: int) -> int:
         """Delete the jobs whose retention is over, the earliest ended first."""
         expired_refs = self._indexes.kept.first(TRIM_LIMIT, until=now)
-        for queue, line in sorted(self._queues.items()):
+        for queue, indexes in sorted(self._queues.items()):
             kept = self._setting("queue", queue).retention or RetentionRules()
-            for state, over in sorted(line.over.items()):
+            for state, ended in sorted(indexes.over.items()):
                 keep = kept.of(state)
-                surplus = 0 if keep.count is None else max(0, len(over) - keep.count)
+                surplus = 0 if keep.count is None else max(0, len(ended) - keep.count)
                 # A job that ended later than now ended before the clock was set back, so it is older than it looks.
-                expired_refs += (ahead := over.beyond(now, min(surplus, TRIM_LIMIT - len(expired_refs))))
+                expired_refs += (ahead := ended.beyond(now, min(surplus, TRIM_LIMIT - len(expired_refs))))
                 room = TRIM_LIMIT - len(expired_refs)
                 # Both lists begin with the earliest ended job, so the longer list contains the shorter.
-                aged, over_count = over.first(room, until=now - keep.age), over.first(min(surplus - len(ahead), room))
+                aged, over_count = ended.first(room, until=now - keep.age), ended.first(min(surplus - len(ahead), room))
                 expired_refs += aged if len(aged) > len(over_count) else over_count
         trimmed = 0
         for ref in expired_refs:
@@ -615,10 +615,10 @@ class Model(ScheduleStore):
             if result.verdict == "done" and uses_queue_retention(settlement)
         )
         for queue, ended in completed.items():
-            over = self._queues[queue].over[State.COMPLETED]
+            ended_jobs = self._queues[queue].over[State.COMPLETED]
             keep = (self._setting("queue", queue).retention or RetentionRules()).of(State.COMPLETED)
-            surplus = over.first(keep.deleted_at_once(len(over), ended))
-            if surplus and not over.beyond(now, 1):
+            surplus = ended_jobs.first(keep.deleted_at_once(len(ended_jobs), ended))
+            if surplus and not ended_jobs.beyond(now, 1):
                 for job in [self._jobs[ref] for ref in surplus]:
                     if not isinstance(job.merge, DebounceKey | CollectKey):
                         self._drop(job)
@@ -816,7 +816,7 @@ class Model(ScheduleStore):
         for job in self._jobs.values():
             counts[job.queue][job.state] += 1
         tuned = {target.name for target in self._settings if target.kind == "queue"}
-        spoiled = {name for name, line in self._queues.items() if line.discarded}
+        spoiled = {name for name, indexes in self._queues.items() if indexes.discarded}
         names = sorted({*counts, *tuned, *spoiled} if not queues else set(queues))
         tasks = {target.name: setting for target, setting in self._settings.items() if target.kind == "task"}
         return Survey(
@@ -875,8 +875,8 @@ class Model(ScheduleStore):
     def _oldest(self, queue: str, now: int) -> int | None:
         if queue not in self._queues:
             return None
-        line = self._queues[queue]
-        waiting = [ref for index in (line.ready, *line.parked.values()) for _, ref in index]
+        indexes = self._queues[queue]
+        waiting = [ref for index in (indexes.ready, *indexes.parked.values()) for _, ref in index]
         return max((max(0, now - self._jobs[ref].run_at) for ref in waiting), default=None)
 
     def events(

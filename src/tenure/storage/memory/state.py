@@ -13,7 +13,7 @@ from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, q
 
 
 class ModelState:
-    """Records and their related data. `knocked` collects the topics that each step notifies."""
+    """Records and their related data. `notified` collects the topics that each step notifies."""
 
     def __init__(self, clock: Clock) -> None:
         self.notified: list[str] = []

@@ -38,7 +38,7 @@ def hand_back(tx: Transaction, owner: Owner, lane: Lane) -> None:
             if job.state is State.ACTIVE and job.fence == fence and job.owner == owner.id
         ],
     )
-    tx.lanes[owner.id, lane.id] = known.over(lane, tx.now)
+    tx.lanes[owner.id, lane.id] = known.finished(lane, tx.now)
 
 
 def publish(lanes: Lanes, tx: Transaction) -> None:
