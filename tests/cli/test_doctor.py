@@ -34,7 +34,7 @@ async def hang() -> None:
     await asyncio.sleep(60)
 """
 OF_SQLITE = {"sqlite", "durability", "schema", "file system", "disk", "journal", "log", "lock file"}
-OF_REDIS = {"schema", "server", "persistence", "replication", "memory", "scripts", "notices"}
+OF_REDIS = {"schema", "server", "persistence", "replication", "memory", "scripts", "notifications"}
 OF_ALL = {"reachability", "clock", "reaper", "leases", "workers", "queues", "parked", "tasks"}
 
 

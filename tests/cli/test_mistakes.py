@@ -72,7 +72,7 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
         (("reaper", "--sweep", "0s"), "--sweep = '0s' must be longer than zero"),
         (("reaper", "tasks:app", "--grace", "1s"), "leave --grace out"),
         (("reaper", "tasks:app", "--url", "sqlite:///x.db"), "a storage of its own"),
-        (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is none that Tenure knows"),
+        (("info", "--url", "amqp://here"), "storage URL 'amqp://here' is not supported"),
         (("info", "--url", "sqlite:///"), "names no file"),
         (("info", "--url", "sqlite:///x.db?color=red"), "unknown option 'color'"),
         (("info", "--every", "soon"), "--every = 'soon' is not a duration"),

@@ -589,8 +589,8 @@ async def test_partials_and_objects_that_can_be_called_are_tasks_with_types_of_t
 @pytest.mark.parametrize(
     ("args", "options", "named"),
     [
-        ((5,), {}, "storage URL 5 is no text; use"),
-        (("",), {}, "storage URL '' is none that Tenure knows; use"),
+        ((5,), {}, "storage URL 5 is not a string; use"),
+        (("",), {}, "storage URL '' is not supported; use"),
         (("redis://[x",), {}, r"storage URL 'redis://\[x' cannot be read .*; use"),
         (("sqlite://q.db",), {}, "storage URL 'sqlite://q.db' names no file; use"),
         (("sqlite:///:memory:",), {}, "names no file; use"),

@@ -382,7 +382,7 @@ class Odd(MemoryStorage):
         return super().notices(named)
 
     def knock(self, topic: str) -> None:
-        self._hub.knock([topic])
+        self._hub.notify([topic])
 
 
 def odd(scenario: Callable[[Stage, Odd], Any]) -> None:

@@ -181,7 +181,7 @@ class Moody(MemoryStorage):
 
     @property
     def heard(self) -> bool:
-        return self._hub.heard
+        return self._hub.has_listeners
 
 
 def moody(scenario: Callable[[Stage, Moody], Any]) -> None:

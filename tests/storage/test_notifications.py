@@ -20,7 +20,7 @@ async def woken(listener: Listener) -> bool:
 async def test_only_those_who_listen_for_it_hear_a_hint() -> None:
     hub = NotificationHub()
     one, other, both = hub.listen(["a"]), hub.listen(["b"]), hub.listen(["a", "b"])
-    hub.knock(["a", "unheard-of"])
+    hub.notify(["a", "unheard-of"])
 
     assert [await woken(listener) for listener in (one, other, both)] == [True, False, True]
 
@@ -29,11 +29,11 @@ async def test_hints_that_come_together_are_one() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a", "b"])
     for _ in range(10):
-        hub.knock(["a", "b", "a"])
+        hub.notify(["a", "b", "a"])
 
     assert [await woken(listener), await woken(listener)] == [True, False]
 
-    hub.knock(["b"])
+    hub.notify(["b"])
 
     assert await woken(listener)
 
@@ -42,7 +42,7 @@ async def test_a_cancelled_wait_leaves_the_hint() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
-    hub.knock(["a"])
+    hub.notify(["a"])
     wait.cancel()
     await asyncio.gather(wait, return_exceptions=True)
 
@@ -52,7 +52,7 @@ async def test_a_cancelled_wait_leaves_the_hint() -> None:
 async def test_a_knock_at_every_door_wakes_everybody() -> None:
     hub = NotificationHub()
     listeners = [hub.listen(["a"]), hub.listen(["b"])]
-    hub.knock_all()
+    hub.notify_all()
 
     assert [await woken(listener) for listener in listeners] == [True, True]
 
@@ -62,15 +62,15 @@ async def test_who_listens_no_more_hears_no_more() -> None:
     listener, other = hub.listen(["a"]), hub.listen(["a"])
     listener.close()
     listener.close()
-    hub.knock(["a"])
+    hub.notify(["a"])
 
     assert [await woken(listener), await woken(other)] == [False, True]
 
 
 async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
     hub = NotificationHub()
-    hub.knock(["a"])
-    hub.knock_all()
+    hub.notify(["a"])
+    hub.notify_all()
     listener = hub.listen(["a"])
 
     assert not await woken(listener)
@@ -79,7 +79,7 @@ async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
 async def test_a_hint_from_another_thread_is_heard() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
-    await asyncio.to_thread(hub.knock, ["a"])
+    await asyncio.to_thread(hub.notify, ["a"])
     async with asyncio.timeout(30):
         await listener.__anext__()
 
@@ -89,8 +89,8 @@ async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() ->
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
     await asyncio.sleep(0)
-    hub.knock_here(["a", "unheard-of"])
-    hub.knock_here(["a"])
+    hub.notify_here(["a", "unheard-of"])
+    hub.notify_here(["a"])
     await asyncio.sleep(0)
 
     assert wait.done()
@@ -104,15 +104,15 @@ async def test_who_wants_to_be_called_is_called_at_each_hint_and_not_woken() -> 
     def hear() -> None:
         calls[0] += 1
 
-    listener.hear = hear
-    hub.knock_here(["a"])
+    listener.on_hint = hear
+    hub.notify_here(["a"])
     at_once = calls[0]
-    hub.knock(["a"])
-    hub.knock(["a"])
+    hub.notify(["a"])
+    hub.notify(["a"])
     in_this_turn = calls[0]
     await asyncio.sleep(0)
     merged = calls[0]
-    hub.knock(["a"])
+    hub.notify(["a"])
     await asyncio.sleep(0)
 
     assert (at_once, in_this_turn, merged, calls[0]) == (1, 1, 2, 3)
@@ -123,12 +123,12 @@ async def test_an_iteration_yields_once_for_each_hint() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     heard = 0
-    hub.knock(["a"])
+    hub.notify(["a"])
     async for _ in listener:
         heard += 1
         if heard == 3:
             break
-        hub.knock(["a"])
+        hub.notify(["a"])
 
     assert heard == 3
 
@@ -141,10 +141,10 @@ def test_a_listener_whose_loop_has_closed_is_in_nobodys_way() -> None:
 
     async def hear() -> bool:
         listener = hub.listen(["a"])
-        hub.knock(["a"])
+        hub.notify(["a"])
         return await woken(listener)
 
     asyncio.run(listen())
-    hub.knock(["a"])
+    hub.notify(["a"])
 
     assert asyncio.run(hear())

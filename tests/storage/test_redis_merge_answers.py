@@ -11,7 +11,15 @@ from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import LARGEST
 from tenure.storage.protocol import EVENTS_END, EventPage, Page, QueueSurvey, Settings, Survey, WorkerSurvey
-from tenure.storage.redis.merge_answers import UNREAD, cursor_of, listed, places_of, surveyed, words_of, woven
+from tenure.storage.redis.merge_answers import (
+    UNREAD,
+    cursor_of,
+    event_places,
+    merge_event_pages,
+    merge_listings,
+    merge_surveys,
+    places_of,
+)
 
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -28,17 +36,17 @@ def test_a_single_number_is_that_place_in_every_cell() -> None:
     "cursor", ["", ".", "1.2", "1.2.3.4", "1..3", "1.-2.3", "1.2.3.", f"1.2.{LARGEST + 1}", "a.b.c"]
 )
 def test_what_no_cells_have_given_out_is_no_cursor(cursor: str) -> None:
-    with pytest.raises(ValueError, match="no cursor"):
+    with pytest.raises(ValueError, match="not a cursor"):
         places_of(cursor, 3)
 
 
 def test_a_cursor_can_leave_open_the_place_in_a_cell_that_was_out_of_reach() -> None:
-    assert words_of(None, 2) == [UNREAD, UNREAD]
-    assert words_of(EVENTS_END, 2) == [EVENTS_END, EVENTS_END]
-    assert words_of("7", 2) == ["7", "7"]
-    assert words_of(f"3.{UNREAD}.{EVENTS_END}", 3) == ["3", UNREAD, EVENTS_END]
-    with pytest.raises(ValueError, match="no cursor"):
-        words_of("3.x", 2)
+    assert event_places(None, 2) == [UNREAD, UNREAD]
+    assert event_places(EVENTS_END, 2) == [EVENTS_END, EVENTS_END]
+    assert event_places("7", 2) == ["7", "7"]
+    assert event_places(f"3.{UNREAD}.{EVENTS_END}", 3) == ["3", UNREAD, EVENTS_END]
+    with pytest.raises(ValueError, match="not a cursor"):
+        event_places("3.x", 2)
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,14 +64,14 @@ def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -
     one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
     other = EventPage((drained(20, 1, "b"),), "1")
 
-    page = woven([one, other], 10)
+    page = merge_event_pages([one, other], 10)
 
     assert told(page) == [("a", "5.0"), ("b", "5.1"), ("a", "6.1")]
     assert page.next == "6.1"
 
 
 def test_a_cell_that_was_out_of_reach_keeps_its_place_in_the_page_and_in_each_event() -> None:
-    page = woven([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, incomplete=True)], 10)
+    page = merge_event_pages([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, incomplete=True)], 10)
 
     assert told(page) == [("a", f"5.{UNREAD}")]
     assert (page.next, page.incomplete) == (f"6.{UNREAD}", True)
@@ -73,7 +81,7 @@ def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:
     one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
     other = EventPage((drained(20, 1, "b"), drained(25, 2, "b")), "2")
 
-    page = woven([one, other], 2)
+    page = merge_event_pages([one, other], 2)
 
     assert told(page) == [("a", "5.0"), ("b", "5.1")]
     assert page.next == "5.1"
@@ -83,11 +91,11 @@ def test_a_cell_whose_clock_goes_ahead_keeps_its_order_and_loses_nothing() -> No
     one = EventPage((drained(90, 1, "a"), drained(10, 2, "a")), "2")
     other = EventPage((drained(50, 1, "b"),), "1")
 
-    assert told(woven([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
+    assert told(merge_event_pages([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
 
 
 def test_what_was_looked_at_and_not_asked_for_is_not_looked_at_again() -> None:
-    assert woven([EventPage((drained(10, 5),), "9"), EventPage((), "3")], 10).next == "9.3"
+    assert merge_event_pages([EventPage((drained(10, 5),), "9"), EventPage((), "3")], 10).next == "9.3"
 
 
 def test_a_gap_in_one_cell_is_told_first_and_once() -> None:
@@ -95,7 +103,7 @@ def test_a_gap_in_one_cell_is_told_first_and_once() -> None:
     one = EventPage((trimmed, drained(40, 8, "a")), "8")
     other = EventPage((drained(20, 1, "b"), drained(30, 2, "b")), "2")
 
-    page = woven([one, other], 1)
+    page = merge_event_pages([one, other], 1)
 
     assert page.events[0] == EventsTrimmed(oldest="7.0")
     assert told(page) == [("b", "7.1")]
@@ -118,7 +126,7 @@ def test_pages_of_all_cells_join_without_gap_or_overlap(seed: int) -> None:
             EventPage(tuple(log[place : place + limit]), str(min(place + limit, len(log))))
             for log, place in zip(logs, places, strict=True)
         ]
-        page = woven(pages, limit)
+        page = merge_event_pages(pages, limit)
         read += [event.queue for event in page.events if isinstance(event, QueueDrained)]
         if page.next == cursor:
             break
@@ -148,19 +156,19 @@ def test_a_listing_of_all_cells_is_newest_first_and_goes_on_where_each_cell_was_
     one = [(9, job(50, "a9")), (8, job(30, "a8")), (7, job(10, "a7"))]
     other = [(4, job(40, "b4")), (3, job(20, "b3"))]
 
-    page = listed([one, other, []], [LARGEST] * 3, 3)
+    page = merge_listings([one, other, []], [LARGEST] * 3, 3)
 
     assert ids(page) == ["a9", "b4", "a8"]
     assert page.next == f"8.4.{LARGEST}"
     assert page.next is not None
 
-    rest = listed([one[2:], other[1:], []], places_of(page.next, 3), 3)
+    rest = merge_listings([one[2:], other[1:], []], places_of(page.next, 3), 3)
 
     assert (ids(rest), rest.next) == (["b3", "a7"], None)
 
 
 def test_a_page_that_is_just_full_is_the_last() -> None:
-    assert listed([[(1, job(1, "a"))], [(1, job(2, "b"))]], [LARGEST] * 2, 2).next is None
+    assert merge_listings([[(1, job(1, "a"))], [(1, job(2, "b"))]], [LARGEST] * 2, 2).next is None
 
 
 # ── surveys ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +197,7 @@ def test_a_survey_of_all_cells_has_what_each_has() -> None:
         now=101,
     )
 
-    assert surveyed([one, other]) == Survey(
+    assert merge_surveys([one, other]) == Survey(
         queues=(QueueSurvey(queue="a"), QueueSurvey(queue="b")),
         paused_tasks=("t",),
         task_rates={"t": rate},
@@ -204,8 +212,8 @@ def test_the_sweeping_is_as_old_as_in_the_cell_that_has_waited_for_longest_of_th
     busy = (QueueSurvey(queue="q", counts={State.ACTIVE: 1}),)
     told = (QueueSurvey(queue="q", settings=Settings(paused=True)),)
 
-    assert surveyed([Survey(queues=busy, swept_ago=5), Survey(queues=busy, swept_ago=7)]).swept_ago == 7
-    assert surveyed([Survey(queues=busy, swept_ago=5), Survey(queues=told, swept_ago=7), Survey()]).swept_ago == 5
-    assert surveyed([Survey(swept_ago=5), Survey()]).swept_ago == 5
-    assert surveyed([Survey(queues=busy), Survey(swept_ago=5)]).swept_ago is None
-    assert surveyed([Survey(), Survey()]).swept_ago is None
+    assert merge_surveys([Survey(queues=busy, swept_ago=5), Survey(queues=busy, swept_ago=7)]).swept_ago == 7
+    assert merge_surveys([Survey(queues=busy, swept_ago=5), Survey(queues=told, swept_ago=7), Survey()]).swept_ago == 5
+    assert merge_surveys([Survey(swept_ago=5), Survey()]).swept_ago == 5
+    assert merge_surveys([Survey(queues=busy), Survey(swept_ago=5)]).swept_ago is None
+    assert merge_surveys([Survey(), Survey()]).swept_ago is None

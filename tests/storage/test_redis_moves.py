@@ -177,7 +177,7 @@ async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_
 async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "PATIENCE", ExponentialDelay(0.01, 0.1))
+    monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
     ear = Subscriptions(connections, lambda topic: bases, rng=Random(3))
@@ -302,7 +302,7 @@ async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
 async def test_hints_are_heard_from_the_master_that_comes_after(
     connect: Connect, redis_sentinels: RedisSentinels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ears, "PATIENCE", ExponentialDelay(0.01, 0.1))
+    monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_sentinels.url)
     [base] = connections.address.bases
     ear = Subscriptions(connections, lambda topic: [base], rng=Random(3))

@@ -11,8 +11,17 @@ from tenure.client.job_template import JobTemplate
 from tenure.client.signature import Signature
 from tenure.core.job import JobRecord, NewJob
 from tenure.options.tasks import TaskOptions
-from tenure.storage.redis.exchange import ask_enqueue
-from tenure.storage.redis.records import HEAD, PLACED, RUN, EncodedJob, FixedFields, RareFields, bare, fixed_of
+from tenure.storage.redis.exchange import encode_enqueue
+from tenure.storage.redis.records import (
+    HEAD,
+    PLACED,
+    RUN,
+    EncodedJob,
+    FixedFields,
+    RareFields,
+    encode_fixed,
+    without_identity,
+)
 from tests.redis_records import COUNTED, FENCES, IN_HEAD, IN_RUN, RARE
 
 SPREAD = {"lease", "max_stalls", "start_grace", "renewed", "pinned", "on_expire"}
@@ -47,7 +56,7 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
         NewJob(queue="q", id=f"{number}", task="t", payload=b"", priority=number % 2, headers={"n": f"{number % 3}"})
         for number in range(12)
     ]
-    read = [msgspec.msgpack.decode(fixed_of(bare(job)) or b"", type=FixedFields) for job in told]
+    read = [msgspec.msgpack.decode(encode_fixed(without_identity(job)) or b"", type=FixedFields) for job in told]
 
     assert [fixed.priority for fixed in read] == [job.priority for job in told]
     assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
@@ -56,7 +65,7 @@ def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
 def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
     def told(retry: Retry) -> str | None:
         like = JobTemplate.of_task("t", TaskOptions(retry=retry), Timing(), Signature("t", lambda: None)).common
-        return msgspec.msgpack.decode(fixed_of(like) or b"", type=FixedFields).policy
+        return msgspec.msgpack.decode(encode_fixed(like) or b"", type=FixedFields).policy
 
     assert told(Retry()) is None
     assert told(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'
@@ -66,7 +75,7 @@ def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() ->
     def job(number: int, *, queue: str = "q", timeout: int | None = None, delay: int = 0) -> NewJob:
         return NewJob(queue=queue, id=f"{number}", task="t", payload=b"%d" % number, timeout=timeout, delay=delay)
 
-    asked, *blobs = ask_enqueue(
+    asked, *blobs = encode_enqueue(
         [job(1), job(2), job(3, queue="r"), job(4, timeout=5), job(5, timeout=5), job(6, delay=1), job(7)]
     )
     told = msgspec.msgpack.decode(asked)

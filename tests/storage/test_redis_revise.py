@@ -23,7 +23,7 @@ from tenure.storage.protocol import (
     Tick,
 )
 from tenure.storage.redis.address import read
-from tenure.storage.redis.partition import CHANGED_AT_ONCE, REVISED_AT_ONCE
+from tenure.storage.redis.partition import CHANGES_PER_CALL, REVISIONS_PER_CALL
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tests.servers import RedisServer
@@ -74,7 +74,7 @@ async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: 
 
 
 async def test_more_revisions_than_a_script_makes_are_made_all_the_same(storage: RedisStorage) -> None:
-    jobs = [job(f"{n:03}") for n in range(2 * REVISED_AT_ONCE + 20)]
+    jobs = [job(f"{n:03}") for n in range(2 * REVISIONS_PER_CALL + 20)]
     await storage.enqueue(jobs)
     cancelled = await storage.revise([CancelJob(one.ref) for one in (*jobs, jobs[0])])
     redriven = await storage.revise([RedriveJob(one.ref) for one in jobs])
@@ -88,7 +88,7 @@ async def test_more_revisions_than_a_script_makes_are_made_all_the_same(storage:
 
 
 async def test_ticks_of_one_call_are_in_the_order_they_were_given(storage: RedisStorage) -> None:
-    names = [f"{n:02}" for n in range(3 * CHANGED_AT_ONCE, 0, -1)]
+    names = [f"{n:02}" for n in range(3 * CHANGES_PER_CALL, 0, -1)]
     await storage.plan([PutSchedule(Schedule(name=name, job=job(""), every=9, next_tick=9)) for name in names])
     planned = await storage.plan([Tick(name, 0, 9, 18, job(name, schedule=name, tick=9)) for name in names])
     claimed = (await storage.exchange(WORKER, (), ClaimRequest(("q",), CLAIM_LIMIT))).leases

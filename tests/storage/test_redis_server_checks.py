@@ -135,7 +135,7 @@ async def test_a_user_without_channels_is_warned_of_once_with_what_gives_them(
     guard = guarded(without_channels(server))
     await guard.admit()
     await guard.admit()
-    [finding] = [finding for finding in await guard.examine() if finding.subject == "notices"]
+    [finding] = [finding for finding in await guard.examine() if finding.subject == "notifications"]
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert finding.level == "warning"
@@ -144,17 +144,15 @@ async def test_a_user_without_channels_is_warned_of_once_with_what_gives_them(
 
     server.command("ACL", "SETUSER", "app", "&{tenure}*")
 
-    assert levels(await guard.examine())["notices"] == "ok"
+    assert levels(await guard.examine())["notifications"] == "ok"
 
 
-async def test_of_a_cluster_each_node_must_let_its_notices_be_published(
-    guarded: Guarded, redis_cluster: RedisCluster
-) -> None:
+async def test_each_node_of_a_cluster_must_allow_notifications(guarded: Guarded, redis_cluster: RedisCluster) -> None:
     for node in redis_cluster.masters:
         without_channels(node)
     redis_cluster.masters[0].command("ACL", "SETUSER", "app", "&{tenure:*")
     guard = guarded(redis_cluster.url.replace("//", "//app:secret@"))
-    found = [finding for finding in await guard.examine() if finding.subject == "notices"]
+    found = [finding for finding in await guard.examine() if finding.subject == "notifications"]
 
     assert sorted(finding.level for finding in found) == ["ok", "warning", "warning"]
     assert {finding.remedy for finding in found if finding.level == "warning" and "&{tenure:*" in finding.remedy}
@@ -397,7 +395,7 @@ def levels(findings: list[Finding]) -> dict[str, str]:
 async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Guarded, start_redis: StartRedis) -> None:
     findings = await guarded(start_redis(**SOUND, maxmemory="100mb").url).examine()
 
-    subjects = ("server", "persistence", "replication", "memory", "scripts", "notices")
+    subjects = ("server", "persistence", "replication", "memory", "scripts", "notifications")
     assert levels(findings) == dict.fromkeys(subjects, "ok")
 
 

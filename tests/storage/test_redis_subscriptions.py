@@ -199,7 +199,7 @@ async def test_a_line_that_breaks_is_laid_anew_and_its_listeners_are_told_once(
 async def test_a_server_that_is_away_for_a_while_is_heard_again_and_told_of_once(
     hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", ExponentialDelay(0.01, 0.05))
+    monkeypatch.setattr(module, "RETRY_DELAY", ExponentialDelay(0.01, 0.05))
     redis_server.stop()
     listener = hear(redis_server.url).listen(["queue:mail"])
     await until(lambda: bool(caplog.records))
@@ -317,7 +317,7 @@ async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
 async def test_the_line_is_hung_up_a_while_after_nobody_listens(
     hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LINGERING", 0.1)
+    monkeypatch.setattr(module, "IDLE_WAIT", 0.1)
     ear = hear(redis_server.url)
     for _ in range(3):
         listener = ear.listen(["queue:mail"])
@@ -399,4 +399,4 @@ async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone
 
 
 def ear_tasks() -> "list[asyncio.Task[object]]":
-    return [task for task in asyncio.all_tasks() if task.get_name().startswith("tenure-ear")]
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("tenure-subscriptions")]

@@ -26,7 +26,7 @@ def place_of(cursor: str) -> int:
     # Check the length first: Python refuses to parse a number with thousands of digits.
     if len(cursor) <= len(str(LARGEST)) and cursor.isascii() and cursor.isdecimal() and int(cursor) <= LARGEST:
         return int(cursor)
-    raise ValueError(f"{cursor[:60]!r} is no cursor of this storage; take one that it has given out")
+    raise ValueError(f"{cursor[:60]!r} is not a cursor of this storage; use one that it has returned")
 
 
 def recorded_within(age: int) -> str:

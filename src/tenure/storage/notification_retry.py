@@ -67,7 +67,7 @@ class Hints:
             self._lost(error)
             return False
         if self._hear is not None and isinstance(self._notices, Listener):
-            self._notices.hear = self._heard
+            self._notices.on_hint = self._heard
         return True
 
     def _heard(self) -> None:

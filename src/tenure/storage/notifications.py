@@ -23,20 +23,20 @@ class NotificationHub:
                 self._listeners[topic].append(listener)
         return listener
 
-    def knock(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         """Notify the listeners of these topics that something changed. May be called from any thread."""
         for listener in self._listening(topics):
             listener.wake()
 
-    def knock_here(self, topics: Iterable[str]) -> None:
+    def notify_here(self, topics: Iterable[str]) -> None:
         """Notify as `knock` does, but from the loop of all the listeners, which saves one turn of the loop."""
         for listener in self._listening(topics):
             listener.wake_here()
 
-    def knock_all(self) -> None:
+    def notify_all(self) -> None:
         """Notify all listeners that anything may have changed."""
         if self._listeners:
-            self.knock(tuple(self._listeners))
+            self.notify(tuple(self._listeners))
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class NotificationHub:
         return tuple(self._listeners)
 
     @property
-    def heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """True if there is a listener."""
         return bool(self._listeners)
 
@@ -60,7 +60,7 @@ class NotificationHub:
             # A dict, not a set: the order of waking must not depend on memory addresses.
             return dict.fromkeys(listener for topic in topics for listener in self._listeners.get(topic, ()))
 
-    def forget(self, listener: "Listener") -> None:
+    def remove(self, listener: "Listener") -> None:
         """Remove a listener."""
         with self._lock:
             for topic in listener.topics:
@@ -74,7 +74,7 @@ class NotificationHub:
 class Listener:
     """A listener for some topics: an async iterator that yields None for each hint and merges simultaneous hints."""
 
-    hear: Callable[[], None] | None = None
+    on_hint: Callable[[], None] | None = None
     """If set, it is called on the listener's loop for each hint, one turn of the loop before a waiter could continue.
     """
 
@@ -83,33 +83,33 @@ class Listener:
         self._hub = hub
         self._loop = loop
         self._event = asyncio.Event()
-        self._told = False
+        self._pending = False
         # Run the callback in the listener's own context, not in the notifier's.
         self._context = contextvars.copy_context()
 
     def wake(self) -> None:
         """Record a hint. May be called from any thread."""
-        if self._told:
+        if self._pending:
             return
-        self._told = True
+        self._pending = True
         try:
-            self._loop.call_soon_threadsafe(self._tell, context=self._context)
+            self._loop.call_soon_threadsafe(self._deliver, context=self._context)
         except RuntimeError:
             # The listener's loop was closed while the listener was still registered.
-            self._hub.forget(self)
+            self._hub.remove(self)
 
     def wake_here(self) -> None:
         """Record a hint, from the listener's own loop."""
-        self._told = True
-        self._tell()
+        self._pending = True
+        self._deliver()
 
-    def _tell(self) -> None:
-        if self.hear is None:
+    def _deliver(self) -> None:
+        if self.on_hint is None:
             self._event.set()
         else:
             # Reset before the call: a hint that arrives during the call must cause another one.
-            self._told = False
-            self.hear()
+            self._pending = False
+            self.on_hint()
 
     def __aiter__(self) -> Self:
         return self
@@ -117,14 +117,14 @@ class Listener:
     async def __anext__(self) -> None:
         await self._event.wait()
         self._event.clear()
-        self._told = False
+        self._pending = False
 
     def take(self) -> bool:
         """Return True if there was a hint since the last call, without waiting for one."""
-        told, self._told = self._told, False
+        pending, self._pending = self._pending, False
         self._event.clear()
-        return told
+        return pending
 
     def close(self) -> None:
         """Stop listening."""
-        self._hub.forget(self)
+        self._hub.remove(self)

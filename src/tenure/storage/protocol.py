@@ -290,7 +290,7 @@ class SweepResult(Struct, frozen=True):
     `troubles`: chores that failed, one line each; the other chores ran.
     `due`: schedules with a tick that is due at `now`, the storage's clock. The caller advances them. It also contains
     schedules whose last tick lies after `now` (`Schedule.is_ahead`). `next_tick`: microseconds until the next tick of
-    any schedule, None if there is none. All three are for the leader only.
+    any schedule, None without one. All three are for the leader only.
     """
 
     terms: tuple[Term, ...] = ()
@@ -451,20 +451,20 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     quiet: bool | None = None
     stop: bool | None = None
 
-    def under(self, told: "Settings") -> "Settings":
-        """Return these settings with `told` laid over them; stall terms and retention are merged field by field."""
-        stall = told.stall if self.stall is None or told.stall is None else self.stall.updated_with(told.stall)
-        kept = told.retention
+    def under(self, other: "Settings") -> "Settings":
+        """Return these settings with `other` laid over them; stall terms and retention are merged field by field."""
+        stall = other.stall if self.stall is None or other.stall is None else self.stall.updated_with(other.stall)
+        kept = other.retention
         if self.retention is not None:
             kept = self.retention if kept is None else self.retention.updated_with(kept)
         return Settings(
-            paused=self.paused if told.paused is None else told.paused,
-            rate=self.rate if told.rate is None else told.rate,
+            paused=self.paused if other.paused is None else other.paused,
+            rate=self.rate if other.rate is None else other.rate,
             stall=self.stall if stall is None else stall,
             retention=kept,
-            record=self.record if told.record is None else told.record,
-            quiet=self.quiet if told.quiet is None else told.quiet,
-            stop=self.stop if told.stop is None else told.stop,
+            record=self.record if other.record is None else other.record,
+            quiet=self.quiet if other.quiet is None else other.quiet,
+            stop=self.stop if other.stop is None else other.stop,
         )
 
 

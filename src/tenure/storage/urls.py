@@ -36,7 +36,7 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
     address = read(url)
     if isinstance(address, redis.RedisAddress):
         if find_spec("redis") is None:
-            raise UsageError(f"{address.shown} needs redis-py, which is not there: pip install 'tenure[redis]'")
+            raise UsageError(f"{address.shown} needs redis-py, which is not installed: pip install 'tenure[redis]'")
         from tenure.storage.redis.storage import RedisStorage
 
         return RedisStorage(address, clock=clock)
@@ -58,13 +58,13 @@ def read(url: object) -> StorageURL | redis.RedisAddress:
         UsageError: the URL is invalid, or names an unknown storage or option.
     """
     if not isinstance(url, str):
-        raise UsageError(f"storage URL {shown(url)} is no text; {KNOWN}")
+        raise UsageError(f"storage URL {shown(url)} is not a string; {KNOWN}")
     # Even an invalid URL may contain a password.
-    told = redis.shown_of(url)
+    shown_url = redis.shown_of(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"storage URL {told!r} cannot be read ({error}); {KNOWN}") from None
+        raise UsageError(f"storage URL {shown_url!r} cannot be read ({error}); {KNOWN}") from None
     if parts.scheme in redis.SCHEMES:
         return redis.read(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -74,13 +74,13 @@ def read(url: object) -> StorageURL | redis.RedisAddress:
         case "sqlite":
             path = url.split("?", 1)[0].removeprefix("sqlite:")
             if not path.startswith("///") or path[3:] in ("", ":memory:"):
-                raise UsageError(f"storage URL {told!r} names no file; {KNOWN}")
+                raise UsageError(f"storage URL {shown_url!r} names no file; {KNOWN}")
             durability = options.pop("durability", "full")
             if durability not in ("full", "fast"):
                 raise UsageError(f'storage URL {url!r}: durability is {durability!r}; use "full" or "fast"')
             address = StorageURL(url, "sqlite", path[3:], "fast" if durability == "fast" else "full")
         case _:
-            raise UsageError(f"storage URL {told!r} is none that Tenure knows; {KNOWN}")
+            raise UsageError(f"storage URL {shown_url!r} is not supported; {KNOWN}")
     if options:
         raise UsageError(f"storage URL {url!r} has the unknown option {next(iter(options))!r}; leave it out")
     return address

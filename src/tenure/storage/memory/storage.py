@@ -136,5 +136,5 @@ class MemoryStorage:
             answer = step()
             knocked, self.model.notified = self.model.notified, []
         if knocked:
-            self._hub.knock(knocked)
+            self._hub.notify(knocked)
         return answer

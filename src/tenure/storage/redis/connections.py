@@ -120,7 +120,7 @@ class Connections:
                 replies = [error]
             reply = replies[0]
             if isinstance(reply, BaseException):
-                home.heed(place, calls, replies)
+                home.handle_replies(place, calls, replies)
                 [reply] = await home.make_again(calls, replies, durable=durable)
         if isinstance(reply, BaseException):
             raise ours(reply, self.address.shown, script.name)
@@ -465,10 +465,10 @@ class _LoopConnections:
             return [error] * len(calls)
         if durable and (lacking := _lacking(replies.pop(), self._address.shown)) is not None:
             replies = [UnconfirmedError(lacking, reply) if said(reply) is None else reply for reply in replies]
-        self.heed(place, calls, replies)
+        self.handle_replies(place, calls, replies)
         return replies
 
-    def heed(self, place: ServerAddress, calls: Sequence[ScriptCall], replies: Sequence[Reply]) -> None:
+    def handle_replies(self, place: ServerAddress, calls: Sequence[ScriptCall], replies: Sequence[Reply]) -> None:
         """Update the routes from replies and errors, and retire connections to a server that is not a master."""
         for call, reply in zip(calls, replies, strict=True):
             match reply:
@@ -555,7 +555,7 @@ class _LoopConnections:
             [role] = await link.ask([("ROLE",)], 1)
             if isinstance(role, list) and role[:1] != [b"master"]:
                 await link.drop()
-                raise ReadOnlyError(f"{place} is no master (yet, or any more)")
+                raise ReadOnlyError(f"{place} is not a master (not yet, or no longer)")
         self._links.add(link)
         return link
 
@@ -661,10 +661,10 @@ def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
     if not loaded:
         return replies
     trouble = next((error for reply in replies[:loaded] if (error := said(reply)) is not None), None)
-    told = replies[loaded:]
+    answers = replies[loaded:]
     if trouble is None:
-        return told
-    return [trouble if isinstance(reply, NoScriptError) else reply for reply in told]
+        return answers
+    return [trouble if isinstance(reply, NoScriptError) else reply for reply in answers]
 
 
 def _wait() -> Command:
@@ -686,7 +686,7 @@ def _counts(reply: Reply) -> list[int]:
 def _lacking(reply: Reply, shown: str) -> str | None:
     """Return the error message if the reply to WAIT or WAITAOF shows no confirmation; otherwise None."""
     if (error := said(reply)) is not None:
-        return f"{shown} cannot confirm a write ({error}); it was made all the same"
+        return f"{shown} cannot confirm a write ({error}); but it was made"
     match _counts(reply):
         case [0, _]:
             return (

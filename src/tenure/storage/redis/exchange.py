@@ -18,13 +18,13 @@ from tenure.storage.redis.claim_numbers import EncodedLane
 from tenure.storage.redis.records import (
     EncodedJob,
     RequestEncoder,
-    bare,
-    error_text,
-    fixed_of,
-    record,
-    ref_of,
-    ref_text,
-    wish,
+    decode_record,
+    decode_ref,
+    encode_error,
+    encode_fixed,
+    encode_job,
+    encode_ref,
+    without_identity,
 )
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -116,35 +116,35 @@ class ExchangePart(Struct, frozen=True):
     place: Place | None
 
 
-def ask_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
+def encode_enqueue(jobs: Sequence[NewJob]) -> list[bytes]:
     """Return the request to enqueue jobs. Consecutive jobs that differ only in id and payload form one group."""
-    parcel = RequestEncoder()
+    encoder = RequestEncoder()
     calls: list[EncodedJob | EncodedJobs] = []
     latest: NewJob | None = None
     group: EncodedJobs | None = None
     for job in jobs:
-        like = bare(job)
+        like = without_identity(job)
         if like != latest:
-            latest, group = like, _group(like, parcel)
+            latest, group = like, _group(like, encoder)
             if group is not None:
                 calls.append(group)
         if group is None:
-            calls.append(wish(job, parcel))
+            calls.append(encode_job(job, encoder))
         else:
             group.ids.append(job.id)
-            parcel.put(job.payload)
-    return parcel.sealed(_Enqueue(calls, len(jobs)))
+            encoder.put(job.payload)
+    return encoder.finish(_Enqueue(calls, len(jobs)))
 
 
-def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
+def _group(like: NewJob, encoder: RequestEncoder) -> EncodedJobs | None:
     """Return an empty group for jobs like this one, or None if such jobs cannot be grouped.
 
     The caller adds the jobs' payloads to the request one after another.
     """
-    fixed = fixed_of(like)
+    fixed = encode_fixed(like)
     if fixed is None:
         return None
-    place = parcel.put(fixed)
+    place = encoder.put(fixed)
     return EncodedJobs(
         queue=like.queue,
         fixed=place,
@@ -156,22 +156,22 @@ def _group(like: NewJob, parcel: RequestEncoder) -> EncodedJobs | None:
     )
 
 
-def answer_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+def decode_enqueue(reply: Any, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
     """Return the result of each job."""
     if isinstance(reply, int):
         return [EnqueueResult("created", Ref(job.queue, job.id)) for job in jobs]
     return [
-        EnqueueResult("created", Ref(job.queue, job.id)) if told == 0 else _receipt(job.queue, *told)
-        for told, job in zip(reply, jobs, strict=True)
+        EnqueueResult("created", Ref(job.queue, job.id)) if result == 0 else _enqueue_result(job.queue, *result)
+        for result, job in zip(reply, jobs, strict=True)
     ]
 
 
-def _receipt(queue: str, made: bytes, id_: bytes, *rest: int) -> EnqueueResult:
+def _enqueue_result(queue: str, made: bytes, id_: bytes, *rest: int) -> EnqueueResult:
     word: Any = made.decode()
     return EnqueueResult(word, Ref(queue, id_.decode()), *rest)
 
 
-def ask_exchange(
+def encode_exchange(
     owner: Owner,
     settlements: Sequence[Settlement],
     order: ClaimRequest | None,
@@ -179,15 +179,15 @@ def ask_exchange(
     lane: EncodedLane | None = None,
 ) -> list[bytes]:
     """Return the request to settle and to claim from a place on. `lane`: the numbers of a claim that has a lane."""
-    parcel = RequestEncoder()
-    return parcel.sealed(
+    encoder = RequestEncoder()
+    return encoder.finish(
         _Exchange(
             owner=owner,
-            settlements=_asked(settlements, parcel),
+            settlements=_encode_settlements(settlements, encoder),
             settling=len(settlements),
             queues=() if order is None else order.queues,
             room=None if order is None else order.room,
-            tasks=None if order is None or order.tasks is None else parcel.put(_tasks(order.tasks)),
+            tasks=None if order is None or order.tasks is None else encoder.put(_encode_tasks(order.tasks)),
             place=place,
             lane=lane,
         )
@@ -197,7 +197,7 @@ def ask_exchange(
 _latest_tasks: tuple[dict[str, int], bytes] = {}, _encode({})
 
 
-def _tasks(tasks: dict[str, int]) -> bytes:
+def _encode_tasks(tasks: dict[str, int]) -> bytes:
     """Return the tasks that a caller knows, as a script reads them. The latest dict's encoding is kept."""
     global _latest_tasks
     latest, encoded = _latest_tasks
@@ -207,25 +207,31 @@ def _tasks(tasks: dict[str, int]) -> bytes:
     return encoded
 
 
-def at_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+def first_batch(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
     """Return the first of these settlements: as many as one call and a slow network have time for."""
     size = 0
-    for number, asked in enumerate(settlements):
+    for number, settlement in enumerate(settlements):
         if size > REQUEST_BYTES or number == SETTLED_AT_ONCE:
             return settlements[:number]
-        if isinstance(asked.decision, Finish):
-            size += len(asked.decision.result or b"")
+        if isinstance(settlement.decision, Finish):
+            size += len(settlement.decision.result or b"")
     return settlements
 
 
-def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
+def decode_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePart:
     """Return the verdict of each settlement that the script had time for, and the leases of the claimed jobs."""
     verdicts, leases, left, next_due, place, seen = reply
     words: list[Any] = ["done"] * verdicts if isinstance(verdicts, int) else [word.decode() for word in verdicts]
     won = iter(leases)
     exchanged = ExchangeResult(
-        tuple(SettlementResult(asked.ref, asked.fence, word) for asked, word in zip(settlements, words, strict=False)),
-        tuple(Lease(record(ref_of(ref), body, payload)) for ref, body, payload in zip(won, won, won, strict=True)),
+        tuple(
+            SettlementResult(settlement.ref, settlement.fence, word)
+            for settlement, word in zip(settlements, words, strict=False)
+        ),
+        tuple(
+            Lease(decode_record(decode_ref(ref), body, payload))
+            for ref, body, payload in zip(won, won, won, strict=True)
+        ),
         left=bool(left),
         next_due=next_due,
         seen=bool(seen),
@@ -233,35 +239,37 @@ def answer_exchange(reply: Any, settlements: Sequence[Settlement]) -> ExchangePa
     return ExchangePart(exchanged, None if place is None else tuple(place))
 
 
-def _asked(settlements: Sequence[Settlement], parcel: RequestEncoder) -> list[EncodedSettlement | EncodedCompletions]:
+def _encode_settlements(
+    settlements: Sequence[Settlement], encoder: RequestEncoder
+) -> list[EncodedSettlement | EncodedCompletions]:
     """Return settlements as a script reads them. Consecutive ones that only complete jobs of a queue form one group."""
-    asked: list[EncodedSettlement | EncodedCompletions] = []
-    for (queue, keep, ended), some in groupby(settlements, _completes):
+    encoded: list[EncodedSettlement | EncodedCompletions] = []
+    for (queue, keep, ended), group in groupby(settlements, _completion_group):
         if ended is None:
-            asked += [_settling(one, parcel) for one in some]
+            encoded += [_encode_settlement(each, encoder) for each in group]
             continue
-        row = list(some)
-        place = parcel.put(_encode(ended))
-        first = parcel.put(*[blob for one in row for blob in (_encode(one.events[0]), _result_of(one))])
-        asked.append(
+        row = list(group)
+        place = encoder.put(_encode(ended))
+        first = encoder.put(*[blob for each in row for blob in (_encode(each.events[0]), _result_of(each))])
+        encoded.append(
             EncodedCompletions(
                 queue=queue,
-                ids=[one.ref.id for one in row],
-                fences=[one.fence for one in row],
+                ids=[each.ref.id for each in row],
+                fences=[each.fence for each in row],
                 ended=place,
                 keep=keep,
                 first=first,
             )
         )
-    return asked
+    return encoded
 
 
 _OTHERWISE = "", None, None
 
 
-def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
+def _completion_group(settlement: Settlement) -> tuple[str, int | None, RunEnd | None]:
     # Every settlement comes here. A match pattern with this many parts would cost ten times as much.
-    end, events = asked.decision, asked.events
+    end, events = settlement.decision, settlement.events
     if (
         isinstance(end, Finish)
         and end.state is State.COMPLETED
@@ -273,50 +281,50 @@ def _completes(asked: Settlement) -> tuple[str, int | None, RunEnd | None]:
         and len(events) == 1
         and isinstance(events[0], JobCompleted)
     ):
-        return asked.ref.queue, end.keep, asked.ended
+        return settlement.ref.queue, end.keep, settlement.ended
     return _OTHERWISE
 
 
-def _result_of(asked: Settlement) -> bytes:
-    return asked.decision.result or b"" if isinstance(asked.decision, Finish) else b""
+def _result_of(settlement: Settlement) -> bytes:
+    return settlement.decision.result or b"" if isinstance(settlement.decision, Finish) else b""
 
 
-def _settling(asked: Settlement, parcel: RequestEncoder) -> EncodedSettlement:
-    told = [_told(event, parcel) for event in asked.events]
-    match asked.decision:
+def _encode_settlement(settlement: Settlement, encoder: RequestEncoder) -> EncodedSettlement:
+    events = [_encode_event(event, encoder) for event in settlement.events]
+    match settlement.decision:
         case Finish() as end:
             return EncodedSettlement(
-                ref=ref_text(asked.ref),
-                fence=asked.fence,
+                ref=encode_ref(settlement.ref),
+                fence=settlement.fence,
                 state=end.state,
-                result=None if end.result is None else parcel.put(end.result),
-                error=error_text(end.error),
+                result=None if end.result is None else encoder.put(end.result),
+                error=encode_error(end.error),
                 reason=end.reason,
                 charge=end.charge,
                 keep=end.keep,
                 redrive_after=end.redrive_after,
-                ended=parcel.put(_encode(asked.ended)),
-                events=told,
+                ended=encoder.put(_encode(settlement.ended)),
+                events=events,
             )
         case PutBack() as again:
             return EncodedSettlement(
-                ref=ref_text(asked.ref),
-                fence=asked.fence,
+                ref=encode_ref(settlement.ref),
+                fence=settlement.fence,
                 after=again.after,
                 quarantine=again.quarantine,
                 put_back_used=again.put_back_used,
                 until_known=again.until_known,
-                error=error_text(again.error),
+                error=encode_error(again.error),
                 reason=again.reason,
                 charge=again.charge,
-                ended=parcel.put(_encode(asked.ended)),
-                events=told,
+                ended=encoder.put(_encode(settlement.ended)),
+                events=events,
             )
         case _:
-            assert_never(asked.decision)
+            assert_never(settlement.decision)
 
 
-def _told(event: JobEvent, parcel: RequestEncoder) -> EncodedEvent:
+def _encode_event(event: JobEvent, encoder: RequestEncoder) -> EncodedEvent:
     return EncodedEvent(
-        parcel.put(_encode(event)), name_of(event), isinstance(event, JobCancelled) and event.by is not None
+        encoder.put(_encode(event)), name_of(event), isinstance(event, JobCancelled) and event.by is not None
     )

@@ -65,7 +65,7 @@ class PerLoop(Generic[T]):
                 # The loop was closed meanwhile.
                 continue
 
-    def begin_anew(self) -> None:
+    def start_again(self) -> None:
         """Abandon the parent's objects. Called in the child after a fork."""
         things = list(self._things.items())
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ _abandoned: list[object] = []
 
 def _after_fork() -> None:
     for one in list(_all):
-        one.begin_anew()
+        one.start_again()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -27,17 +27,17 @@ there.
 """
 
 
-def places_of(cursor: str, cells: int) -> list[int]:
+def places_of(cursor: str, partitions: int) -> list[int]:
     """Return a cursor's place in each partition.
 
     Raises:
         ValueError: it is not a cursor of this storage.
     """
     words = cursor.split(".")
-    if len(words) not in (1, cells):
-        raise ValueError(f"{cursor[:60]!r} is no cursor of this storage; take one that it has given out")
+    if len(words) not in (1, partitions):
+        raise ValueError(f"{cursor[:60]!r} is not a cursor of this storage; use one that it has returned")
     places = [place_of(word) for word in words]
-    return places if len(places) == cells else places * cells
+    return places if len(places) == partitions else places * partitions
 
 
 def cursor_of(places: Iterable[int | str]) -> str:
@@ -45,27 +45,27 @@ def cursor_of(places: Iterable[int | str]) -> str:
     return ".".join(map(str, places))
 
 
-def words_of(cursor: str | None, cells: int) -> list[str]:
+def event_places(cursor: str | None, partitions: int) -> list[str]:
     """Return where to read events in each partition: a number, or UNREAD or EVENTS_END if it was unreachable before.
 
     Raises:
         ValueError: it is not a cursor of this storage.
     """
     if not cursor or cursor == EVENTS_END or age_of(cursor) is not None:
-        return [cursor or UNREAD] * cells
+        return [cursor or UNREAD] * partitions
     words = cursor.split(".")
-    numbers = places_of(".".join("0" if word in (UNREAD, EVENTS_END) else word for word in words), cells)
-    return words if len(words) == cells else [str(number) for number in numbers]
+    numbers = places_of(".".join("0" if word in (UNREAD, EVENTS_END) else word for word in words), partitions)
+    return words if len(words) == partitions else [str(number) for number in numbers]
 
 
-def begins_of(reader: EventReader | None, cells: int) -> list[str | None]:
+def reader_begins(reader: EventReader | None, partitions: int) -> list[str | None]:
     """Return where a named reader that a partition does not know begins, for each partition; None: at its end."""
     if reader is None or reader.begin is None:
-        return [None] * cells
-    return [None if word in (UNREAD, EVENTS_END) else word for word in words_of(reader.begin, cells)]
+        return [None] * partitions
+    return [None if word in (UNREAD, EVENTS_END) else word for word in event_places(reader.begin, partitions)]
 
 
-def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
+def merge_event_pages(pages: Sequence[EventPage], limit: int) -> EventPage:
     """Merge pages of events by the times of the servers' clocks; return one page with the cursor that follows it.
 
     `pages`: one for each partition, up to the limit; for a partition that was not asked, an empty one with its place.
@@ -73,23 +73,23 @@ def woven(pages: Sequence[EventPage], limit: int) -> EventPage:
     """
     places = [_beginning(page) for page in pages]
     rows = [[event for event in page.events if not isinstance(event, EventsTrimmed)] for page in pages]
-    told: list[AnyEvent] = []
+    merged: list[AnyEvent] = []
     if any(len(row) < len(page.events) for row, page in zip(rows, pages, strict=True)):
-        told.append(EventsTrimmed(oldest=cursor_of(places)))
+        merged.append(EventsTrimmed(oldest=cursor_of(places)))
     left = [len(row) for row in rows]
-    for cell, event in _merged([[(at_micros(event), event) for event in row] for row in rows], limit):
-        left[cell] -= 1
+    for partition, event in _merge_rows([[(at_micros(event), event) for event in row] for row in rows], limit):
+        left[partition] -= 1
         # After a partition's last event, `page.next` is used instead: it skips events that do not match.
-        places[cell] = event.cursor
-        told.append(structs.replace(event, cursor=cursor_of(places)))
+        places[partition] = event.cursor
+        merged.append(structs.replace(event, cursor=cursor_of(places)))
     return EventPage(
-        tuple(told),
+        tuple(merged),
         cursor_of(place if unread else page.next for place, unread, page in zip(places, left, pages, strict=True)),
         incomplete=any(page.incomplete for page in pages),
     )
 
 
-def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[int], limit: int) -> Page:
+def merge_listings(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[int], limit: int) -> Page:
     """Return one page of the jobs of all partitions, newest first.
 
     `found`: each partition's newest jobs with their numbers, up to one more than the limit.
@@ -98,13 +98,13 @@ def listed(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[in
     bounds = list(before)
     jobs: list[JobRecord] = []
     rows = [[(-job.created, (made, job)) for made, job in row] for row in found]
-    for cell, (made, job) in _merged(rows, limit):
-        bounds[cell] = made
+    for partition, (made, job) in _merge_rows(rows, limit):
+        bounds[partition] = made
         jobs.append(job)
     return Page(tuple(jobs), cursor_of(bounds) if sum(map(len, found)) > len(jobs) else None)
 
 
-def surveyed(parts: Sequence[Survey]) -> Survey:
+def merge_surveys(parts: Sequence[Survey]) -> Survey:
     """Merge the surveys of all partitions. `swept_ago` is that of the partition whose last sweep is the oldest.
 
     Partitions without jobs and schedules do not count for that, unless all are empty.
@@ -129,7 +129,7 @@ def surveyed(parts: Sequence[Survey]) -> Survey:
     )
 
 
-def swept_all(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepResult:
+def merge_sweeps(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepResult:
     """Merge the sweeps of several partitions, each with its own leader. `troubles`: the errors of those that failed."""
     led = [one for one in swept if one.retry_in is None]
     did: defaultdict[str, int] = defaultdict(int)
@@ -167,7 +167,7 @@ def _beginning(page: EventPage) -> str:
             return page.next
 
 
-def _merged(rows: Sequence[Sequence[tuple[int, T]]], limit: int) -> Iterator[tuple[int, T]]:
+def _merge_rows(rows: Sequence[Sequence[tuple[int, T]]], limit: int) -> Iterator[tuple[int, T]]:
     """Merge rows: repeatedly yield the row whose first remaining entry has the lowest number, and that entry."""
     ahead = [(row[0][0], number, 0) for number, row in enumerate(rows) if row]
     heapify(ahead)

@@ -48,40 +48,40 @@ from tenure.storage.protocol import (
 from tenure.storage.redis.claim_numbers import SCRIPTS, EncodedLane, PartitionLanes
 from tenure.storage.redis.connections import UnconfirmedError
 from tenure.storage.redis.exchange import BEGIN as FIRST
-from tenure.storage.redis.exchange import answer_enqueue, answer_exchange, ask_enqueue, ask_exchange, at_once
+from tenure.storage.redis.exchange import decode_enqueue, decode_exchange, encode_enqueue, encode_exchange, first_batch
 from tenure.storage.redis.keytypes import WRONG_TYPE
 from tenure.storage.redis.reading import (
     GOT_AT_ONCE,
     SURVEYED_AT_ONCE,
     EventsPart,
-    answer_events,
-    answer_find,
-    answer_get,
-    answer_survey,
-    ask_events,
-    ask_find,
-    ask_get,
-    ask_survey,
+    decode_events,
+    decode_find,
+    decode_get,
+    decode_survey,
+    encode_events,
+    encode_find,
+    encode_get,
+    encode_survey,
     queues_at_once,
     survey_of,
 )
-from tenure.storage.redis.renew import answer_renew, ask_renew
-from tenure.storage.redis.renew import at_once as renewed_at_once
-from tenure.storage.redis.revise import answer_plan, answer_revise, answer_tune, ask_plan, ask_revise, ask_tune
+from tenure.storage.redis.renew import decode_renew, encode_renew
+from tenure.storage.redis.renew import first_batch as renewed_at_once
+from tenure.storage.redis.revise import decode_plan, decode_revise, decode_tune, encode_plan, encode_revise, encode_tune
 from tenure.storage.redis.schema import layout_of
 from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.sweep import (
     BEGIN,
-    answer_reclaim,
-    answer_sweep,
-    ask_reclaim,
-    ask_resign,
-    ask_sweep,
-    joined,
+    decode_reclaim,
+    decode_sweep,
+    encode_reclaim,
+    encode_resign,
+    encode_sweep,
+    join_parts,
 )
 
-REVISED_AT_ONCE = 50
-CHANGED_AT_ONCE = 25
+REVISIONS_PER_CALL = 50
+CHANGES_PER_CALL = 25
 """Maximum number of revisions, or of schedule changes, in one script call. Each of them is atomic by itself."""
 
 
@@ -137,7 +137,7 @@ class Partition:
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        return answer_enqueue(await self._call("enqueue", ask_enqueue(jobs), durable=self._durable), jobs)
+        return decode_enqueue(await self._call("enqueue", encode_enqueue(jobs), durable=self._durable), jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -151,7 +151,7 @@ class Partition:
             self.lanes.begin(owner, lane)
         while True:
             rest = settlements[settled:]
-            some = at_once(rest)
+            some = first_batch(rest)
             more = None
             if order is not None and not seen and len(some) == len(rest):
                 more = ClaimRequest(order.queues, min(order.room, CLAIM_LIMIT) - len(leases), tasks=order.tasks)
@@ -159,10 +159,12 @@ class Partition:
             # A claim with no room only asks whether the server answers. It writes nothing that a replica must confirm.
             durable = self._durable and bool(some or (more is not None and more.room))
             try:
-                reply = await self._call("exchange", ask_exchange(owner, some, more, place, numbers), durable=durable)
-                part = answer_exchange(reply, some)
+                reply = await self._call(
+                    "exchange", encode_exchange(owner, some, more, place, numbers), durable=durable
+                )
+                part = decode_exchange(reply, some)
             except UnconfirmedError as error:
-                part = answer_exchange(error.reply, some)
+                part = decode_exchange(error.reply, some)
                 if order is None or (part.exchanged.leases and not leases):
                     raise
                 if part.exchanged.leases:
@@ -206,22 +208,22 @@ class Partition:
             part = beat if len(some) == len(beat.renewals) else RenewRequest(beat.owner, some)
             lanes = [numbers for lane in part.lanes if (numbers := self.lanes.lost(beat.owner, lane)) is not None]
             try:
-                asked = ask_renew(part, self.scope, self._layout, lanes)
-                pulse, renewed, more = answer_renew(await self._call("renew", asked), part, self.scope)
+                request = encode_renew(part, self.scope, self._layout, lanes)
+                result, renewed, more = decode_renew(await self._call("renew", request), part, self.scope)
             except StorageUnavailableError:
                 if not begun:
                     raise
                 left = tuple((renewal.ref, renewal.fence) for renewal in beat.renewals)
                 return RenewResult(tuple(lost), tuple(cancelling), None, left)
             begun = True
-            lost += pulse.lost
-            cancelling += pulse.cancelling
+            lost += result.lost
+            cancelling += result.cancelling
             if renewed == len(beat.renewals):
                 if more:
                     await self._hand_back(beat.owner, lanes)
                 if beat.last:
                     self.lanes.forget(beat.owner)
-                return RenewResult(tuple(lost), tuple(cancelling), pulse.orders, partitions=pulse.partitions)
+                return RenewResult(tuple(lost), tuple(cancelling), result.orders, partitions=result.partitions)
             beat = structs.replace(beat, renewals=beat.renewals[renewed:])
 
     async def _hand_back(self, owner: Owner, lanes: Sequence[EncodedLane]) -> None:
@@ -232,8 +234,8 @@ class Partition:
         more, nothing = True, RenewRequest(owner)
         with suppress(StorageUnavailableError):
             while more:
-                asked = ask_renew(nothing, self.scope, self._layout, lanes)
-                _, _, more = answer_renew(await self._call("renew", asked), nothing, self.scope)
+                request = encode_renew(nothing, self.scope, self._layout, lanes)
+                _, _, more = decode_renew(await self._call("renew", request), nothing, self.scope)
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
@@ -250,16 +252,16 @@ class Partition:
         long, skip = False, 0
         while place is not None:
             try:
-                reply = await self._call_within(within, "sweep", ask_sweep(bid, self.scope, place))
-                part = answer_sweep(reply, bid, self.scope)
+                reply = await self._call_within(within, "sweep", encode_sweep(bid, self.scope, place))
+                part = decode_sweep(reply, bid, self.scope)
             except StorageError:
                 if not any(done.stalled for done in parts):
                     raise
                 # Return the leases taken so far: until they expire, no other process can settle these runs.
-                return joined(parts, more=True), 0
+                return join_parts(parts, more=True), 0
             if part.swept.retry_in is not None:
                 # Another process became leader meanwhile and continues the sweep.
-                return joined(parts, more=long) if parts else part.swept, 0
+                return join_parts(parts, more=long) if parts else part.swept, 0
             parts.append(await self._named(part.swept))
             place, skip = part.next, part.skip
             if (
@@ -269,7 +271,7 @@ class Partition:
             ):
                 # Take no more stalled runs, but still do the other chores.
                 long, place = True, (BEGIN[0] + 1, 0)
-        swept = joined(parts, more=long)
+        swept = join_parts(parts, more=long)
         return swept, 0 if swept.more else skip
 
     async def _named(self, swept: SweepResult) -> SweepResult:
@@ -284,9 +286,9 @@ class Partition:
         stalled: list[StalledLease] = []
         incomplete = False
         while True:
-            asked = ask_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
+            request = encode_reclaim(dead, owner, SWEEP_LIMIT - len(stalled))
             try:
-                taken = answer_reclaim(await self._call("reclaim", asked), known=len(stalled))
+                taken = decode_reclaim(await self._call("reclaim", request), known=len(stalled))
             except StorageError:
                 if not stalled:
                     raise
@@ -298,33 +300,33 @@ class Partition:
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
-        await self._call("resign", ask_resign(term))
+        await self._call("resign", encode_resign(term))
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         revised: list[RevisionResult] = []
-        for first in range(0, len(revisions), REVISED_AT_ONCE):
-            some = revisions[first : first + REVISED_AT_ONCE]
-            revised += answer_revise(await self._call("revise", ask_revise(some)), some)
+        for first in range(0, len(revisions), REVISIONS_PER_CALL):
+            some = revisions[first : first + REVISIONS_PER_CALL]
+            revised += decode_revise(await self._call("revise", encode_revise(some)), some)
         return revised
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""
         planned: list[ScheduleResult] = []
-        for first in range(0, len(changes), CHANGED_AT_ONCE):
-            some = changes[first : first + CHANGED_AT_ONCE]
-            planned += answer_plan(await self._call("plan", ask_plan(some, first), durable=self._durable), some)
+        for first in range(0, len(changes), CHANGES_PER_CALL):
+            some = changes[first : first + CHANGES_PER_CALL]
+            planned += decode_plan(await self._call("plan", encode_plan(some, first), durable=self._durable), some)
         return planned
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
-        return answer_tune(await self._call("tune", ask_tune(target, settings, by)))
+        return decode_tune(await self._call("tune", encode_tune(target, settings, by)))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
         found: list[JobDetail | None] = []
         while len(found) < len(refs):
-            found += answer_get(await self._call("get", ask_get(refs[len(found) : len(found) + GOT_AT_ONCE])))
+            found += decode_get(await self._call("get", encode_get(refs[len(found) : len(found) + GOT_AT_ONCE])))
         return found
 
     async def find(self, query: Query) -> Page:
@@ -360,8 +362,10 @@ class Partition:
         found: list[tuple[int, JobRecord]] = []
         above, before = between
         while True:
-            asked = ask_find(query, limit=limit - len(found), queues=queues, after=after, before=before, above=above)
-            part = answer_find(await self._call("find", asked))
+            request = encode_find(
+                query, limit=limit - len(found), queues=queues, after=after, before=before, above=above
+            )
+            part = decode_find(await self._call("find", request))
             found += part.found
             before = part.looked_to
             if before is None:
@@ -380,8 +384,8 @@ class Partition:
         now = 0
         while True:
             some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
-            asked = ask_survey(None if queues is None else some, after=after, whole=not whole)
-            glance = answer_survey(await self._call("survey", asked))
+            request = encode_survey(None if queues is None else some, after=after, whole=not whole)
+            glance = decode_survey(await self._call("survey", request))
             rows += glance.rows
             whole, now = whole or glance.whole, now or glance.now
             after = glance.after
@@ -396,15 +400,15 @@ class Partition:
             return EventPage((), str((await self._events(None, 0)).last))
         age = None if reader else age_of(cursor)
         after = place_of(cursor) if cursor and age is None else None if reader or age is not None else 0
-        told = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
-        events = [*told.trimmed, *told.events]
-        left = limit - len(told.events)
+        part = await self._events(after, limit, reader=reader, ref=None if reader else ref, age=age)
+        events = [*part.trimmed, *part.events]
+        left = limit - len(part.events)
         # A named reader gets no more than the script has lent to it.
-        while left > 0 and told.next < told.last and reader is None:
-            told = await self._events(told.next, left, ref=ref)
-            events += [*told.trimmed, *told.events]
-            left -= len(told.events)
-        return EventPage(tuple(events), str(told.next))
+        while left > 0 and part.next < part.last and reader is None:
+            part = await self._events(part.next, left, ref=ref)
+            events += [*part.trimmed, *part.events]
+            left -= len(part.events)
+        return EventPage(tuple(events), str(part.next))
 
     async def _events(
         self,
@@ -415,7 +419,7 @@ class Partition:
         ref: Ref | None = None,
         age: int | None = None,
     ) -> EventsPart:
-        return answer_events(await self._call("events", ask_events(after, limit, reader=reader, ref=ref, age=age)))
+        return decode_events(await self._call("events", encode_events(after, limit, reader=reader, ref=ref, age=age)))
 
     async def _call_within(self, within: float | None, name: str, arguments: Sequence[bytes]) -> Any:
         """Call a script that must answer within that many seconds; a slower server counts as unreachable."""

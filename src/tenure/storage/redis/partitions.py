@@ -49,14 +49,14 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.redis.merge_answers import (
     UNREAD,
-    begins_of,
+    event_places,
     least,
-    listed,
+    merge_event_pages,
+    merge_listings,
+    merge_surveys,
+    merge_sweeps,
     places_of,
-    surveyed,
-    swept_all,
-    words_of,
-    woven,
+    reader_begins,
 )
 from tenure.storage.redis.partition import ANSWER_BYTES, Partition, weight
 from tenure.storage.redis.sweep_schedule import SweepSchedule
@@ -64,7 +64,7 @@ from tenure.storage.redis.sweep_schedule import SweepSchedule
 T = TypeVar("T")
 A = TypeVar("A")
 
-REST = 4.0
+RETRY_AFTER = 4.0
 """Seconds during which an unreachable partition is not asked again, unless a sweep reaches it earlier."""
 
 
@@ -72,21 +72,21 @@ class Partitions:
     """The verbs over many partitions: sends each request to the right ones and merges their answers."""
 
     def __init__(
-        self, cells: Sequence[Partition], start_schedule: Callable[[Sequence[Partition]], SweepSchedule]
+        self, partitions: Sequence[Partition], start_schedule: Callable[[Sequence[Partition]], SweepSchedule]
     ) -> None:
-        self._cells = tuple(cells)
+        self._partitions = tuple(partitions)
         self._start_schedule = start_schedule
         self._schedules: dict[str, SweepSchedule] = {}
-        self._silent: dict[Partition, tuple[float, float]] = {}
+        self._unreachable: dict[Partition, tuple[float, float]] = {}
         """For each unreachable partition: when the last request to it failed, and until when it is not asked again."""
 
     def of(self, name: str) -> Partition:
         """Return the partition that holds a queue, or that knows a worker."""
-        return self._cells[crc32(name.encode()) % len(self._cells)]
+        return self._partitions[crc32(name.encode()) % len(self._partitions)]
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`."""
-        return await self._each(jobs, lambda job: job.queue, lambda cell, some: cell.enqueue(some))
+        return await self._each(jobs, lambda job: job.queue, lambda partition, some: partition.enqueue(some))
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -94,19 +94,19 @@ class Partitions:
         """See `Storage.exchange`: one step for each partition, in the order in which the claim names their queues.
 
         An unreachable partition does not hold up the others, and leases that they granted still reach the worker. It
-        is asked again after a rest.
+        is asked again later.
         """
         asked: defaultdict[Partition, list[Settlement]] = defaultdict(list)
         for settlement in settlements:
             asked[self.of(settlement.ref.queue)].append(settlement)
-        orders = self._orders(order)
+        orders = self._queues_of_claim(order)
         lane = None if order is None else order.lane
         elsewhere: list[tuple[Partition, tuple[str, ...] | None]] = []
-        for cell in self._cells:
+        for partition in self._partitions:
             # Call a partition in which a claim was lost even if nothing is wanted there: the call hands the jobs back.
-            lost = lane is not None and self._begin(cell, owner, lane)
-            if cell not in orders and (lost or cell in asked):
-                elsewhere.append((cell, () if lost else None))
+            lost = lane is not None and self._begin(partition, owner, lane)
+            if partition not in orders and (lost or partition in asked):
+                elsewhere.append((partition, () if lost else None))
         room = 0 if order is None else order.room
         tasks = None if order is None else order.tasks
         outcomes = await self._try_all(owner, elsewhere, asked, 0, lane, tasks)
@@ -122,7 +122,7 @@ class Partitions:
             won = [lease for answer in found if isinstance(answer, ExchangeResult) for lease in answer.leases]
             carried += weight(won)
             room = room - len(won) if carried <= ANSWER_BYTES else 0
-        answers = _some(outcomes)
+        answers = _answers(outcomes)
         verdicts: defaultdict[tuple[Ref, int], list[SettlementResult]] = defaultdict(list)
         for answer in answers:
             for verdict in answer.verdicts:
@@ -138,7 +138,7 @@ class Partitions:
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`: a partition that does not answer in time is reported and delays the others no further.
 
-        It is asked again after a rest as long as its time limit, because a lease can be shorter than the usual rest.
+        It is asked again after its time limit, because a lease can be shorter than the usual wait.
         """
         within = None if beat.answer_within is None else beat.answer_within / SECOND
         # One partition keeps the worker's own record, so every beat goes there.
@@ -148,37 +148,37 @@ class Partitions:
         parts: dict[Partition, list[LeaseRenewal]] = {home: []}
         for renewal in beat.renewals:
             parts.setdefault(self.of(renewal.ref.queue), []).append(renewal)
-        for cell in self._cells:
-            if any(cell.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
-                parts.setdefault(cell, [])
+        for partition in self._partitions:
+            if any(partition.lanes.lost(beat.owner, lane) is not None for lane in beat.lanes):
+                parts.setdefault(partition, [])
         if beat.seen is not None and beat.worker is not None:
             # A worker must notice that a partition lost its data, even if it holds none of the jobs there.
             for queue in beat.worker.queues:
                 parts.setdefault(self.of(queue), [])
         outcomes = await _outcomes(
             [
-                self._ask(
-                    cell,
-                    cell.renew,
+                self._call(
+                    partition,
+                    partition.renew,
                     structs.replace(beat, renewals=tuple(part))
-                    if cell is home
+                    if partition is home
                     else RenewRequest(beat.owner, tuple(part), lanes=beat.lanes, seen=beat.seen),
                     within=within,
-                    rest=REST if within is None else min(REST, within),
+                    retry_after=RETRY_AFTER if within is None else min(RETRY_AFTER, within),
                 )
-                for cell, part in parts.items()
+                for partition, part in parts.items()
             ]
         )
-        pulses = _some(outcomes)
+        results = _answers(outcomes)
         if beat.last:
-            for cell in self._cells:
-                cell.lanes.forget(beat.owner)
+            for partition in self._partitions:
+                partition.lanes.forget(beat.owner)
         place = {(renewal.ref, renewal.fence): number for number, renewal in enumerate(beat.renewals)}
         return RenewResult(
-            tuple(sorted((lost for pulse in pulses for lost in pulse.lost), key=place.__getitem__)),
+            tuple(sorted((lost for result in results for lost in result.lost), key=place.__getitem__)),
             tuple(
                 sorted(
-                    (asked for pulse in pulses for asked in pulse.cancelling),
+                    (asked for result in results for asked in result.cancelling),
                     key=lambda asked: place[asked.ref, asked.fence],
                 )
             ),
@@ -193,8 +193,8 @@ class Partitions:
                 )
             ),
             tuple(
-                structs.replace(state, place=self._cells.index(cell))
-                for cell, outcome in zip(parts, outcomes, strict=True)
+                structs.replace(state, place=self._partitions.index(partition))
+                for partition, outcome in zip(parts, outcomes, strict=True)
                 if not isinstance(outcome, BaseException)
                 for state in outcome.partitions
             ),
@@ -203,21 +203,21 @@ class Partitions:
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`: each partition has its own leader; unreachable partitions are listed as troubles."""
         if bid.max_skip:
-            told, reached = await self._schedule_of(bid.owner).turn(bid)
-            for cell in reached:
+            result, reached = await self._schedule_of(bid.owner).turn(bid)
+            for partition in reached:
                 # It answered, so ask it again at once if it was unreachable before.
-                self._silent.pop(cell, None)
-            return told
-        outcomes = await _outcomes([cell.sweep(bid) for cell in self._cells])
-        for cell, outcome in zip(self._cells, outcomes, strict=True):
+                self._unreachable.pop(partition, None)
+            return result
+        outcomes = await _outcomes([partition.sweep(bid) for partition in self._partitions])
+        for partition, outcome in zip(self._partitions, outcomes, strict=True):
             if isinstance(outcome, SweepResult):
-                self._silent.pop(cell, None)
-        return swept_all(_some(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
+                self._unreachable.pop(partition, None)
+        return merge_sweeps(_answers(outcomes), [f"{error}" for error in outcomes if isinstance(error, BaseException)])
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`: return the runs that some partitions gave even if others are unreachable."""
-        outcomes = await _outcomes([cell.reclaim(dead, owner) for cell in self._cells])
-        taken = _some(outcomes)
+        outcomes = await _outcomes([partition.reclaim(dead, owner) for partition in self._partitions])
+        taken = _answers(outcomes)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         stalled = tuple(lease for one in taken for lease in one.stalled)
         if errors and not stalled:
@@ -227,7 +227,7 @@ class Partitions:
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        return await self._each(revisions, lambda one: one.ref.queue, lambda cell, some: cell.revise(some))
+        return await self._each(revisions, lambda one: one.ref.queue, lambda partition, some: partition.revise(some))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.
@@ -244,13 +244,14 @@ class Partitions:
                 planned += await home.plan([change])
                 await _all(
                     [
-                        self._ask(cell, cell.plan, [RemoveSchedule(change.name)])
-                        for cell in self._cells
-                        if cell is not home
+                        self._call(partition, partition.plan, [RemoveSchedule(change.name)])
+                        for partition in self._partitions
+                        if partition is not home
                     ]
                 )
             else:
-                answers = [answer for [answer] in await _all([cell.plan([change]) for cell in self._cells])]
+                results = await _all([partition.plan([change]) for partition in self._partitions])
+                answers = [answer for [answer] in results]
                 planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
         return planned
 
@@ -258,42 +259,45 @@ class Partitions:
         """See `Storage.tune`: every partition stores the settings of a task."""
         if target.kind != "task":
             return await self.of(target.name).tune(target, settings, by=by)
-        in_force = await _all([cell.tune(target, settings, by=by) for cell in self._cells])
+        in_force = await _all([partition.tune(target, settings, by=by) for partition in self._partitions])
         return in_force[0]
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
-        await _all([cell.resign(term) for cell in self._cells if cell.scope == term.scope])
+        await _all([partition.resign(term) for partition in self._partitions if partition.scope == term.scope])
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
-        return await self._each(refs, lambda ref: ref.queue, lambda cell, some: cell.get(some))
+        return await self._each(refs, lambda ref: ref.queue, lambda partition, some: partition.get(some))
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
-        cells = len(self._cells)
-        before = [LARGEST] * cells if query.after is None else places_of(query.after, cells)
-        queues = self._queues(query.queues)
+        partitions = len(self._partitions)
+        before = [LARGEST] * partitions if query.after is None else places_of(query.after, partitions)
+        queues = self._queues_by_partition(query.queues)
         asked = [
-            (cell, structs.replace(query, queues=queues.get(cell, ())), place)
-            for cell, place in zip(self._cells, before, strict=True)
-            if not queues or cell in queues
+            (partition, structs.replace(query, queues=queues.get(partition, ())), place)
+            for partition, place in zip(self._partitions, before, strict=True)
+            if not queues or partition in queues
         ]
-        found = await _all([cell.listed(part, query.limit + 1, place) for cell, part, place in asked])
-        answers = {cell: some for (cell, _, _), some in zip(asked, found, strict=True)}
-        return listed([answers.get(cell, ()) for cell in self._cells], before, query.limit)
+        found = await _all([partition.listed(part, query.limit + 1, place) for partition, part, place in asked])
+        answers = {partition: some for (partition, _, _), some in zip(asked, found, strict=True)}
+        return merge_listings([answers.get(partition, ()) for partition in self._partitions], before, query.limit)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""
-        named = self._queues(queues)
+        named = self._queues_by_partition(queues)
         outcomes = await _outcomes(
-            [self._ask(cell, cell.surveyed, named.get(cell, ()) if queues else None) for cell in self._cells]
+            [
+                self._call(partition, partition.surveyed, named.get(partition, ()) if queues else None)
+                for partition in self._partitions
+            ]
         )
-        for cell, outcome in zip(self._cells, outcomes, strict=True):
-            away = queues and cell not in named and isinstance(outcome, StorageUnavailableError)
+        for partition, outcome in zip(self._partitions, outcomes, strict=True):
+            away = queues and partition not in named and isinstance(outcome, StorageUnavailableError)
             if isinstance(outcome, BaseException) and not away:
                 raise outcome
-        return surveyed(_some(outcomes))
+        return merge_surveys(_answers(outcomes))
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None
@@ -302,103 +306,105 @@ class Partitions:
 
         The events of an unreachable partition follow later. For one job's events, only its own partition is asked.
         """
-        words = words_of(cursor, len(self._cells))
+        words = event_places(cursor, len(self._partitions))
         at_home = self.of(ref.queue) if ref is not None and reader is None and cursor != EVENTS_END else None
 
-        begins = dict(zip(self._cells, begins_of(reader, len(self._cells)), strict=True))
+        begins = dict(zip(self._partitions, reader_begins(reader, len(self._partitions)), strict=True))
 
-        async def one(cell: Partition, word: str) -> EventPage:
-            if at_home is not None and cell is not at_home:
+        async def one(partition: Partition, word: str) -> EventPage:
+            if at_home is not None and partition is not at_home:
                 return EventPage((), "0" if word == UNREAD else word)
             place = None if word == UNREAD else word
-            own = None if reader is None else structs.replace(reader, begin=begins[cell])
+            own = None if reader is None else structs.replace(reader, begin=begins[partition])
 
             def ask(place: str | None) -> Awaitable[EventPage]:
-                return cell.events(place, limit=limit, reader=own, ref=ref)
+                return partition.events(place, limit=limit, reader=own, ref=ref)
 
             try:
-                return await self._ask(cell, ask, place)
+                return await self._call(partition, ask, place)
             except StorageUnavailableError:
                 if at_home is not None:
                     raise
                 # Do not keep an age in the cursor: by the time the partition is back, it would mean another instant.
                 return EventPage((), EVENTS_END if age_of(place) is not None else word, incomplete=True)
 
-        pages = await _all([one(cell, word) for cell, word in zip(self._cells, words, strict=True)])
+        pages = await _all([one(partition, word) for partition, word in zip(self._partitions, words, strict=True)])
         if all(page.incomplete for page in pages):
             raise StorageUnavailableError("no part of the storage has answered")
-        return woven(pages, limit)
+        return merge_event_pages(pages, limit)
 
     async def _try_all(
         self,
         owner: Owner,
-        cells: Sequence[tuple[Partition, tuple[str, ...] | None]],
+        partitions: Sequence[tuple[Partition, tuple[str, ...] | None]],
         settlements: Mapping[Partition, Sequence[Settlement]],
         room: int,
         lane: Lane | None,
         tasks: dict[str, int] | None,
     ) -> list[ExchangeResult | BaseException]:
         """Exchange with several partitions at once, and divide the room evenly among them."""
-        each, rest = divmod(room, max(1, len(cells)))
+        each, rest = divmod(room, max(1, len(partitions)))
 
-        async def one(place: int, cell: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
+        async def one(place: int, partition: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
             order = None if queues is None else ClaimRequest(queues, each + (place < rest), lane, tasks)
-            return await self._ask(cell, lambda order: cell.exchange(owner, settlements.get(cell, ()), order), order)
+            return await self._call(
+                partition, lambda order: partition.exchange(owner, settlements.get(partition, ()), order), order
+            )
 
-        return await _outcomes([one(place, cell, queues) for place, (cell, queues) in enumerate(cells)])
+        return await _outcomes([one(place, partition, queues) for place, (partition, queues) in enumerate(partitions)])
 
-    async def _ask(
+    async def _call(
         self,
-        cell: Partition,
+        partition: Partition,
         ask: Callable[[A], Awaitable[T]],
         what: A,
         *,
         within: float | None = None,
-        rest: float = REST,
+        retry_after: float = RETRY_AFTER,
     ) -> T:
         """Send a request to a partition, unless it was unreachable a moment ago: each attempt may take seconds.
 
         `within`: the time limit in seconds.
-        `rest`: seconds for which the partition is skipped after a failure. A missed short limit proves little, so its
-        rest is short, too: callers with more time must still reach a partition that is only slow.
+        `retry_after`: seconds for which the partition is not asked after a failure. A missed short limit proves little,
+        so this is short, too: callers with more time must still reach a partition that is only slow.
         """
         clock = asyncio.get_running_loop().time
-        since, until = self._silent.get(cell, (-math.inf, -math.inf))
-        if clock() < min(since + rest, until):
+        since, until = self._unreachable.get(partition, (-math.inf, -math.inf))
+        if clock() < min(since + retry_after, until):
             raise _PartitionSkippedError("a part of the storage could not be reached a moment ago")
         try:
             async with asyncio.timeout(within):
                 answer = await ask(what)
         except (StorageUnavailableError, TimeoutError) as error:
-            self._silent[cell] = clock(), max(until, clock() + rest)
+            self._unreachable[partition] = clock(), max(until, clock() + retry_after)
             if isinstance(error, TimeoutError):
                 raise StorageUnavailableError(f"a part of the storage has not answered within {within:g} s") from None
             raise
-        self._silent.pop(cell, None)
+        self._unreachable.pop(partition, None)
         return answer
 
     @staticmethod
-    def _begin(cell: Partition, owner: Owner, lane: Lane) -> bool:
+    def _begin(partition: Partition, owner: Owner, lane: Lane) -> bool:
         """Note that a call begins in a partition; return True if an earlier call's answer may have been lost there."""
-        cell.lanes.begin(owner, lane)
-        return cell.lanes.lost(owner, lane) is not None
+        partition.lanes.begin(owner, lane)
+        return partition.lanes.lost(owner, lane) is not None
 
     def _schedule_of(self, owner: Owner) -> SweepSchedule:
         schedule = self._schedules.get(owner.id)
         if schedule is None:
-            schedule = self._schedules[owner.id] = self._start_schedule(self._cells)
+            schedule = self._schedules[owner.id] = self._start_schedule(self._partitions)
         return schedule
 
-    def _orders(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
+    def _queues_of_claim(self, order: ClaimRequest | None) -> dict[Partition, tuple[str, ...]]:
         """Return the queues to claim from by partition, ordered by the first queue that each partition holds."""
-        return self._queues(() if order is None else order.queues)
+        return self._queues_by_partition(() if order is None else order.queues)
 
-    def _queues(self, names: Iterable[str]) -> dict[Partition, tuple[str, ...]]:
+    def _queues_by_partition(self, names: Iterable[str]) -> dict[Partition, tuple[str, ...]]:
         """Return these queues by partition, ordered by the first queue that each partition holds."""
         queues: defaultdict[Partition, list[str]] = defaultdict(list)
         for queue in names:
             queues[self.of(queue)].append(queue)
-        return {cell: tuple(some) for cell, some in queues.items()}
+        return {partition: tuple(some) for partition, some in queues.items()}
 
     async def _each(
         self,
@@ -410,7 +416,7 @@ class Partitions:
         places: defaultdict[Partition, list[int]] = defaultdict(list)
         for place, one in enumerate(asked):
             places[self.of(queue(one))].append(place)
-        answers = await _all([ask(cell, [asked[place] for place in some]) for cell, some in places.items()])
+        answers = await _all([ask(partition, [asked[place] for place in some]) for partition, some in places.items()])
         answered = {
             place: answer
             for some, answer_list in zip(places.values(), answers, strict=True)
@@ -438,7 +444,7 @@ async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     return list(await asyncio.gather(*asked, return_exceptions=True))
 
 
-def _some(outcomes: Sequence[T | BaseException]) -> list[T]:
+def _answers(outcomes: Sequence[T | BaseException]) -> list[T]:
     """Return the answers without the errors.
 
     Raises:

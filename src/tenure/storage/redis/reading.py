@@ -1,7 +1,7 @@
 """Encodes the requests of the read verbs (get, find, survey, events) for their scripts, and decodes the answers.
 
-Each script call is short, so one answer may take several calls: an `ask_*` function says where a call starts, an
-`answer_*` function how far it got.
+Each script call is short, so one answer may take several calls: an `encode_*` function says where a call starts, a
+`decode_*` function how far it got.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ from tenure.storage.protocol import (
     WorkerSurvey,
     task_of_place,
 )
-from tenure.storage.redis.records import RequestEncoder, detailed, record, ref_of, ref_text
-from tenure.storage.redis.revise import schedule_of, settings_of
+from tenure.storage.redis.records import RequestEncoder, decode_detail, decode_record, decode_ref, encode_ref
+from tenure.storage.redis.revise import decode_schedule, decode_settings
 
 _INDEXES_AT_ONCE = 224
 """Number of indexes that one call of a listing reads."""
@@ -175,12 +175,12 @@ _json = msgspec.json.Encoder().encode
 # ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask_get(refs: Sequence[Ref]) -> list[bytes]:
+def encode_get(refs: Sequence[Ref]) -> list[bytes]:
     """Return the request for jobs."""
-    return RequestEncoder().sealed({"refs": [ref_text(ref) for ref in refs]})
+    return RequestEncoder().finish({"refs": [encode_ref(ref) for ref in refs]})
 
 
-def answer_get(reply: Any) -> list[JobDetail | None]:
+def decode_get(reply: Any) -> list[JobDetail | None]:
     """Return the jobs; if there are fewer than were asked for, they are the first of those."""
     return [_detail(*found) if found else None for found in reply]
 
@@ -194,7 +194,7 @@ def _detail(
     log: Sequence[bytes],
     trace: bytes | None,
 ) -> JobDetail:
-    job, known = detailed(ref_of(ref), body, payload, result, runs, None if trace is None else trace.decode())
+    job, known = decode_detail(decode_ref(ref), body, payload, result, runs, None if trace is None else trace.decode())
     lines = [_line_of(body, number) for number, body in enumerate(log, 1)]
     dropped = lines[-1].line - len(lines) if lines else 0
     return JobDetail(job, known, tuple(_log_line(line) for line in lines), dropped)
@@ -220,7 +220,7 @@ def _log_line(line: _EncodedLogLine) -> LogLine:
 # ── find ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask_find(
+def encode_find(
     query: Query,
     *,
     limit: int,
@@ -233,7 +233,7 @@ def ask_find(
 
     `queues`: the queues to look in; None: those of the partition after the number `after`.
     """
-    return RequestEncoder().sealed(
+    return RequestEncoder().finish(
         _Find(
             queues=queues,
             after=after,
@@ -261,11 +261,11 @@ def queues_at_once(query: Query) -> int:
     return _INDEXES_AT_ONCE // (2 if query.merge is not None else states or len(_STATES))
 
 
-def answer_find(reply: Any) -> FoundPart:
+def decode_find(reply: Any) -> FoundPart:
     """Return the jobs that were found."""
     found, looked_to, after = reply
     return FoundPart(
-        [(made, record(ref_of(ref), body, payload, result)) for made, ref, body, payload, result in found],
+        [(made, decode_record(decode_ref(ref), body, payload, result)) for made, ref, body, payload, result in found],
         looked_to,
         after,
     )
@@ -274,39 +274,39 @@ def answer_find(reply: Any) -> FoundPart:
 # ── survey ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
+def encode_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
     """Return the request to count some queues; `whole`: also return the data that belongs to no queue."""
-    return RequestEncoder().sealed(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
+    return RequestEncoder().finish(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
 
 
-def answer_survey(reply: Any) -> SurveyPart:
+def decode_survey(reply: Any) -> SurveyPart:
     """Return the counts."""
     rows, after, now, *whole = reply
     return SurveyPart(rows, after, now, whole)
 
 
 def survey_of(
-    asked: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
+    requested: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
 ) -> Survey:
     """Return a survey of the queues asked for, or of all. `scope`: the scope of the partition's leader."""
     settings, discarded, workers, seen, schedules, leader = whole
-    told = {_names(target): settings_of(body) for target, body in _pairs(settings)}
+    settings_of = {_names(target): decode_settings(body) for target, body in _pairs(settings)}
     lost = {queue.decode(): int(count) for queue, count in _pairs(discarded)}
-    tuned = {name: setting for (kind, name), setting in told.items() if kind == "queue"}
-    tasks = {name: setting for (kind, name), setting in sorted(told.items()) if kind == "task"}
+    tuned = {name: setting for (kind, name), setting in settings_of.items() if kind == "queue"}
+    tasks = {name: setting for (kind, name), setting in sorted(settings_of.items()) if kind == "task"}
     counted = {queue.decode(): row for queue, *row in rows}
-    if asked is None:
+    if requested is None:
         counted = {queue: row for queue, row in counted.items() if any(row[2:])}
     terms, swept_at = _leader({field.decode(): value for field, value in _pairs(leader)}, now, scope)
     return Survey(
         queues=tuple(
             _queue(name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE))
-            for name in sorted({*counted, *tuned, *lost} if asked is None else set(asked))
+            for name in sorted({*counted, *tuned, *lost} if requested is None else set(requested))
         ),
         paused_tasks=tuple(name for name, task in tasks.items() if task.paused),
         task_rates={name: rate for name, task in tasks.items() if (rate := task.rate) is not None},
         workers=_workers(dict(_pairs(workers)), dict(_pairs(seen)), now),
-        schedules=tuple(sorted((schedule_of(body) for body in schedules), key=lambda schedule: schedule.name)),
+        schedules=tuple(sorted((decode_schedule(body) for body in schedules), key=lambda schedule: schedule.name)),
         leaders=terms,
         swept_ago=None if swept_at is None else now - swept_at,
         now=now,
@@ -381,7 +381,7 @@ def _names(joined: bytes) -> tuple[str, str]:
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ask_events(
+def encode_events(
     after: int | None,
     limit: int,
     *,
@@ -397,11 +397,11 @@ def ask_events(
     if reader is not None:
         begin = None if reader.begin is None else place_of(reader.begin)
         kept = _Reader(name=reader.name, caller=reader.caller, begin=begin)
-    job = None if ref is None else ref_text(ref)
-    return RequestEncoder().sealed(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
+    job = None if ref is None else encode_ref(ref)
+    return RequestEncoder().finish(_Events(after=after, limit=limit, ref=job, reader=kept, age=age))
 
 
-def answer_events(reply: Any) -> EventsPart:
+def decode_events(reply: Any) -> EventsPart:
     """Return the events that were read."""
     entries, last_looked_at, oldest, last = reply
     return EventsPart(

@@ -59,7 +59,7 @@ class RequestEncoder(Struct):
         self.blobs.extend(blobs)
         return first
 
-    def sealed(self, request: object) -> list[bytes]:
+    def finish(self, request: object) -> list[bytes]:
         """Return the arguments of the script."""
         return [_encode(request), *self.blobs]
 
@@ -216,7 +216,7 @@ class RecordLayout(Struct, frozen=True, gc=False):
     result: bytes | None
 
 
-def placed(body: bytes) -> RecordLayout:
+def split_record(body: bytes) -> RecordLayout:
     """Return the parts of a record."""
     head = HEAD.unpack_from(body)
     marks, fixed, load, rare = head[2:6]
@@ -229,33 +229,33 @@ def placed(body: bytes) -> RecordLayout:
     payload = None
     if not marks & APART:
         payload, at = body[at : at + load], at + load
-    told = _NOTHING_RARE
+    rare_fields = _NOTHING_RARE
     if rare:
-        told, at = _read_rare(body[at : at + rare]), at + rare
+        rare_fields, at = _read_rare(body[at : at + rare]), at + rare
     holder, at = body[at : at + run[4]], at + run[4]
     ended, at = body[at : at + run[5]], at + run[5]
-    return RecordLayout(head, run, kept, payload, told, holder, ended, body[at:] if marks & RESULT else None)
+    return RecordLayout(head, run, kept, payload, rare_fields, holder, ended, body[at:] if marks & RESULT else None)
 
 
-def ref_text(ref: Ref) -> str:
+def encode_ref(ref: Ref) -> str:
     """Return a job's reference as scripts use it. The names of queues and jobs contain no NUL."""
     return f"{ref.queue}\0{ref.id}"
 
 
-def ref_of(joined: bytes) -> Ref:
+def decode_ref(joined: bytes) -> Ref:
     """Return the job that a script's reference names."""
     queue, _, job = joined.decode().partition("\0")
     return Ref(queue, job)
 
 
-def wish(job: NewJob, parcel: RequestEncoder) -> EncodedJob:
+def encode_job(job: NewJob, encoder: RequestEncoder) -> EncodedJob:
     """Return a new job as a script reads it."""
     stall = job.stall
     return EncodedJob(
         queue=job.queue,
         id=job.id,
         task=job.task,
-        payload=parcel.put(framed(job.payload) if isinstance(job.merge, CollectKey) else job.payload),
+        payload=encoder.put(framed(job.payload) if isinstance(job.merge, CollectKey) else job.payload),
         headers=_json(job.headers).decode() if job.headers else None,
         tags=job.tags,
         delay=job.delay,
@@ -279,19 +279,19 @@ def wish(job: NewJob, parcel: RequestEncoder) -> EncodedJob:
         renewed=stall.renewed,
         pinned=stall.pinned,
         on_expire=job.policy.on_expire,
-        policy=_policy_text(job.policy),
+        policy=_encode_policy(job.policy),
         schedule=job.schedule,
         tick=job.tick,
         parent=job.parent,
     )
 
 
-def bare(job: NewJob) -> NewJob:
+def without_identity(job: NewJob) -> NewJob:
     """Return a new job without its id and payload, which differ from job to job."""
     return structs.replace(job, id="", payload=b"")
 
 
-def fixed_of(like: NewJob) -> bytes | None:
+def encode_fixed(like: NewJob) -> bytes | None:
     """Return the encoded fixed fields of all jobs that are like this one.
 
     Returns None if the job is not plain (see parts/record_format.lua), or is not to run at once.
@@ -299,12 +299,12 @@ def fixed_of(like: NewJob) -> bytes | None:
     # The next call is usually for the same task, made from the same template.
     if like.headers:
         # Do not cache: the caller owns the dict and may have changed it since.
-        return _fixed_anew(like)
+        return _encode_fixed(like)
     known = _latest.get(like.task)
     if known is None or known[0] != like:
         if len(_latest) >= _TASKS:
             _latest.clear()
-        known = _latest[like.task] = like, _fixed_anew(like)
+        known = _latest[like.task] = like, _encode_fixed(like)
     return known[1]
 
 
@@ -314,7 +314,7 @@ _latest: dict[str, tuple[NewJob, bytes | None]] = {}
 """For each task: its latest job without id and payload, and that job's encoded fixed fields."""
 
 
-def _fixed_anew(job: NewJob) -> bytes | None:
+def _encode_fixed(job: NewJob) -> bytes | None:
     if (
         job.keys
         or job.rates
@@ -343,53 +343,53 @@ def _fixed_anew(job: NewJob) -> bytes | None:
             renewed=job.stall.renewed,
             pinned=job.stall.pinned,
             on_expire=job.policy.on_expire,
-            policy=_policy_text(job.policy),
+            policy=_encode_policy(job.policy),
             tick=job.tick,
             parent=job.parent,
         )
     )
 
 
-def made_of(body: bytes) -> int:
+def sequence_number(body: bytes) -> int:
     """Return the sequence number under which a record was made."""
     return int(HEAD.unpack_from(body)[6])
 
 
-def record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
+def decode_record(ref: Ref, body: bytes, payload: bytes, result: bytes | None = None) -> JobRecord:
     """Decode a partition's record of a job. `payload`, `result`: used if the record does not hold them itself.
 
     Fields that cannot be decoded get neutral values, and the job's error says so.
     """
     try:
-        return _record(ref, placed(body), payload, result)
+        return _decode_record(ref, split_record(body), payload, result)
     except _UNREADABLE as error:
-        return _salvaged(ref, body, payload, error)
+        return _salvage(ref, body, payload, error)
 
 
-def detailed(
+def decode_detail(
     ref: Ref, body: bytes, payload: bytes, result: bytes | None, before: Sequence[bytes], trace: str | None
 ) -> tuple[JobRecord, tuple[RunRecord, ...]]:
     """Return a job's record and its runs. `before`: the earlier runs; the record itself holds the last one."""
-    job = record(ref, body, payload, result)
+    job = decode_record(ref, body, payload, result)
     if job.starts == 0:
         return job, ()
     try:
-        parts = placed(body)
+        parts = split_record(body)
         run = parts.run
-        last = _run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
-        return job, (*map(_past_run, before), last)
+        last = _decode_run(job.starts, int(run[8]), run[12], run[14], parts.holder, parts.ended, trace)
+        return job, (*map(_decode_past_run, before), last)
     except _UNREADABLE:
         # The runs cannot be decoded, but the job can be shown.
         return job, ()
 
 
-def _past_run(body: bytes) -> RunRecord:
+def _decode_past_run(body: bytes) -> RunRecord:
     number, fence, start, end, holder = PAST_RUN.unpack_from(body)
     at = PAST_RUN.size
-    return _run(number, int(fence), start, end, body[at : at + holder], body[at + holder :], None)
+    return _decode_run(number, int(fence), start, end, body[at : at + holder], body[at + holder :], None)
 
 
-def _run(
+def _decode_run(
     number: int, fence: int, start: float, end: float, holder: bytes, ended: bytes, trace: str | None
 ) -> RunRecord:
     owner, worker, host, pid = _holder(holder)
@@ -410,7 +410,7 @@ def _run(
     )
 
 
-def _record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None) -> JobRecord:
+def _decode_record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None) -> JobRecord:
     _, number, _, _, _, _, _, score, run_at, created, lease, timeout = parts.head
     starts, failures, stalls, releases, _, _, fence, settled, _, heard, ends, limit, started, finished, _, kept = (
         parts.run
@@ -423,7 +423,9 @@ def _record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None)
         and abs(timeout) < _TOO_LARGE
     ):
         raise ValueError("a number is out of range")
-    like = _like(ref.queue, number, lease, timeout, starts, failures, stalls, releases, parts.fixed, parts.holder)
+    like = _shared_fields(
+        ref.queue, number, lease, timeout, starts, failures, stalls, releases, parts.fixed, parts.holder
+    )
     job = structs.replace(
         like,
         id=ref.id,
@@ -447,11 +449,11 @@ def _record(ref: Ref, parts: RecordLayout, payload: bytes, result: bytes | None)
             kept_until=_or_none(kept),
             result=result if parts.result is None else parts.result,
         )
-    return job if parts.rare is _NOTHING_RARE else _with(job, parts.rare)
+    return job if parts.rare is _NOTHING_RARE else _with_rare_fields(job, parts.rare)
 
 
 @lru_cache(1024)
-def _like(
+def _shared_fields(
     queue: str,
     number: int,
     lease: float,
@@ -464,45 +466,45 @@ def _like(
     holder: bytes,
 ) -> JobRecord:
     """Return a record with the fields that many records share, such as all jobs of a call that one worker claimed."""
-    told, state = _read_fixed(fixed), _STATES[number]
+    fields, state = _read_fixed(fixed), _STATES[number]
     return JobRecord(
         queue=queue,
         id="",
-        task=told.task,
+        task=fields.task,
         state=state,
         payload=b"",
-        headers=_headers(told.headers) if told.headers else {},
-        tags=told.tags,
+        headers=_headers(fields.headers) if fields.headers else {},
+        tags=fields.tags,
         score=0,
-        priority=told.priority,
-        boost=told.boost,
-        lifo=told.lifo,
-        fair_key=told.fair_key,
-        weight=told.weight,
+        priority=fields.priority,
+        boost=fields.boost,
+        lifo=fields.lifo,
+        fair_key=fields.fair_key,
+        weight=fields.weight,
         run_at=0,
-        ttl=told.ttl,
+        ttl=fields.ttl,
         timeout=_or_none(timeout),
-        deadline=told.deadline,
-        heartbeat_timeout=told.heartbeat_timeout,
-        keys=tuple(Key(*key) for key in told.keys),
-        rates=tuple(RateKey(*rate) for rate in told.rates),
-        merge=told.merge,
-        stall=StallTerms(int(lease), told.max_stalls, told.start_grace, told.renewed, told.pinned),
-        policy=_DEFAULT_POLICY if told.policy is None else _policy(told.policy),
+        deadline=fields.deadline,
+        heartbeat_timeout=fields.heartbeat_timeout,
+        keys=tuple(Key(*key) for key in fields.keys),
+        rates=tuple(RateKey(*rate) for rate in fields.rates),
+        merge=fields.merge,
+        stall=StallTerms(int(lease), fields.max_stalls, fields.start_grace, fields.renewed, fields.pinned),
+        policy=_DEFAULT_POLICY if fields.policy is None else _decode_policy(fields.policy),
         owner=_holder(holder)[0] if holder and state is State.ACTIVE else None,
         starts=starts,
         failures=failures,
         stalls=stalls,
         releases=releases,
         created=0,
-        error=too_late(told.ttl) if state is State.EXPIRED else None,
-        schedule=told.schedule,
-        tick=told.tick,
-        parent=told.parent,
+        error=too_late(fields.ttl) if state is State.EXPIRED else None,
+        schedule=fields.schedule,
+        tick=fields.tick,
+        parent=fields.parent,
     )
 
 
-def _with(job: JobRecord, rare: RareFields) -> JobRecord:
+def _with_rare_fields(job: JobRecord, rare: RareFields) -> JobRecord:
     """Return a record with its rare fields set."""
     return structs.replace(
         job,
@@ -527,12 +529,12 @@ def _with(job: JobRecord, rare: RareFields) -> JobRecord:
     )
 
 
-def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecord:
+def _salvage(ref: Ref, body: bytes, payload: bytes, error: Exception) -> JobRecord:
     """Return the readable fields of a corrupt record: enough to settle its run."""
     head: tuple[Any, ...] = (0,) * HEAD.size
     run, rare, task = _NO_RUN, _NOTHING_RARE, ""
     state: State = State.FAILED
-    told = repr(why)
+    cause = repr(error)
     with suppress(*_UNREADABLE):
         head = HEAD.unpack_from(body)
         number = int(head[1])
@@ -568,8 +570,8 @@ def _salvaged(ref: Ref, body: bytes, payload: bytes, why: Exception) -> JobRecor
         finished=_or_none(run[13]) if abs(run[13]) < _TOO_LARGE else None,
     )
     with suppress(*_UNREADABLE):
-        job = _with(job, rare)
-    return structs.replace(job, error=unreadable_record(told))
+        job = _with_rare_fields(job, rare)
+    return structs.replace(job, error=unreadable_record(cause))
 
 
 def _or_none(number: float) -> int | None:
@@ -579,13 +581,13 @@ def _or_none(number: float) -> int | None:
 _holder = lru_cache(256)(_read_holder)
 
 
-def error_text(error: RecordedError | None) -> str | None:
+def encode_error(error: RecordedError | None) -> str | None:
     """Return an error in its stored form."""
     return None if error is None else _json(error).decode()
 
 
 @lru_cache(1024)
-def _policy(body: str) -> Policy:
+def _decode_policy(body: str) -> Policy:
     try:
         return _read_policy(body)
     except msgspec.ValidationError:
@@ -594,5 +596,5 @@ def _policy(body: str) -> Policy:
         return _STRICTEST
 
 
-def _policy_text(policy: Policy) -> str | None:
+def _encode_policy(policy: Policy) -> str | None:
     return None if policy == _DEFAULT_POLICY else _json(policy).decode()

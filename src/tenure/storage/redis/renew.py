@@ -12,7 +12,7 @@ from tenure.core.job import Owner, Ref
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.storage.protocol import CancelRequest, LeaseRenewal, RenewRequest, RenewResult, WorkerInfo
 from tenure.storage.redis.claim_numbers import EncodedLane
-from tenure.storage.redis.records import RequestEncoder, ref_text
+from tenure.storage.redis.records import RequestEncoder, encode_ref
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
@@ -51,14 +51,14 @@ class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
     trace: int | None = None
 
 
-class BeatEvent(Struct, omit_defaults=True):
+class EncodedBeatEvent(Struct, omit_defaults=True):
     """An event of a beat: the place of its body among the arguments, and its job."""
 
     body: int
     ref: str | None = None
 
 
-class Seen(Struct, omit_defaults=True):
+class EncodedSeen(Struct, omit_defaults=True):
     """What an owner last saw of a partition, as a script reads it."""
 
     identity: str | None = None
@@ -71,61 +71,61 @@ class _Renew(Struct, omit_defaults=True, kw_only=True):
     owner: Owner
     renewals: list[EncodedRenewal]
     worker: WorkerInfo | None = None
-    events: list[BeatEvent]
+    events: list[EncodedBeatEvent]
     last: bool = False
     first_event: int | None = None
     lanes: list[EncodedLane] | None = None
-    seen: Seen | None = None
+    seen: EncodedSeen | None = None
     layout: str | None = None
     fresh: str | None = None
 
 
-def ask_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[EncodedLane] = ()) -> list[bytes]:
+def encode_renew(beat: RenewRequest, scope: str, layout: str, lanes: Sequence[EncodedLane] = ()) -> list[bytes]:
     """Return the request to extend leases, to record their owner, and to hand back jobs of lost claims.
 
     `scope`: the partition's name. `layout`: the text to write if the partition has to be created.
     `lanes`: the lanes in which a claim's answer may have been lost.
     """
-    asks = beat.seen is not None
-    parcel = RequestEncoder()
-    return parcel.sealed(
+    has_seen = beat.seen is not None
+    encoder = RequestEncoder()
+    return encoder.finish(
         _Renew(
             owner=beat.owner,
-            renewals=[_renewing(asked, parcel) for asked in beat.renewals],
+            renewals=[_encode_renewal(renewal, encoder) for renewal in beat.renewals],
             worker=beat.worker,
-            events=[_announced(event, parcel) for event in beat.events],
+            events=[_encode_event(event, encoder) for event in beat.events],
             last=beat.last,
             first_event=beat.first_event,
             lanes=list(lanes) or None,
-            seen=_seen(beat.seen or (), scope) if asks else None,
-            layout=layout if asks else None,
-            fresh=new_identity() if asks else None,
+            seen=_encode_seen(beat.seen or (), scope) if has_seen else None,
+            layout=layout if has_seen else None,
+            fresh=new_identity() if has_seen else None,
         )
     )
 
 
-def at_once(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
+def first_batch(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
     """Return the first of these renewals: as many as fit into a request that does not block the server for long."""
     size = 0
-    for number, asked in enumerate(renewals):
+    for number, renewal in enumerate(renewals):
         if size > REQUEST_CHARS or number == RENEWED_AT_ONCE:
             return tuple(renewals[:number])
-        size += len(asked.trace or "")
+        size += len(renewal.trace or "")
     return tuple(renewals)
 
 
-def answer_renew(reply: Any, beat: RenewRequest, scope: str) -> tuple[RenewResult, int, bool]:
+def decode_renew(reply: Any, beat: RenewRequest, scope: str) -> tuple[RenewResult, int, bool]:
     """Return the result, how many renewals the script had time for, and whether runs are left to be handed back."""
     answer: tuple[list[int], list[tuple[int, bytes | None]], list[bytes], int, int, Any] = reply
     lost, cancelling, orders, renewed, left, state = answer
-    asked = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
-    pulse = RenewResult(
-        tuple(asked[place - 1] for place in lost),
-        tuple(_cancelling(asked[place - 1], reason) for place, reason in cancelling),
+    names = [(renewal.ref, renewal.fence) for renewal in beat.renewals]
+    result = RenewResult(
+        tuple(names[place - 1] for place in lost),
+        tuple(_cancel_request(names[place - 1], reason) for place, reason in cancelling),
         tuple(order.decode() for order in orders),
-        partitions=() if state is None else (_state(scope, *state),),
+        partitions=() if state is None else (_partition_state(scope, *state),),
     )
-    return pulse, renewed, bool(left)
+    return result, renewed, bool(left)
 
 
 def new_identity() -> str:
@@ -133,14 +133,14 @@ def new_identity() -> str:
     return f"{entropy().getrandbits(64):016x}"
 
 
-def _seen(states: Sequence[PartitionState], scope: str) -> Seen:
+def _encode_seen(states: Sequence[PartitionState], scope: str) -> EncodedSeen:
     for state in states:
         if state.partition == scope:
-            return Seen(state.identity or None, state.created or None, state.last_event, state.last_event_at)
-    return Seen()
+            return EncodedSeen(state.identity or None, state.created or None, state.last_event, state.last_event_at)
+    return EncodedSeen()
 
 
-def _state(
+def _partition_state(
     scope: str, identity: bytes, last_event: int, last_event_at: int, continues: int, mended: int
 ) -> PartitionState:
     name, _, created = identity.decode(errors="replace").partition(" ")
@@ -155,17 +155,17 @@ def _state(
     )
 
 
-def _renewing(asked: LeaseRenewal, parcel: RequestEncoder) -> EncodedRenewal:
+def _encode_renewal(renewal: LeaseRenewal, encoder: RequestEncoder) -> EncodedRenewal:
     return EncodedRenewal(
-        ref=ref_text(asked.ref),
-        fence=asked.fence,
-        sign=asked.sign,
-        extend=asked.extend,
-        exclusive=asked.exclusive,
-        ran=asked.ran,
-        silent=asked.silent,
-        progress=asked.progress,
-        note=asked.note,
+        ref=encode_ref(renewal.ref),
+        fence=renewal.fence,
+        sign=renewal.sign,
+        extend=renewal.extend,
+        exclusive=renewal.exclusive,
+        ran=renewal.ran,
+        silent=renewal.silent,
+        progress=renewal.progress,
+        note=renewal.note,
         log=[
             EncodedLogLine(
                 level=line.level,
@@ -174,18 +174,18 @@ def _renewing(asked: LeaseRenewal, parcel: RequestEncoder) -> EncodedRenewal:
                 ago=line.ago,
                 number=line.number,
             )
-            for line in asked.log
+            for line in renewal.log
         ]
         or None,
-        trace=None if asked.trace is None else parcel.put(asked.trace.encode()),
+        trace=None if renewal.trace is None else encoder.put(renewal.trace.encode()),
     )
 
 
-def _announced(event: Event, parcel: RequestEncoder) -> BeatEvent:
-    ref = ref_text(Ref(event.queue, event.id)) if isinstance(event, JobEvent) else None
-    return BeatEvent(parcel.put(_encode(event)), ref)
+def _encode_event(event: Event, encoder: RequestEncoder) -> EncodedBeatEvent:
+    ref = encode_ref(Ref(event.queue, event.id)) if isinstance(event, JobEvent) else None
+    return EncodedBeatEvent(encoder.put(_encode(event)), ref)
 
 
-def _cancelling(asked: tuple[Ref, int], reason: bytes | None) -> CancelRequest:
-    ref, fence = asked
+def _cancel_request(name: tuple[Ref, int], reason: bytes | None) -> CancelRequest:
+    ref, fence = name
     return CancelRequest(ref, fence, None if reason is None else reason.decode())

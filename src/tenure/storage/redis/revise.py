@@ -26,7 +26,7 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.redis.records import EncodedJob, RequestEncoder, ref_text, wish
+from tenure.storage.redis.records import EncodedJob, RequestEncoder, encode_job, encode_ref
 
 _whole = msgspec.json.Encoder().encode
 _read_whole = msgspec.json.Decoder(Schedule).decode
@@ -88,47 +88,47 @@ class EncodedScheduleChange(Struct, omit_defaults=True, kw_only=True):
 _timed = msgspec.msgpack.Decoder(EncodedSchedule).decode
 
 
-def ask_revise(revisions: Sequence[Revision]) -> list[bytes]:
+def encode_revise(revisions: Sequence[Revision]) -> list[bytes]:
     """Return the request to revise jobs."""
-    return RequestEncoder().sealed([_revising(asked) for asked in revisions])
+    return RequestEncoder().finish([_encode_revision(revision) for revision in revisions])
 
 
-def answer_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
+def decode_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionResult]:
     """Return the result of each revision."""
-    return [_revised(asked.ref, *answer) for answer, asked in zip(reply, revisions, strict=True)]
+    return [_revision_result(revision.ref, *answer) for answer, revision in zip(reply, revisions, strict=True)]
 
 
-def ask_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
+def encode_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
     """Return the request to merge settings into those in force."""
-    return RequestEncoder().sealed(_Tune(target.kind, target.name, settings, by))
+    return RequestEncoder().finish(_Tune(target.kind, target.name, settings, by))
 
 
-def answer_tune(reply: Any) -> Settings:
+def decode_tune(reply: Any) -> Settings:
     """Return the settings in force."""
-    return settings_of(reply)
+    return decode_settings(reply)
 
 
-def ask_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
+def encode_plan(changes: Sequence[Change], first: int = 0) -> list[bytes]:
     """Return the request to change schedules. `first`: the position of the first of them in the whole call."""
-    parcel = RequestEncoder()
-    return parcel.sealed([_changing(asked, parcel, place) for place, asked in enumerate(changes, first)])
+    encoder = RequestEncoder()
+    return encoder.finish([_encode_change(change, encoder, place) for place, change in enumerate(changes, first)])
 
 
-def answer_plan(reply: Any, changes: Sequence[Change]) -> list[ScheduleResult]:
+def decode_plan(reply: Any, changes: Sequence[Change]) -> list[ScheduleResult]:
     """Return the result of each change."""
-    return [_planned(asked, *answer) for answer, asked in zip(reply, changes, strict=True)]
+    return [_schedule_result(change, *answer) for answer, change in zip(reply, changes, strict=True)]
 
 
-def settings_of(body: bytes) -> Settings:
+def decode_settings(body: bytes) -> Settings:
     """Decode settings as a partition keeps them."""
-    told = {} if body == _NOTHING else _read(body)
+    fields = {} if body == _NOTHING else _read(body)
     # A script encodes a map without fields as an empty list.
     return msgspec.convert(
-        {name: value or {} if name in ("stall", "retention") else value for name, value in told.items()}, Settings
+        {name: value or {} if name in ("stall", "retention") else value for name, value in fields.items()}, Settings
     )
 
 
-def schedule_of(body: bytes) -> Schedule:
+def decode_schedule(body: bytes) -> Schedule:
     """Decode a schedule as a partition keeps it."""
     kept = _timed(body)
     return structs.replace(
@@ -144,9 +144,9 @@ def schedule_of(body: bytes) -> Schedule:
 _NOTHING = b"\x90"
 
 
-def _revising(asked: Revision) -> EncodedRevision:
-    ref = ref_text(asked.ref)
-    match asked:
+def _encode_revision(revision: Revision) -> EncodedRevision:
+    ref = encode_ref(revision.ref)
+    match revision:
         case CancelJob(reason=reason, by=by):
             return EncodedRevision(kind="cancel", ref=ref, reason=reason, by=by)
         case RedriveJob(by=by, delay=delay, ended=ended):
@@ -158,10 +158,12 @@ def _revising(asked: Revision) -> EncodedRevision:
         case RetainJob(ttl=ttl):
             return EncodedRevision(kind="retain", ref=ref, ttl=ttl)
         case _:
-            assert_never(asked)
+            assert_never(revision)
 
 
-def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes | None = None) -> RevisionResult:
+def _revision_result(
+    ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes | None = None
+) -> RevisionResult:
     word: Any = verdict.decode()
     return RevisionResult(
         ref,
@@ -171,10 +173,10 @@ def _revised(ref: Ref, verdict: bytes, state: bytes | None = None, holder: bytes
     )
 
 
-def _changing(asked: Change, parcel: RequestEncoder, place: int) -> EncodedScheduleChange:
-    match asked:
+def _encode_change(change: Change, encoder: RequestEncoder, place: int) -> EncodedScheduleChange:
+    match change:
         case PutSchedule(schedule):
-            return EncodedScheduleChange(kind="put", name=schedule.name, schedule=_put(schedule))
+            return EncodedScheduleChange(kind="put", name=schedule.name, schedule=_encode_schedule(schedule))
         case PauseSchedule(name=name, paused=paused, next_tick=next_tick):
             return EncodedScheduleChange(kind="pause", name=name, paused=paused, next_tick=next_tick)
         case RemoveSchedule(name=name):
@@ -182,19 +184,19 @@ def _changing(asked: Change, parcel: RequestEncoder, place: int) -> EncodedSched
         case Tick():
             return EncodedScheduleChange(
                 kind="tick",
-                name=asked.name,
-                expected=asked.expected,
-                tick=asked.tick,
-                next_tick=asked.next_tick,
-                missed=asked.missed,
-                job=None if asked.job is None else wish(asked.job, parcel),
+                name=change.name,
+                expected=change.expected,
+                tick=change.tick,
+                next_tick=change.next_tick,
+                missed=change.missed,
+                job=None if change.job is None else encode_job(change.job, encoder),
                 place=place,
             )
         case _:
-            assert_never(asked)
+            assert_never(change)
 
 
-def _put(schedule: Schedule) -> EncodedSchedule:
+def _encode_schedule(schedule: Schedule) -> EncodedSchedule:
     return EncodedSchedule(
         cron=schedule.cron,
         tz=schedule.tz,
@@ -210,9 +212,9 @@ def _put(schedule: Schedule) -> EncodedSchedule:
     )
 
 
-def _planned(asked: Change, verdict: bytes, id_: bytes | None = None) -> ScheduleResult:
+def _schedule_result(change: Change, verdict: bytes, id_: bytes | None = None) -> ScheduleResult:
     word: Any = verdict.decode()
     ref = None
-    if isinstance(asked, Tick) and asked.job is not None and id_ is not None:
-        ref = Ref(asked.job.queue, id_.decode())
-    return ScheduleResult(asked.name, word, ref)
+    if isinstance(change, Tick) and change.job is not None and id_ is not None:
+        ref = Ref(change.job.queue, id_.decode())
+    return ScheduleResult(change.name, word, ref)

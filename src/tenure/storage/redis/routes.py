@@ -44,7 +44,7 @@ class Routes(Protocol):
         """Record the server to which a MOVED reply has redirected a partition."""
         ...
 
-    def doubt(self, mute: ServerAddress | None = None) -> None:
+    def doubt(self, silent: ServerAddress | None = None) -> None:
         """Look the servers up again before the next call. The argument is a server that has not answered a call."""
         ...
 
@@ -81,7 +81,7 @@ class _Server:
     def moved(self, base: str, to: ServerAddress) -> None:
         pass
 
-    def doubt(self, mute: ServerAddress | None = None) -> None:
+    def doubt(self, silent: ServerAddress | None = None) -> None:
         pass
 
 
@@ -112,7 +112,7 @@ class _Sentinels:
     def moved(self, base: str, to: ServerAddress) -> None:
         pass
 
-    def doubt(self, mute: ServerAddress | None = None) -> None:
+    def doubt(self, silent: ServerAddress | None = None) -> None:
         self._doubted = True
 
     async def _ask_around(self) -> ServerAddress:
@@ -148,9 +148,9 @@ class _Cluster:
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self._owners: dict[int, ServerAddress] = {}
-        self._told: ServerAddress | None = None
+        self._last_source: ServerAddress | None = None
         """The node whose CLUSTER SLOTS answer was used last."""
-        self._mute: set[ServerAddress] = set()
+        self._silent: set[ServerAddress] = set()
         """Nodes that did not answer the last request to them."""
         self._doubted = True
         self._asking = asyncio.Lock()
@@ -173,10 +173,10 @@ class _Cluster:
     def moved(self, base: str, to: ServerAddress) -> None:
         self._owners[slot(base)] = to
 
-    def doubt(self, mute: ServerAddress | None = None) -> None:
+    def doubt(self, silent: ServerAddress | None = None) -> None:
         self._doubted = True
-        if mute is not None:
-            self._mute.add(mute)
+        if silent is not None:
+            self._silent.add(silent)
 
     async def _informed(self) -> None:
         if not self._doubted:
@@ -191,17 +191,17 @@ class _Cluster:
         # Ask known owners before the nodes of the address, which may be outdated. Ask the node that answered last late,
         # because it may be cut off from the others. Ask unresponsive nodes last: waiting for one delays all calls.
         nodes = dict.fromkeys((*self._owners.values(), *self._address.places))
-        for node in sorted(nodes, key=lambda node: (node in self._mute, node == self._told)):
+        for node in sorted(nodes, key=lambda node: (node in self._silent, node == self._last_source)):
             try:
                 reply = await _once(node, self._address, ("CLUSTER", "SLOTS"))
             except AuthenticationError:
                 # The node answers; the login in the address is wrong.
                 raise
             except (RedisError, OSError) as error:
-                self._mute.add(node)
+                self._silent.add(node)
                 troubles.append(f"{node}: {why(error)}")
                 continue
-            self._mute.discard(node)
+            self._silent.discard(node)
             if (trouble := said(reply)) is not None:
                 if isinstance(trouble, AuthenticationError):
                     raise trouble
@@ -212,7 +212,7 @@ class _Cluster:
                 continue
             owners = _owners(cast("list[list[object]]", reply), node, {slot(base) for base in self._address.bases})
             if owners:
-                self._told = node
+                self._last_source = node
                 return owners
             troubles.append(f"{node}: its Cluster has no slots yet")
         raise ClusterDownError(f"no node tells who owns which slot ({'; '.join(troubles)})")

@@ -91,22 +91,22 @@ class ServerFacts:
     @property
     def brand(self) -> str:
         """The product name: Redis or Valkey."""
-        told = self.info or {}
-        if "valkey_version" in told or told.get("server_name") == "valkey":
+        info = self.info or {}
+        if "valkey_version" in info or info.get("server_name") == "valkey":
             return "Valkey"
         return "Redis"
 
     @property
     def version(self) -> str:
         """The version that it reports, or "unknown"."""
-        told = self.info or {}
-        return told.get("valkey_version") or told.get("redis_version") or "unknown"
+        info = self.info or {}
+        return info.get("valkey_version") or info.get("redis_version") or "unknown"
 
     @property
     def mode(self) -> str:
         """Its mode: `standalone`, `cluster` or `sentinel`."""
-        told = self.info or {}
-        return told.get("redis_mode") or told.get("server_mode") or "standalone"  # Valkey has renamed it
+        info = self.info or {}
+        return info.get("redis_mode") or info.get("server_mode") or "standalone"  # Valkey has renamed it
 
     @property
     def policy(self) -> str | None:
@@ -121,7 +121,7 @@ class ServerFacts:
     @property
     def appends(self) -> bool:
         """True if it keeps an append-only file."""
-        return (self.settings.get("appendonly") or {"1": "yes"}.get(self._told("aof_enabled"), "no")) == "yes"
+        return (self.settings.get("appendonly") or {"1": "yes"}.get(self._info_value("aof_enabled"), "no")) == "yes"
 
     @property
     def snapshots(self) -> bool | None:
@@ -131,10 +131,10 @@ class ServerFacts:
 
     def number(self, name: str) -> int:
         """Return a number from its INFO, or 0."""
-        told = self._told(name)
-        return int(told) if told.isdecimal() else 0
+        value = self._info_value(name)
+        return int(value) if value.isdecimal() else 0
 
-    def _told(self, name: str) -> str:
+    def _info_value(self, name: str) -> str:
         return (self.info or {}).get(name, "")
 
 
@@ -149,7 +149,7 @@ class ServerChecks:
         self._troubles: set[str] = set()
         self._fleeting: set[ServerAddress] = set()
         self._alone: set[ServerAddress] = set()
-        self._mute: set[ServerAddress] = set()
+        self._cannot_publish: set[ServerAddress] = set()
 
     async def admit(self) -> None:
         """Check the servers before the first job.
@@ -176,11 +176,11 @@ class ServerChecks:
                 "use durability=ack",
                 new,
             )
-        for place in await self._without_notices():
-            if place not in self._mute:
-                self._mute.add(place)
+        for place in await self._without_notifications():
+            if place not in self._cannot_publish:
+                self._cannot_publish.add(place)
                 logger.warning(
-                    "%s lets the user of the URL publish no notices, so workers find new jobs late: %s",
+                    "%s does not let the user of the URL publish notifications, so workers find new jobs late: %s",
                     place,
                     self._channels,
                 )
@@ -192,19 +192,19 @@ class ServerChecks:
         pattern = f"&{{{namespace}:*" if self._address.kind == "cluster" else f"&{{{namespace}}}*"
         return f"allow it the channels of the namespace (ACL SETUSER its-name '{pattern}', and in the ACL file)"
 
-    async def _without_notices(self) -> list[ServerAddress]:
+    async def _without_notifications(self) -> list[ServerAddress]:
         """Return the servers that refuse the user our channels: an ACL user has none unless they are granted."""
         # In a Cluster, each server has its own users, and publishes only on channels of its own slots.
-        mute: list[ServerAddress] = []
+        silent: list[ServerAddress] = []
         try:
             for place, base in (await self._bases()).items():
                 [reply] = await self._connections.ask_all(place, [("SPUBLISH", channel(base, "check"), "")])
                 if isinstance(reply, NoPermissionError):
-                    mute.append(place)
+                    silent.append(place)
         except StorageError:
             # The next verb raises this error.
-            return mute
-        return mute
+            return silent
+        return silent
 
     async def _bases(self) -> dict[ServerAddress, str]:
         """Return one partition of each server."""
@@ -216,11 +216,11 @@ class ServerChecks:
     async def _try_abilities(self, places: Sequence[ServerAddress]) -> None:
         """Check for missing commands: a service may have renamed or removed one that scripts use only rarely."""
         for place in places:
-            [told] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
-            if not isinstance(told, list):
+            [known] = await self._connections.ask_all(place, [("COMMAND", "INFO", *NEEDED)])
+            if not isinstance(known, list):
                 # A server that hides COMMAND may still support everything.
                 continue
-            missing = [name for name, known in zip(NEEDED, cast("list[object]", told), strict=True) if not known]
+            missing = [name for name, info in zip(NEEDED, cast("list[object]", known), strict=True) if not info]
             if missing:
                 raise StorageError(
                     f"{self._address.shown} ({place}) does not know {', '.join(missing)}, which the scripts need; undo "
@@ -256,16 +256,16 @@ class ServerChecks:
         findings += [await self._scripts(place) for place in there]
         if self._address.durability == "replicated":
             findings += await self._confirmations({one.place for one in servers if one.number("connected_slaves")})
-        mute = await self._without_notices()
-        return [*findings, *[self._notices(place, heard=place not in mute) for place in there]]
+        silent = await self._without_notifications()
+        return [*findings, *[self._notifications(place, allowed=place not in silent) for place in there]]
 
-    def _notices(self, place: ServerAddress, *, heard: bool) -> Finding:
-        if heard:
-            return Finding("ok", "notices", f"{place} lets notices be published")
+    def _notifications(self, place: ServerAddress, *, allowed: bool) -> Finding:
+        if allowed:
+            return Finding("ok", "notifications", f"{place} lets the user publish notifications")
         return Finding(
             "warning",
-            "notices",
-            f"{place} lets the user of the URL publish no notices, so workers find new jobs late",
+            "notifications",
+            f"{place} does not let the user of the URL publish notifications, so workers find new jobs late",
             self._channels,
         )
 
@@ -290,20 +290,20 @@ class ServerChecks:
 
     async def _state(self, place: ServerAddress) -> Finding:
         try:
-            told = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
+            state = _lines(text(await self._connections.ask(place, "CLUSTER", "INFO")))
         except StorageError as error:
             return Finding(
                 "warning",
                 "cluster",
-                f"the Cluster does not tell its state: {error}",
+                f"the Cluster does not report its state: {error}",
                 "let the user of the URL call CLUSTER INFO",
             )
-        if told.get("cluster_state") == "ok":
-            return Finding("ok", "cluster", f"all {told.get('cluster_slots_ok')} slots are served")
+        if state.get("cluster_state") == "ok":
+            return Finding("ok", "cluster", f"all {state.get('cluster_slots_ok')} slots are served")
         return Finding(
             "error",
             "cluster",
-            f"the Cluster is not well: {told.get('cluster_slots_ok', '0')} of 16384 slots are served",
+            f"the Cluster is not healthy: {state.get('cluster_slots_ok', '0')} of 16384 slots are served",
             "bring the missing masters back, or let replicas take over (redis-cli --cluster fix)",
         )
 
@@ -359,9 +359,9 @@ def _read(place: ServerAddress, shown: str, info: Reply, settings: Reply = None)
     if isinstance(info, AuthenticationError):
         return ServerFacts(place, None, {}, gone=cast("StorageError", ours(info, shown)))
     refusal = said(info) or said(settings)
-    told = None if said(info) is not None else _lines(text(info))
+    parsed = None if said(info) is not None else _lines(text(info))
     words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
-    return ServerFacts(place, told, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
+    return ServerFacts(place, parsed, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
 
 
 def _lines(info: str) -> dict[str, str]:

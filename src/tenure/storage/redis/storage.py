@@ -56,7 +56,7 @@ class RedisStorage:
         self._connections = Connections(address)
         durable = address.durability == "replicated"
         alone = len(address.bases) == 1
-        self._cells = [
+        self._partitions = [
             Partition(
                 self._connections,
                 base,
@@ -68,9 +68,9 @@ class RedisStorage:
             )
             for number, base in enumerate(address.bases)
         ]
-        self._verbs = self._cells[0] if alone else Partitions(self._cells, self._schedule)
-        self._guard = ServerChecks(self._connections)
-        self._ear = Subscriptions(self._connections, self.bases_of)
+        self._verbs = self._partitions[0] if alone else Partitions(self._partitions, self._schedule)
+        self._checks = ServerChecks(self._connections)
+        self._subscriptions = Subscriptions(self._connections, self.bases_of)
         self._open = False
         self._closed = False
 
@@ -80,7 +80,7 @@ class RedisStorage:
             return
         self._closed = False
         await self._ready()
-        self._ear.resume()
+        self._subscriptions.resume()
 
     async def close(self) -> None:
         """See `Storage.close`.
@@ -89,17 +89,17 @@ class RedisStorage:
         an app while one of its workers runs delays that worker briefly and loses no job.
         """
         self._closed, self._open = True, False
-        await self._ear.close()
+        await self._subscriptions.close()
         await self._connections.close()
 
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
-        findings = await self._guard.examine()
+        findings = await self._checks.examine()
         # If the server was unreachable just now, do not wait for it a second time.
         if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
-            findings += await examine_layout(self._connections, self._cells[0].base, cells=len(self._cells))
+            findings += await examine_layout(self._connections, self._partitions[0].base, cells=len(self._partitions))
             if deep:
-                findings += [await examine_types(self._connections, cell.base) for cell in self._cells]
+                findings += [await examine_types(self._connections, partition.base) for partition in self._partitions]
         return findings
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -116,17 +116,17 @@ class RedisStorage:
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        pulse = await (await self._ready()).renew(beat)
+        result = await (await self._ready()).renew(beat)
         if beat.last and self._closed:
             await self.close()
-        return pulse
+        return result
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`. The leader also checks that the servers still meet the requirements."""
         verbs = await self._ready()
         # A single partition is swept at every turn: skips only pay where there are many partitions.
         swept = await verbs.sweep(bid if isinstance(verbs, Partitions) else replace(bid, max_skip=0))
-        if swept.retry_in is None and (troubles := await self._guard.look_again()):
+        if swept.retry_in is None and (troubles := await self._checks.look_again()):
             return replace(swept, troubles=(*swept.troubles, *troubles))
         return swept
 
@@ -175,7 +175,7 @@ class RedisStorage:
 
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""
-        return self._ear.listen(topics)
+        return self._subscriptions.listen(topics)
 
     def bases_of(self, topic: str) -> Sequence[str]:
         """Return the base keys of the partitions that may publish hints for a topic.
@@ -200,7 +200,7 @@ class RedisStorage:
 
     async def _ready(self) -> Partition | Partitions:
         if not self._open:
-            await self._guard.admit()
+            await self._checks.admit()
             await settle_on(self._connections, self._address.bases)
             self._open = True
         return self._verbs

@@ -9,8 +9,8 @@ from tenure.core.job import Owner
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
 from tenure.storage.protocol import CHORE_LIMITS, ReclaimResult, StalledLease, SweepRequest, SweepResult
-from tenure.storage.redis.records import RequestEncoder, record, ref_of
-from tenure.storage.redis.revise import schedule_of
+from tenure.storage.redis.records import RequestEncoder, decode_record, decode_ref
+from tenure.storage.redis.revise import decode_schedule
 
 
 class _Sweep(Struct, omit_defaults=True, kw_only=True):
@@ -51,10 +51,10 @@ class _Reclaim(Struct):
     most: int
 
 
-def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[bytes]:
+def encode_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[bytes]:
     """Return the request to elect the sweeper unless another one leads, and to do the chores from `place` on."""
     chore, done = place
-    return RequestEncoder().sealed(
+    return RequestEncoder().finish(
         _Sweep(
             owner=bid.owner.id,
             scope=scope,
@@ -68,7 +68,7 @@ def ask_sweep(bid: SweepRequest, scope: str, place: tuple[int, int]) -> list[byt
     )
 
 
-def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
+def decode_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
     """Return what one call did."""
     if reply[0] is not None:
         return SweepPart(SweepResult(retry_in=reply[0]))
@@ -76,18 +76,18 @@ def answer_sweep(reply: Any, bid: SweepRequest, scope: str) -> SweepPart:
     swept = SweepResult(
         () if bid.term is None else (Term(scope, bid.owner.id, epoch, bid.term),),
         None,
-        tuple(_stalled(*taken) for taken in stalled),
+        tuple(_stalled_lease(*taken) for taken in stalled),
         dict(zip(CHORE_LIMITS, did, strict=True)),
         more=bool(more),
         troubles=tuple(trouble.decode() for trouble in troubles),
-        due=tuple(schedule_of(body) for body in due),
+        due=tuple(decode_schedule(body) for body in due),
         next_tick=next_tick,
         now=now,
     )
     return SweepPart(swept, None if chore is None else (chore, done), skip)
 
 
-def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
+def join_parts(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
     """Return the parts of a sweep as one; `more`: the sweep was not finished."""
     last = parts[-1]
     return SweepResult(
@@ -103,22 +103,26 @@ def joined(parts: Sequence[SweepResult], *, more: bool = False) -> SweepResult:
     )
 
 
-def ask_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
+def encode_reclaim(dead: str, owner: Owner, most: int) -> list[bytes]:
     """Return the request to take over a dead owner's jobs, at most `most` of them."""
-    return RequestEncoder().sealed(_Reclaim(dead, owner.id, most))
+    return RequestEncoder().finish(_Reclaim(dead, owner.id, most))
 
 
-def answer_reclaim(reply: Any, *, known: int) -> ReclaimResult:
+def decode_reclaim(reply: Any, *, known: int) -> ReclaimResult:
     """Return the jobs that were taken. `known`: the number of jobs that the caller got from earlier answers."""
     stalled, more, had = reply
-    return ReclaimResult(tuple(_stalled(*taken) for taken in stalled), more=bool(more), incomplete=had > known)
+    return ReclaimResult(tuple(_stalled_lease(*taken) for taken in stalled), more=bool(more), incomplete=had > known)
 
 
-def ask_resign(term: Term) -> list[bytes]:
+def encode_resign(term: Term) -> list[bytes]:
     """Return the request to give up a term."""
-    return RequestEncoder().sealed(_Resign(term.scope, term.owner, term.epoch))
+    return RequestEncoder().finish(_Resign(term.scope, term.owner, term.epoch))
 
 
-def _stalled(ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int) -> StalledLease:
+def _stalled_lease(
+    ref: bytes, body: bytes, payload: bytes, reason: bytes, owner: bytes, silent_for: int
+) -> StalledLease:
     word: Any = reason.decode()
-    return StalledLease(Lease(record(ref_of(ref), body, payload)), word, owner.decode(errors="replace"), silent_for)
+    return StalledLease(
+        Lease(decode_record(decode_ref(ref), body, payload)), word, owner.decode(errors="replace"), silent_for
+    )

@@ -19,10 +19,10 @@ from tenure.core.leadership import Term
 from tenure.errors import StorageError
 from tenure.storage.notifications import Listener
 from tenure.storage.protocol import SweepRequest, SweepResult
-from tenure.storage.redis.merge_answers import swept_all
+from tenure.storage.redis.merge_answers import merge_sweeps
 from tenure.storage.redis.partition import Partition
 
-PART_OF_TERM = 0.4
+TERM_SHARE_PER_CALL = 0.4
 """Each call must be answered within this part of a term, so that the next sweep still comes before the term ends."""
 
 
@@ -58,7 +58,7 @@ class SweepSchedule:
             if turn.changes.take():
                 turn.sweep_at = began
         due = [partition for partition, turn in self._turns.items() if turn.sweep_at <= began]
-        within = None if bid.term is None else PART_OF_TERM * bid.term / SECOND
+        within = None if bid.term is None else TERM_SHARE_PER_CALL * bid.term / SECOND
         outcomes = await asyncio.gather(
             *(partition.sweep_or_skip(bid, within=within) for partition in due), return_exceptions=True
         )
@@ -97,7 +97,7 @@ class SweepSchedule:
         waits = [round((turn.sweep_at - now) * SECOND) for turn in turns if turn.sweep_at > now]
         leads = any(turn.leads for turn in turns)
         return structs.replace(
-            swept_all([*swept.values()], troubles),
+            merge_sweeps([*swept.values()], troubles),
             terms=tuple(term for turn in turns for term in turn.terms),
             # At least once in a sweep interval: a change may end the skip of a leader that is gone.
             retry_in=None if leads or bid.term is None else min([bid.every, *waits]),

@@ -272,7 +272,7 @@ class Writer:
                 unchecked += 1
             elif self._stopping:
                 break
-            heard = self._hub.heard
+            heard = self._hub.has_listeners
             # The next batch usually arrives before there is any change to see.
             overdue = unchecked >= UNCHECKED_BATCHES or self._clock.uptime() - checked_at >= UNCHECKED_SECONDS
             if heard and (overdue if worked else was_idle):
@@ -305,7 +305,7 @@ class Writer:
                 left = self._try_read_only(connection, wanted)
                 if left:
                     self._write(left, topics)
-                if topics and self._hub.heard:
+                if topics and self._hub.has_listeners:
                     self._changes.note_cancellations(self._session.use(), topics)
         except Exception as error:
             # After any exception the callers get the error, and the thread goes on.
@@ -315,7 +315,7 @@ class Writer:
         self._batch = []
         try:
             if topics:
-                self._hub.knock(topics)
+                self._hub.notify(topics)
         finally:
             # Deliver last: each woken caller wants the interpreter lock at once, and the thread has only to wait then.
             _deliver(wanted)
@@ -324,7 +324,7 @@ class Writer:
         """Answer operations that need no transaction; if one operation needs a transaction, all operations use it."""
         if any(operation.try_read_only is None for operation in wanted):
             return wanted
-        if not self._hub.heard:
+        if not self._hub.has_listeners:
             self._changes.mark_seen(connection)
         tx = SQLiteTransaction(connection, self._lanes)
         left: list[Operation] = []
@@ -406,7 +406,7 @@ class Writer:
                 answers.append(None if operation.run is None else operation.run(tx))
         tx.flush()
         recount(tx)
-        if not self._hub.heard:
+        if not self._hub.has_listeners:
             # No other process can commit before this transaction does, and the check is cheap while its locks are held.
             self._changes.mark_seen(connection)
         connection.execute(_COMMIT)
@@ -446,7 +446,7 @@ class Writer:
             return
         if hinted is not None:
             self._poll_interval.reset()
-            self._hub.knock(hinted)
+            self._hub.notify(hinted)
 
     def _close(self) -> None:
         with self._session.gate:
