@@ -16,6 +16,7 @@ from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult, WorkerInfo
 from tenure.testing.clock import ManualClock
 from tenure.worker.active_runs import ActiveRun, ActiveRuns
+from tenure.worker.deps import WorkerDeps
 from tenure.worker.keeper import Keeper
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.partitions import PartitionWatch
@@ -61,21 +62,15 @@ def keeper_of(
         rewound=lambda place, last: None,
     )
     return Keeper(
-        storage,
-        OWNER,
-        active_runs,
+        WorkerDeps(storage, OWNER, active_runs, clock, Random(1), logger, WorkerMetrics(MetricsRegistry())),
         LoopMonitor(None),
         timing=Timing(beat="5s", lease="20s"),
-        clock=clock,
-        rng=Random(1),
-        logger=logger,
         info=lambda: WorkerInfo(queues=("q",)),
         stop=lambda held, why, cause: None,
         on_orders=lambda orders: None,
         is_needed=lambda: True,
         given_up=lambda: False,
         lanes=lambda: (),
-        metrics=WorkerMetrics(MetricsRegistry()),
         partitions=watch,
     )
 

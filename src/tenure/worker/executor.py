@@ -19,7 +19,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from random import Random
 from typing import Any
 
 from msgspec import structs
@@ -45,7 +44,8 @@ from tenure.core.outcome import (
 from tenure.core.postmortem import first_line, post_mortem, stall_cause
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import log_failure, recorded
-from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, ActiveRuns, StopReason, overrides
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason, overrides
+from tenure.worker.deps import WorkerDeps
 from tenure.worker.event_loop import LoopGuard
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
 from tenure.worker.known_tasks import why_unknown
@@ -55,7 +55,6 @@ from tenure.worker.recycling import RecyclePolicy
 from tenure.worker.run import HOOK_LIMIT, Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
 from tenure.worker.stacks.traces import stack_of
-from tenure.worker.worker_metrics import WorkerMetrics
 
 Attending = Coroutine[Any, Any, None]
 Starter = Callable[[Attending], "asyncio.Task[None]"]
@@ -149,10 +148,9 @@ class Executor:
 
     def __init__(
         self,
-        owner: Owner,
+        deps: WorkerDeps,
         runner: Runner,
         isolated_runs: IsolatedRuns,
-        active_runs: ActiveRuns,
         outcomes: Outcomes,
         *,
         concurrency: int,
@@ -161,25 +159,21 @@ class Executor:
         guard: LoopGuard,
         tasks: Mapping[str, Task[..., Any]],
         recycle_policy: RecyclePolicy,
-        clock: Clock,
-        rng: Random,
-        logger: logging.Logger,
         publish: Callable[[Event], None],
-        metrics: WorkerMetrics,
         supervised: bool,
         report_unstoppable: Callable[[ActiveRun, StopCode], None],
     ) -> None:
-        """Create an executor. `unstoppable` is called when a run that keeps its right does not end."""
-        self._owner = owner
+        """Create an executor. `report_unstoppable` is called when a run that keeps its right does not end."""
+        self._owner, self._active_runs, self._clock, self._rng = deps.owner, deps.active_runs, deps.clock, deps.rng
+        self._logger, self._metrics = deps.logger, deps.metrics
         self._supervised = supervised
         self._report_unstoppable = report_unstoppable
         self._keeping_right: dict[ActiveRun, Outcome] = {}
         """The exclusive runs that were stopped but whose handlers go on, each with its outcome."""
         self._unstopped: dict[ActiveRun, None] = {}
-        """The runs in `_kept` whose time to end is over."""
+        """The runs in `_keeping_right` whose time to end is over."""
         self._runner = runner
         self._isolated_runs = isolated_runs
-        self._active_runs = active_runs
         self._outcomes = outcomes
         self._concurrency = concurrency
         self._prefetch = prefetch
@@ -187,13 +181,9 @@ class Executor:
         self._guard = guard
         self._tasks = tasks
         self._recycle_policy = recycle_policy
-        self._clock = clock
-        self._rng = rng
-        self._logger = logger
         self._publish = publish
-        self._metrics = metrics
         self._running: dict[ActiveRun, None] = {}
-        self._prefetched = PrefetchBuffer(prefetch, clock, too_long=self.hand_back)
+        self._prefetched = PrefetchBuffer(prefetch, deps.clock, too_long=self.hand_back)
         self._beginning = False
         self._context = contextvars.Context()
         self._run_tasks: dict[asyncio.Task[None], ActiveRun] = {}

@@ -10,16 +10,13 @@ holds the interpreter itself (a C call that keeps the GIL) for a whole lease los
 
 import asyncio
 import contextvars
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
-from tenure.clock import SECOND, Clock
+from tenure.clock import SECOND
 from tenure.core.events import Event
 from tenure.core.exponential_delay import ExponentialDelay
-from tenure.core.job import Owner
 from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
 from tenure.core.partition import PartitionState
@@ -31,15 +28,14 @@ from tenure.storage.protocol import (
     RENEW_LIMIT,
     RenewRequest,
     RenewResult,
-    Storage,
     WorkerInfo,
     owner_topic,
 )
-from tenure.worker.active_runs import ActiveRun, ActiveRuns, PendingRenewal, StopReason, overrides
+from tenure.worker.active_runs import ActiveRun, PendingRenewal, StopReason, overrides
+from tenure.worker.deps import WorkerDeps
 from tenure.worker.loop_lag import LoopMonitor
 from tenure.worker.partitions import PartitionWatch
 from tenure.worker.stacks.traces import Traces
-from tenure.worker.worker_metrics import WorkerMetrics
 
 SHORTEST = 0.005
 """Minimum seconds between two beats, even if a task has a very short lease."""
@@ -56,38 +52,27 @@ class Keeper:
 
     def __init__(
         self,
-        storage: Storage,
-        owner: Owner,
-        active_runs: ActiveRuns,
+        deps: WorkerDeps,
         monitor: LoopMonitor,
         *,
         timing: Timing,
-        clock: Clock,
-        rng: Random,
-        logger: logging.Logger,
         info: Callable[[], WorkerInfo],
         stop: Callable[[ActiveRun, StopReason, str | None], None],
         on_orders: Callable[[tuple[str, ...]], None],
         is_needed: Callable[[], bool],
         given_up: Callable[[], bool],
         lanes: Callable[[], tuple[Lane, ...]],
-        metrics: WorkerMetrics,
         partitions: PartitionWatch,
     ) -> None:
-        self._storage = storage
-        self._owner = owner
-        self._active_runs = active_runs
+        self._storage, self._owner, self._active_runs = deps.storage, deps.owner, deps.active_runs
+        self._clock, self._rng, self._logger, self._metrics = deps.clock, deps.rng, deps.logger, deps.metrics
         self._monitor = monitor
         self._beat = timing.beat.total_seconds()
-        self._clock = clock
-        self._rng = rng
-        self._logger = logger
         self._info = info
         self._stop = stop
         self._on_orders = on_orders
         self._orders: tuple[str, ...] = ()
         self._is_needed = is_needed
-        self._metrics = metrics
         self._partitions = partitions
         self._traces = Traces()
         self._given_up = given_up

@@ -25,29 +25,27 @@ The claims of a worker are numbered: a call takes a lane that no other call uses
 """
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
 from msgspec import structs
 
-from tenure.clock import SECOND, Clock
+from tenure.clock import SECOND
 from tenure.core.events import Event, WorkerFailed
 from tenure.core.exponential_delay import ExponentialDelay
-from tenure.core.job import Owner, Ref
+from tenure.core.job import Ref
 from tenure.core.lane import Lane
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError
 from tenure.storage.notification_retry import Hints
-from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, Storage, queue_topic
-from tenure.worker.active_runs import ActiveRun, ActiveRuns, StopReason
+from tenure.storage.protocol import SETTLE_LIMIT, ClaimRequest, ExchangeResult, RenewRequest, queue_topic
+from tenure.worker.active_runs import ActiveRun, StopReason
+from tenure.worker.deps import WorkerDeps
 from tenure.worker.executor import Executor
 from tenure.worker.known_tasks import KnownTasks
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.recycling import RecyclePolicy
-from tenure.worker.worker_metrics import WorkerMetrics
 
 
 class ClaimNumbers:
@@ -132,41 +130,30 @@ class ExchangeLoop:
 
     def __init__(
         self,
-        storage: Storage,
-        owner: Owner,
+        deps: WorkerDeps,
         runs: Executor,
         outcomes: Outcomes,
-        active_runs: ActiveRuns,
         *,
         queues: tuple[str, ...],
         known: KnownTasks,
         concurrency: int,
         recycle_policy: RecyclePolicy,
-        clock: Clock,
-        rng: Random,
-        logger: logging.Logger,
         publish: Callable[[Event], None],
-        metrics: WorkerMetrics,
         short: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._short = short
-        self._storage = storage
-        self._owner = owner
+        self._storage, self._owner, self._active_runs = deps.storage, deps.owner, deps.active_runs
+        self._clock, self._rng, self._logger, self._metrics = deps.clock, deps.rng, deps.logger, deps.metrics
         self._runs = runs
         runs.over = self._over
         self._outcomes = outcomes
-        self._active_runs = active_runs
         self._queues = queues
         self._known = known
-        self._parallel_calls = 2 if storage.apart and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
+        self._parallel_calls = 2 if deps.storage.apart and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
         self.lanes = ClaimNumbers(self._parallel_calls)
         self._recycle_policy = recycle_policy
         self._recycling = asyncio.Event()
-        self._clock = clock
-        self._rng = rng
-        self._logger = logger
         self._publish = publish
-        self._metrics = metrics
         self._calls: list[_Call] = []
         """The open calls, the oldest first."""
         self._requested = 0
@@ -187,7 +174,7 @@ class ExchangeLoop:
         self._claiming = True
         self._leaving = False
         self._failures = 0
-        self.turned_at = clock.uptime()
+        self.turned_at = deps.clock.uptime()
         """The uptime of the last call, or of the last check that found nothing to send; or of the oldest open call."""
         self.answered_at = self.turned_at
         """The uptime of the last answer, or of the last check that found nothing to send; never after the oldest open

@@ -4,17 +4,15 @@ add ──► waiting ──take──► sent ──apply─► answered: done,
            ▲                └─── back: the call failed, or a part of the storage gave no verdict
 """
 
-import logging
 from collections.abc import Sequence
-from random import Random
 
 from tenure.core.job import JobRecord
 from tenure.core.outcome import Unreadable
 from tenure.core.settlement import Settlement, settlement
 from tenure.failures import recorded
 from tenure.storage.protocol import SettlementResult, SettleVerdict
-from tenure.worker.active_runs import ActiveRuns, RunKey
-from tenure.worker.worker_metrics import WorkerMetrics
+from tenure.worker.active_runs import RunKey
+from tenure.worker.deps import WorkerDeps
 
 REFUSALS = 3
 """How often the recording of one outcome may fail for a reason that is not the storage's."""
@@ -23,11 +21,9 @@ REFUSALS = 3
 class Outcomes:
     """The outcomes of one worker."""
 
-    def __init__(self, active_runs: ActiveRuns, *, rng: Random, logger: logging.Logger, metrics: WorkerMetrics) -> None:
-        self._active_runs = active_runs
-        self._rng = rng
-        self._logger = logger
-        self._metrics = metrics
+    def __init__(self, deps: WorkerDeps) -> None:
+        self._active_runs, self._rng = deps.active_runs, deps.rng
+        self._logger, self._metrics = deps.logger, deps.metrics
         self._waiting: dict[RunKey, Settlement] = {}
         self._sent: dict[RunKey, Settlement] = {}
         self._refused: dict[RunKey, int] = {}

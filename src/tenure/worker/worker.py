@@ -40,6 +40,7 @@ from tenure.storage.protocol import WorkerInfo
 from tenure.threads import ThreadPool
 from tenure.waiting import first
 from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
+from tenure.worker.deps import WorkerDeps
 from tenure.worker.event_loop import LoopGuard
 from tenure.worker.executor import Executor
 from tenure.worker.isolation.isolated_runs import IsolatedRuns
@@ -159,7 +160,15 @@ class Worker:
         self._descriptors = Descriptors(runtime.clock, self._recycle_for)
         self._monitor = LoopMonitor(scoreboard)
         self._known_tasks = KnownTasks(runtime.tasks)
-        metrics = WorkerMetrics(runtime.metrics)
+        deps = WorkerDeps(
+            runtime.storage,
+            self.owner,
+            self._active_runs,
+            runtime.clock,
+            runtime.rng,
+            runtime.logger,
+            WorkerMetrics(runtime.metrics),
+        )
         self._bus = EventBus(
             runtime.storage,
             runtime.event_handlers,
@@ -174,13 +183,12 @@ class Worker:
         most = max(0, MOST_HELD - concurrency) if supervised else 0
         self.prefetch_policy = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
         """How many jobs this worker may claim in addition to those that it runs."""
-        outcomes = Outcomes(self._active_runs, rng=runtime.rng, logger=runtime.logger, metrics=metrics)
+        outcomes = Outcomes(deps)
         self._guard = LoopGuard()
         runs = Executor(
-            self.owner,
+            deps,
             self._runner,
             self._isolated_runs,
-            self._active_runs,
             outcomes,
             concurrency=concurrency,
             prefetch=self.prefetch_policy,
@@ -188,29 +196,19 @@ class Worker:
             guard=self._guard,
             tasks=runtime.tasks,
             recycle_policy=recycle_policy,
-            clock=runtime.clock,
-            rng=runtime.rng,
-            logger=runtime.logger,
             publish=self._bus.tell,
-            metrics=metrics,
             supervised=supervised,
             report_unstoppable=self._report_unstoppable,
         )
         self._exchange = ExchangeLoop(
-            runtime.storage,
-            self.owner,
+            deps,
             runs,
             outcomes,
-            self._active_runs,
             queues=self._queues,
             known=self._known_tasks,
             concurrency=concurrency,
             recycle_policy=recycle_policy,
-            clock=runtime.clock,
-            rng=runtime.rng,
-            logger=runtime.logger,
             publish=self._bus.tell,
-            metrics=metrics,
             short=lambda: self._descriptors.short() if recycle_policy.used else None,
         )
         self._partitions = PartitionWatch(
@@ -225,21 +223,15 @@ class Worker:
         )
         self._storage_lost_data = asyncio.Event()
         self._keeper = Keeper(
-            runtime.storage,
-            self.owner,
-            self._active_runs,
+            deps,
             self._monitor,
             timing=runtime.timing,
-            clock=runtime.clock,
-            rng=runtime.rng,
-            logger=runtime.logger,
             info=self._info,
             stop=self._stop_run,
             on_orders=self._on_orders,
             is_needed=self._is_needed,
             given_up=lambda: self._watchdog.given_up(),
             lanes=lambda: self._exchange.lanes.all,
-            metrics=metrics,
             partitions=self._partitions,
         )
         self._watchdog = Watchdog(
