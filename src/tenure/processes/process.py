@@ -88,7 +88,7 @@ class Process:
     ) -> Self:
         """Start a process. It finds its end of the socket in an environment variable, as `descriptor:config`.
 
-        `give`: further descriptors that it inherits.
+        `pass_fds`: further descriptors that it inherits.
 
         Raises:
             OSError: the process cannot be started, or no thread can be started to wait for its end.

@@ -86,8 +86,8 @@ class ExternalRenewer:
     ) -> None:
         """Watch the process of `owner`.
 
-        `ask`: returns the stacks of its threads, or None if they are not available. `condemn`: kills the process, or
-        None if it may not be killed. `metrics`: counts the renewals, or None.
+        `read_stacks`: returns the stacks of its threads, or None if not available. `kill`: kills the process, or None
+        if it may not be killed. `metrics`: counts the renewals, or None.
         """
         self._storage = storage
         self._owner = owner
@@ -424,7 +424,8 @@ class ClaimWatchdog:
     ) -> None:
         """Monitor `worker`; ask the storage as `owner`.
 
-        `queues`: those that the worker serves. `ask`: returns the stacks of its threads. `condemn`: kills the process.
+        `queues`: those that the worker serves. `read_stacks`: returns the stacks of its threads.
+        `kill`: kills the process.
         """
         self._storage = storage
         self._owner = owner

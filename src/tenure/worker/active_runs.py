@@ -245,7 +245,7 @@ class ActiveRun:
     def trust(self, asked_at: float, *, signed_at: float | None, silent: float = math.inf) -> None:
         """Note that a request sent at `asked_at` gave or extended the lease, and the sign that it carried.
 
-        `silent`: the seconds without a sign that the request reported. It may have reported fewer (`spared`).
+        `silent`: the seconds without a sign that the request reported. It may have reported fewer (`extended_limits`).
         """
         job = self.lease.job
         if self.waits:

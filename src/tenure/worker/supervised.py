@@ -122,7 +122,7 @@ class SupervisorLink:
             loop.add_signal_handler(number, orders.drain)
         self._stop_now = lambda: loop.call_soon_threadsafe(orders.stop_now)
         if self._stop_ordered:
-            # The order came before `_hurry` was set.
+            # The order came before `_stop_now` was set.
             orders.stop_now()
         self._metrics = metrics
         telling = [asyncio.create_task(self._send_metrics()), asyncio.create_task(self._retire(worker))]

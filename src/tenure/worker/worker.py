@@ -66,10 +66,10 @@ CANCEL_GRACE = 2.0
 FORCED_GRACE = 0.1
 
 LAST_CALLS = 1.5
-"""Seconds after `LINGER` for the last storage calls. The process is then gone 5 s after its drain at the latest."""
+"""Seconds after `CANCEL_GRACE` for the last storage calls. The process ends at most 5 s after its drain."""
 
 LAST_STEPS = 0.5
-"""The part of `TELLING` that the last steps get: the reaper resigns, the worker's record goes, the lifespan is left."""
+"""The part of `LAST_CALLS` that the last steps get: resign, delete the worker's record, leave the lifespan."""
 
 
 class Worker:
@@ -554,7 +554,7 @@ class Worker:
         self._last_call_at = asyncio.get_running_loop().time() + seconds
 
     def _time_left(self, kept: float = 0.0) -> float:
-        """Return the seconds that are left for storage calls, minus `kept`. At least `FORCED_LINGER`."""
+        """Return the seconds that are left for storage calls, minus `kept`. At least `FORCED_GRACE`."""
         return max(FORCED_GRACE, self._last_call_at - kept - asyncio.get_running_loop().time())
 
     async def _settled(self) -> None:

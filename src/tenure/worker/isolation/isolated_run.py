@@ -132,7 +132,7 @@ class IsolationSettings:
 
 
 class IsolatedRun:
-    """A run in an isolated process. It is driven by one event loop; `end` and `drop` are safe from any thread."""
+    """A run in an isolated process. One event loop drives it; `request_stop` and `drop` are safe from any thread."""
 
     def __init__(self, run: ActiveRun, settings: IsolationSettings) -> None:
         self.run = run
@@ -146,7 +146,7 @@ class IsolatedRun:
         self._on_stop: Callable[[], None] = lambda: None
 
     def request_stop(self, reason: StopReason, detail: str | None) -> None:
-        """Stop the run. Idempotent, except for a reason that outranks the earlier one (`outdoes`)."""
+        """Stop the run. Idempotent, except for a reason that outranks the earlier one (`overrides`)."""
         self._requests.append((reason, detail))
         self._wake()
 
@@ -249,7 +249,7 @@ class IsolatedRun:
                 case RunEnded(job.fence, outcome, spoiled):
                     process.cancel_timers()
                     if spoiled:
-                        process.kill("something of its last run goes on")
+                        process.kill("a thread or task of its last run is still at work")
                         await process.wait()
                     return outcome
                 case None:

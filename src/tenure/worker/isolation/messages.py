@@ -73,7 +73,7 @@ class RunBegan(Struct, frozen=True, tag="began"):
 
 
 class RunSigns(Struct, frozen=True, tag="signs"):
-    """The handler's signs since the last message, and its stack. `hooking`: its on_cancel hook is at work."""
+    """The handler's signs since the last message, and its stack. `in_hook`: its on_cancel hook is at work."""
 
     fence: int
     at: float | None = None

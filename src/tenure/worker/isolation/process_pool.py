@@ -98,7 +98,7 @@ class PoolProcess:
         return self.child.exit is None and self.kill_reason is None
 
     async def send(self, message: Order) -> None:
-        """Send a message. If the process is dead, the next `hear` reports it."""
+        """Send a message. If the process is dead, the next `receive` reports it."""
         with self._using(), contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self.child.socket, encode_frame(message))
 
@@ -139,7 +139,9 @@ class PoolProcess:
             asyncio.get_running_loop().remove_reader(self.child.socket)
 
     def end_within(self, within: float, why: str, *, factor: float = 1.0) -> None:
-        """Send SIGTERM `ASKED` s after `within`, and SIGKILL `KILLED` s after it, unless `calm` is called before.
+        """Send SIGTERM `TERMINATE_AFTER` s after `within`, and SIGKILL `KILL_AFTER` s after it.
+
+        `cancel_timers` cancels both.
 
         `factor`: a factor that shortens the two times.
         """
@@ -147,7 +149,7 @@ class PoolProcess:
         self.call_after(within + KILL_AFTER * factor, functools.partial(self.kill, why))
 
     def call_after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` after this time, unless `calm` is called before or the process ends."""
+        """Call `act` after this time, unless `cancel_timers` is called before or the process ends."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def cancel_timers(self) -> None:
@@ -241,7 +243,7 @@ IDLE_LIMIT, EXIT_TIMEOUT = 60.0, 10.0
 
 
 class NoProcessError(Exception):
-    """No process is available that can run jobs of this app. `ours`: the system refuses it; the app is not at fault."""
+    """No process is available that can run jobs of this app. `system`: the system refuses it, not the app."""
 
     def __init__(self, why: str, *, system: bool = False) -> None:
         super().__init__(why)
@@ -271,7 +273,7 @@ class ProcessPool:
     """The isolated processes of one worker. All of it runs on one event loop."""
 
     def __init__(self, *, worker: str, scoreboard: Scoreboard | None, on_ready: Callable[[], None]) -> None:
-        """Create a pool. `worker`: the name of the worker. `fit` is called when a process becomes ready."""
+        """Create a pool. `worker`: the name of the worker. `on_ready` is called when a process becomes ready."""
         self._worker = worker
         self._scoreboard = scoreboard
         self._on_ready = on_ready
