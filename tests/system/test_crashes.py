@@ -14,6 +14,7 @@ from tenure.core.events import JobStalled, WorkerDied
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
 from tenure.maintenance.lost_runs import FREE_DEATHS
+from tests.amounts import amount
 from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
 
@@ -118,10 +119,10 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
 
 
 @pytest.mark.timeout(300)
-async def test_a_hundred_deaths_in_a_row_leave_the_crew_full_and_nothing_behind(
+async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
     crew: MakeFarm, request: pytest.FixtureRequest
 ) -> None:
-    times = 100 if "sqlite" in request.node.name else 20
+    times = amount(40, full=100) if "sqlite" in request.node.name else 20
     here = crew(max_count="0", deaf="1")
     supervisor = here.worker("--processes", "4", "-c", "1", "--log-level", "error")
     await full(here, supervisor.pid, 4)

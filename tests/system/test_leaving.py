@@ -19,6 +19,7 @@ from tenure.clock import SECOND
 from tenure.core.events import JobCompleted, JobFailed, JobReleased, JobRetried, JobStalled, WorkerDied
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
+from tests.amounts import amount, cases, on_redis
 from tests.system.farm import Farm, by_job, timing_of
 
 pytestmark = pytest.mark.system
@@ -50,10 +51,15 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.statement(94, 96, 98)
-@pytest.mark.parametrize("told", ["the supervisor", "all of them"])
-async def test_a_sigterm_ends_the_claiming_at_once_and_what_does_not_fit_the_drain_is_handed_to_others(
-    here: Farm, told: str
-) -> None:
+@pytest.mark.parametrize(
+    ("here", "told"),
+    cases(
+        [("sqlite", "the supervisor"), on_redis("all of them")],
+        more=[("sqlite", "all of them"), on_redis("the supervisor")],
+    ),
+    indirect=["here"],
+)
+async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(here: Farm, told: str) -> None:
     leaving = here.worker("-c", "8", "--drain", "2s")
     coroutines, threads = here.enqueue("nap", 60, times=2), here.enqueue("blocking", 60, times=2)
     long = [*coroutines, *threads]
@@ -174,11 +180,11 @@ async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(fa
     assert await asyncio.to_thread(worker.wait, 30) == 0
 
 
-ROLLERS, ROUNDS = 2, 25
+ROLLERS, ROUNDS = 2, amount(10, full=25)
 
 
 async def roll(here: Farm) -> None:
-    """Restart one worker after the other, fifty times in all, over a stream of jobs."""
+    """Restart one worker after the other, twenty or fifty times in all, over a stream of jobs."""
     app = Tenure(here.url, timing=timing_of(here.env))
 
     @app.task(name="crew.nap")
@@ -251,14 +257,14 @@ async def roll(here: Farm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_fifty_rolling_restarts_complete_every_job_once_and_charge_nothing(farm: Callable[..., Farm]) -> None:
+async def test_rolling_restarts_complete_each_job_once_and_charge_nothing(farm: Callable[..., Farm]) -> None:
     await roll(farm(**USUAL, deaf="1"))
 
 
 @pytest.mark.slow
 @pytest.mark.patient
 @pytest.mark.timeout(240)
-async def test_fifty_rolling_restarts_do_so_on_redis(farm: Callable[..., Farm], redis_url: str) -> None:
+async def test_rolling_restarts_on_redis_complete_each_job_once(farm: Callable[..., Farm], redis_url: str) -> None:
     await roll(farm(**USUAL, deaf="1", url=redis_url))
 
 

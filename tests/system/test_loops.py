@@ -9,6 +9,7 @@ import pytest
 
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
+from tests.amounts import cases, on_redis
 from tests.system.farm import Farm, by_job
 
 pytestmark = pytest.mark.system
@@ -32,11 +33,15 @@ async def completed(here: Farm, refs: list[Ref]) -> None:
     await here.until(all_are, within=60)
 
 
+LOOPS = [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"), "asyncio.unix_events")]
+
+
 @pytest.mark.parametrize(
-    ("options", "loop"),
-    [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"), "asyncio.unix_events")],
+    ("here", "options", "loop"),
+    cases([("sqlite", *loop) for loop in LOOPS], more=[on_redis(*loop) for loop in LOOPS]),
+    indirect=["here"],
 )
-async def test_handlers_run_on_uvloop_where_it_is_installed_unless_told_otherwise(
+async def test_handlers_run_on_uvloop_where_it_is_installed_or_on_the_loop_asked_for(
     here: Farm, options: tuple[str, ...], loop: str
 ) -> None:
     refs = [*here.enqueue("loop_here"), *here.enqueue("loop_apart")]
@@ -47,6 +52,7 @@ async def test_handlers_run_on_uvloop_where_it_is_installed_unless_told_otherwis
         assert msgspec.json.decode(detail.job.result or b"") == loop
 
 
+@pytest.mark.parametrize("here", cases([on_redis()], more=["sqlite"]), indirect=True)
 async def test_on_uvloop_a_worker_survives_its_handlers_and_a_kill_and_leaves_in_time(here: Farm) -> None:
     worker = here.worker("--loop", "uvloop", "--processes", "2", "-c", "8", "--drain", "10s")
     # Each way to run, a loop that is blocked, and an interpreter that is held.

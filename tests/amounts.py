@@ -1,0 +1,25 @@
+"""How much some tests do: less in `make test`, all of it in `make test-full`, which sets TENURE_TEST_FULL."""
+
+import os
+from typing import Any
+
+import pytest
+
+FULL = os.environ.get("TENURE_TEST_FULL") == "1"
+
+REDIS = pytest.mark.redis
+
+
+def amount(usual: int, full: int) -> int:
+    """Return how often a test repeats something."""
+    return full if FULL else usual
+
+
+def cases(usual: list[Any], more: list[Any]) -> list[Any]:
+    """Return the cases of a test: the usual ones, and in a full run the others too."""
+    return [*usual, *more] if FULL else usual
+
+
+def on_redis(*values: Any) -> Any:
+    """Return a case that needs a Redis; the first value is the parameter of the fixture that gives the storage."""
+    return pytest.param("redis", *values, marks=REDIS)
