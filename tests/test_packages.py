@@ -9,6 +9,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 KITS = ROOT / "src" / "tenure_testing"
@@ -70,6 +71,16 @@ def test_the_wheel_of_the_kits_holds_all_their_modules_and_nothing_else(kits_whe
 
     assert names == files(KITS)
     assert metadata(kits_wheel)["Name"] == "tenure-testing"
+
+
+def test_the_lock_holds_all_that_the_kits_and_the_extras_require(wheel: ZipFile, kits_wheel: ZipFile) -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = {
+        line.partition("==")[0].lower() for line in lock.splitlines() if "==" in line and not line.startswith(" ")
+    }
+    texts = [*metadata(wheel).get_all("Requires-Dist", []), *metadata(kits_wheel).get_all("Requires-Dist", [])]
+
+    assert {Requirement(str(text)).name for text in texts} - {"tenure"} <= locked
 
 
 LOADS = """
