@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tenure.storage.redis.script_constants import CONSTANTS, definition
 from tenure.storage.redis.script_library import verb
 from tests.servers import client_of, command
 
@@ -123,3 +124,28 @@ def test_a_part_asks_for_nothing_but_what_it_requires() -> None:
         required = set(re.findall(r"\w+", ", ".join(re.findall(r"^-- requires: (.+)$", text, re.MULTILINE))))
 
         assert used == required - {"prelude"}, name
+
+
+def test_scripts_take_shared_constants_from_python() -> None:
+    lua = files("tenure.storage.redis") / "lua"
+    texts = [file.read_text() for folder in (lua, lua / "parts") for file in folder.iterdir() if file.is_file()]
+    written = {
+        name.strip()
+        for text in texts
+        for names in re.findall(r"^ *local ([A-Z_, ]+) = ", text, re.MULTILINE)
+        for name in names.split(",")
+    }
+    named = {
+        name.strip()
+        for text in texts
+        for names in re.findall(r"^ *-- constants: (.+)$", text, re.MULTILINE)
+        for name in names.split(",")
+    }
+
+    assert named == set(CONSTANTS)
+    assert not written & set(CONSTANTS)
+
+
+def test_constants_become_lua_values() -> None:
+    assert definition("CLAIM_LIMIT, RATE") == "local CLAIM_LIMIT, RATE = 128, 'rate:'"
+    assert definition("EVENTS_KEPT") == "local EVENTS_KEPT = { age = 604800000000, count = 100000 }"

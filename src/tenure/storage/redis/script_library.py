@@ -8,6 +8,9 @@ loads. The part
 
 A part's text is placed where a script first requires it. Most calls return early, before the parts that only the rest
 of the script needs; those calls do not even make the tables of those parts.
+
+Constants that Python has, too, come from Python (script_constants.py): a line `-- constants: A, B` becomes their
+definition.
 """
 
 import hashlib
@@ -15,9 +18,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from tenure.storage.redis.script_constants import definition
 from tenure.storage.script_files import script as text_of
 
 _PACKAGE = "tenure.storage.redis"
+_CONSTANTS = re.compile(r"^( *)-- constants: (.+)$", re.MULTILINE)
 _REQUIRES = re.compile(r"^-- requires: (.+)$", re.MULTILINE)
 _TABLE = re.compile(r"^local ((?:[A-Z][a-z]+)+) = \{\}$", re.MULTILINE)
 
@@ -40,7 +45,12 @@ def verb(name: str) -> Script:
 
 def _with_parts(text: str, placed: set[str]) -> str:
     """Replace each `-- requires:` line by the parts that it names."""
-    return _REQUIRES.sub(lambda line: _parts(line[1], placed), text)
+    return _with_constants(_REQUIRES.sub(lambda line: _parts(line[1], placed), text))
+
+
+def _with_constants(text: str) -> str:
+    """Replace each `-- constants:` line by the definitions of the constants that it names."""
+    return _CONSTANTS.sub(lambda line: f"{line[1]}{definition(line[2])}", text)
 
 
 def _parts(names: str, placed: set[str]) -> str:

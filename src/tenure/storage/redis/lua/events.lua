@@ -10,7 +10,7 @@
 -- Answer: {entries, next, oldest, last}. `entries`: of the stream. `next`: the number of the last event examined.
 -- `oldest`: the number before the oldest kept event if the requested place is not in the log, else false. `last`: the
 -- number of the newest event.
-local EVENT_LOAN = 5000000
+-- constants: EVENT_LOAN
 local AT_ONCE, EXAMINED, BYTES = 50, 400, 1048576
 
 local function number_of(id)

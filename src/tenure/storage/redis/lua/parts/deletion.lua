@@ -9,19 +9,14 @@ Deletion.COST = 8
 
 -- For a script that completes jobs: the maximum number of jobs that it deletes in all queues together; the maximum that
 -- these count for; and what it pays for that. It pays less than the price, because its time budget has room for that.
-local JOBS_PER_SCRIPT, KEYS_PER_SCRIPT = 200, 400
+local JOBS_PER_SCRIPT, KEYS_PER_SCRIPT = TRIM_BATCH, 400
 Deletion.STEP_COST = 300
 
 -- The time to delete what counts for one, in microseconds.
 Deletion.KEY_COST = 4
 
-local HOUR = 3600000000
-local RETENTION = {
-  cancelled = { age = 7 * 24 * HOUR },
-  completed = { age = HOUR, count = 10000 },
-  expired = { age = 7 * 24 * HOUR },
-  failed = { age = 30 * 24 * HOUR },
-}
+-- The default rules of core/retention.py, by outcome.
+-- constants: RETENTION
 
 -- For each queue, how many completed jobs this script has added to those that the queue's retention keeps.
 local completed = {}

@@ -8,7 +8,7 @@
 -- A `new_job` is a map of NewJob's fields; its payload is a place among the script's arguments.
 local Enqueue = {}
 
-local COLLECTED_LIMIT = 8 * 1024 * 1024
+-- constants: GATHERED_LIMIT
 
 local function window_of(queue, name, length)
   local place = pair(queue, name)
@@ -48,7 +48,7 @@ function Enqueue.free_window(job)
 end
 
 local function is_full(merge, calls, size)
-  return calls >= merge.max_size or size >= COLLECTED_LIMIT
+  return calls >= merge.max_size or size >= GATHERED_LIMIT
 end
 
 -- When a job is due into which a call is merged now. `first`: the time of its first call; `calls`: how many calls it

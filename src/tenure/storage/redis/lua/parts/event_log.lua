@@ -56,7 +56,7 @@ function EventLog.append(body, ref, over)
   if over and next(over) then
     fields[#fields + 1], fields[#fields + 2] = 'o', cmsgpack.pack(over)
   end
-  call('XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*', unpack(fields))
+  call('XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT.count, 'LIMIT', TRIM_BATCH, '0-*', unpack(fields))
   Notifications.notify('events')
 end
 

@@ -133,7 +133,7 @@ function FastPath.complete(group, from, owner, quiet)
     put(completed, text(made), id)
     put(over, over_at, kept and ref or id)
     call(
-      'XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT, 'LIMIT', EVENTS_FORGOTTEN, '0-*',
+      'XADD', LOG, 'MAXLEN', '~', EVENTS_KEPT.count, 'LIMIT', TRIM_BATCH, '0-*',
       'e', ARGV[first + 2 * number - 2], 't', NOW_TEXT, 'j', ref
     )
     Notifications.add_channel(channel .. id)

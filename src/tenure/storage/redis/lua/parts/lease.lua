@@ -4,7 +4,8 @@
 -- clock  ZSET  `leased`: the latest instant at which a lease was given; in the future if the clock was set back since
 local Lease = {}
 
-Lease.REAPER = 5000000
+-- constants: REAPER_LEASE
+Lease.REAPER = REAPER_LEASE
 -- A lower bound of `Lease.longest` for all jobs.
 Lease.SHORTEST = Lease.REAPER
 

@@ -91,17 +91,15 @@ local function first_of(index, limit)
   return call('ZRANGE', index, 0, limit - 1)
 end
 
--- The limits of the storage protocol (storage/protocol.py gives the reasons).
-local CLAIM_LIMIT, SWEEP_LIMIT = 128, 200
-local PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT = 100, 200, 500, 500
-local WINDOW_LIMIT, PASSED_LIMIT, LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100
-local RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT = 100, 1000, 10000
-local UNKNOWN_LOOKS, PLACE_LIMIT = 100, 250
-local PAUSED, RATE, UNKNOWN = 'paused:', 'rate:', 'unknown:'
+-- The limits of the storage protocol (storage/protocol.py gives the reasons). script_constants.py defines the names in
+-- such lines, with the values that Python uses.
+-- constants: CLAIM_LIMIT, SWEEP_LIMIT, PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT, WINDOW_LIMIT, PASSED_LIMIT
+-- constants: LOOK_LIMIT, DUE_LIMIT, RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT, UNKNOWN_LOOKS, PLACE_LIMIT
+-- constants: PAUSED, RATE, UNKNOWN
 
--- How many events are kept (core/retention.py). Above that, each XADD trims whole nodes of the oldest events, at most
--- EVENTS_FORGOTTEN events, at almost no cost. Sweeps trim to the exact number.
-local EVENTS_KEPT, EVENTS_FORGOTTEN = 100000, 200
+-- How long events are kept (core/retention.py). Above `count`, each XADD trims whole nodes of the oldest events, at most
+-- TRIM_BATCH events, at almost no cost. Sweeps trim to the exact number.
+-- constants: EVENTS_KEPT, TRIM_BATCH
 
 -- Marks a field of a record that is to be removed.
 local NONE = {}

@@ -8,7 +8,7 @@
 -- reached    ZSET  the schedules that are not paused, by the last tick that was dealt with
 local Schedules = {}
 
-local AHEAD = 10000000
+-- constants: AHEAD
 
 -- A schedule by its name, or nil.
 function Schedules.get(name)

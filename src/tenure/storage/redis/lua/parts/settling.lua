@@ -5,7 +5,10 @@
 -- Settlements have the form that exchange.lua describes.
 local Settling = {}
 
--- Change a settlement of a job that has a cancellation request; core/settlement.py has the reasons.
+-- Change a settlement of a job that has a cancellation request, as `when_cancelling` of core/settlement.py does.
+--
+-- It stands here, too, because the request may arrive after the worker has decided, so only this step knows both. A
+-- worker could send each settlement in both forms instead, but that would double every request for a rare case.
 local function when_cancelling(settlement, job)
   if settlement.after then
     local event = { event = 'cancelled', queue = job.queue, id = job.id, task = job.task, run = job.starts }

@@ -13,10 +13,8 @@ local SINGLE_COST = 57
 local PLACES = 16
 
 -- For how long a worker that has disappeared without leaving is shown.
-local WORKER_KEPT = 600000000
+-- constants: WORKER_KEPT
 
-local HOUR = 3600000000
-local EVENTS = { age = 7 * 24 * HOUR, count = EVENTS_KEPT }
 local TERMINAL_STATES = { 'cancelled', 'completed', 'expired', 'failed' }
 
 -- Expire jobs that are too old to start; a job that is deleted counts as many as the calls that it answers for.
@@ -392,7 +390,7 @@ local function is_aged(entry)
   local fields = entry[2]
   for at = 1, #fields, 2 do
     if fields[at] == 't' then
-      return tonumber(fields[at + 1]) <= NOW - EVENTS.age
+      return tonumber(fields[at + 1]) <= NOW - EVENTS_KEPT.age
     end
   end
   return false
@@ -421,7 +419,7 @@ end
 -- Delete the oldest events.
 function SweepSteps.trim_events(limit)
   local events = key('events')
-  local surplus = max(0, call('XLEN', events) - EVENTS.count)
+  local surplus = max(0, call('XLEN', events) - EVENTS_KEPT.count)
   local aged, oldest = aged_events(events, limit)
   local gone = min(max(surplus, aged), limit)
   if gone > 0 then
