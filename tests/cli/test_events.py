@@ -15,16 +15,16 @@ JOBS = ("--kind", "completed", "--kind", "failed", "--kind", "redriven")
 def test_the_latest_events_are_told_oldest_first_without_results(there: Terminal) -> None:
     failed = there.enqueue("bad", 1)
     done = there.enqueue("add", 1, 2, work=True)
-    told = there.read("events", *JOBS)["events"]
+    events = there.read("events", *JOBS)["events"]
 
-    assert sorted((event["event"], event["id"]) for event in told) == [("completed", done), ("failed", failed)]
-    assert [int(event["cursor"]) for event in told] == sorted(int(event["cursor"]) for event in told)
-    assert all("result" not in event for event in told)
+    assert sorted((event["event"], event["id"]) for event in events) == [("completed", done), ("failed", failed)]
+    assert [int(event["cursor"]) for event in events] == sorted(int(event["cursor"]) for event in events)
+    assert all("result" not in event for event in events)
     (shown,) = there.read("events", "--kind", "completed", "--results")["events"]
     assert shown["result"] == 3
 
     latest = there.read("events", *JOBS, "--limit", "1")["events"]
-    assert latest == told[-1:]
+    assert latest == events[-1:]
 
 
 def test_a_line_says_when_what_whose_and_the_rest_by_name(there: Terminal) -> None:

@@ -163,15 +163,15 @@ def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, comman
     tasks.enqueue("add", 1, 2)
     (tasks.place / "token").write_text("two words")
 
-    for told in (("--http-token", "two words"), ("--http-token-file", "token")):
-        done = tasks.ended(*command, "--http", "127.0.0.1:1", *told)
+    for options in (("--http-token", "two words"), ("--http-token-file", "token")):
+        done = tasks.ended(*command, "--http", "127.0.0.1:1", *options)
 
         assert done.returncode == 2
         assert "visible ASCII" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "options",
     [
         *(("--backlog", "5"), ("--backlog", "x"), ("--backlog-for", "1m"), ("--degraded-is", "503")),
         *(("--http-token", "s3cret"), ("--http-token-file", "nowhere")),
@@ -180,9 +180,9 @@ def test_a_token_that_no_header_can_carry_starts_nothing(tasks: Terminal, comman
 )
 @pytest.mark.parametrize("command", [("worker", "tasks:app"), ("reaper",)], ids=" ".join)
 def test_how_to_serve_is_a_mistake_where_nothing_is_served(
-    tasks: Terminal, command: tuple[str, ...], told: tuple[str, ...]
+    tasks: Terminal, command: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    assert f"{told[0]} configures the health server, which is off; give --http" in tasks.refused(*command, *told)
+    assert f"{options[0]} configures the health server, which is off; give --http" in tasks.refused(*command, *options)
 
 
 def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:

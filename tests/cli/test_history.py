@@ -29,7 +29,7 @@ def test_one_run_needs_no_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "told"),
+    ("ended", "message"),
     [
         (("stalled", "process_died"), "was lost because its process died"),
         (("stalled", "process_died", "its process was\nring"), "was lost because its process was"),
@@ -38,14 +38,14 @@ def test_one_run_needs_no_reason() -> None:
         (("stalled", "loop_blocked"), "was lost because its event loop was blocked"),
     ],
 )
-def test_a_lost_worker(ended: tuple[str, str], told: str) -> None:
+def test_a_lost_worker(ended: tuple[str, str], message: str) -> None:
     why = why_again(job(State.COMPLETED, starts=2, stalls=1), runs(ended, ("completed", None)))
 
-    assert why == f"It started 2 times: run 1 {told}, and run 2 completed."
+    assert why == f"It started 2 times: run 1 {message}, and run 2 completed."
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "message"),
     [
         ("shutdown", "was handed back by a worker that shut down"),
         ("snoozed", "asked to run later"),
@@ -53,10 +53,10 @@ def test_a_lost_worker(ended: tuple[str, str], told: str) -> None:
         ("unreachable", "was stopped because its worker could not reach the storage"),
     ],
 )
-def test_a_release(reason: str, told: str) -> None:
+def test_a_release(reason: str, message: str) -> None:
     why = why_again(job(State.ACTIVE, starts=2, releases=1), runs(("released", reason), (None, None)))
 
-    assert why == f"It started 2 times: run 1 {told}, and run 2 is still going."
+    assert why == f"It started 2 times: run 1 {message}, and run 2 is still going."
 
 
 def test_runs_that_ended_alike_are_told_together() -> None:

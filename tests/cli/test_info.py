@@ -94,8 +94,8 @@ def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float
 
     async def beat() -> None:
         async with app:
-            told = WorkerInfo(queues=("default",), concurrency=1, turned_ago=round(turned_ago * SECOND))
-            await app.storage.renew(RenewRequest(Owner("one", "idle", "host", 7), worker=told))
+            info = WorkerInfo(queues=("default",), concurrency=1, turned_ago=round(turned_ago * SECOND))
+            await app.storage.renew(RenewRequest(Owner("one", "idle", "host", 7), worker=info))
 
     # An idle loop turns every 5 s, which is nearly three beats of 2 s.
     asyncio.run(beat())

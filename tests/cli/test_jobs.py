@@ -177,8 +177,8 @@ def test_who_holds_the_key_of_what_is_redriven_is_named(there: Terminal) -> None
         1,
         f"job {first} of queue default is not redriven: job {second} holds its unique key\n",
     )
-    (told,) = there.read("jobs", "redrive", first, code=1)
-    assert (told["verdict"], told["was"], told["holder"]) == ("refused", "failed", second)
+    (answer,) = there.read("jobs", "redrive", first, code=1)
+    assert (answer["verdict"], answer["was"], answer["holder"]) == ("refused", "failed", second)
     all_of_them = there.run("dead", "redrive", "--yes")
     assert all_of_them.stdout == "0 dead letters were put back into their queues\n"
     assert all_of_them.stderr == f"job {first} of queue default stays: job {second} holds its unique key\n"

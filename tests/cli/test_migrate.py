@@ -24,10 +24,10 @@ def test_it_says_so_in_words(there: Terminal) -> None:
 
 @pytest.mark.redis
 def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_url: str) -> None:
-    told = there.run("migrate", env={"TENURE_URL": redis_url})
+    done = there.run("migrate", env={"TENURE_URL": redis_url})
 
-    assert told.exit_code == 0, told.output
-    assert told.stdout == f"{redis_url} is at schema 2, nothing to do\n"
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{redis_url} is at schema 2, nothing to do\n"
     assert "schema 2 in 1 cell" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
 
 

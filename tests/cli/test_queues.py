@@ -102,7 +102,7 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert there.run("queues", "rate", "100/s", "default", "--task", "add").stdout == (
-        "queue default starts 100/s\ntask add starts 100/s\n"
+        "queue default is limited to 100/s\ntask add is limited to 100/s\n"
     )
     assert there.read("queues", "list")[0]["rate"] == {"every": 0.01, "burst": 1}
     assert there.read("queues", "rate", "none", "default") == [{"kind": "queue", "name": "default", "rate": None}]
@@ -112,11 +112,11 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
 
 def test_a_rate_is_told_as_one_writes_it(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
-    for given, told in (
+    for given, message in (
         *(("7/s", "7/s"), ("1/s", "1/s"), ("2/ms", "2000/s"), ("5/30s", "10/m"), ("7/m", "7/m"), ("1/7s", "1/7s")),
         *(("11/h", "11/h"), ("3/2d", "1/16h"), ("3/d", "3/d"), ("999/s", "999/s"), ("1/2.5s", "24/m")),
     ):
-        assert there.run("queues", "rate", given, "default").stdout == f"queue default starts {told}\n"
+        assert there.run("queues", "rate", given, "default").stdout == f"queue default is limited to {message}\n"
 
 
 def test_a_list_tells_what_is_set_for_tasks(there: Terminal) -> None:
@@ -147,10 +147,10 @@ def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
     there.run("queues", "pause", "default")
     there.run("queues", "pause", "default")
     there.run("queues", "resume", "default")
-    told = there.read("events", "--queue", "default", "--kind", "queue_paused", "--kind", "queue_resumed")["events"]
+    events = there.read("events", "--queue", "default", "--kind", "queue_paused", "--kind", "queue_resumed")["events"]
 
-    assert [event["event"] for event in told] == ["queue_paused", "queue_resumed"]
-    assert all("@" in event["by"] for event in told)
+    assert [event["event"] for event in events] == ["queue_paused", "queue_resumed"]
+    assert all("@" in event["by"] for event in events)
 
 
 def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:

@@ -106,9 +106,9 @@ def test_a_trigger_that_makes_no_job_says_so(there: Terminal) -> None:
     again = there.read("schedules", "trigger", "one", "few", code=1)
     assert [(ref["id"], ref["made"]) for ref in again] == [(made[0]["id"], "duplicate"), (made[1]["id"], "throttled")]
     assert 3000 < again[1]["retry_in"] <= 3600
-    told = there.run("schedules", "trigger", "one", "few", "--quiet")
-    assert (told.exit_code, told.stdout) == (1, "")
-    first, second = told.stderr.splitlines()
+    done = there.run("schedules", "trigger", "one", "few", "--quiet")
+    assert (done.exit_code, done.stdout) == (1, "")
+    first, second = done.stderr.splitlines()
     assert first == f"schedule one: no job: job {made[0]['id']} in queue default exists already"
     assert second.startswith("schedule few: throttled; possible again in 3")
     assert len(there.read("jobs", "list")["jobs"]) == 2
@@ -139,10 +139,10 @@ def test_removing_is_asked_for_and_for_good(some: Terminal) -> None:
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "next"])
 def test_a_schedule_that_is_not_there_is_a_mistake(some: Terminal, verb: str) -> None:
-    told = "schedule 'weekly' is unknown; known are: nightly, often"
+    message = "schedule 'weekly' is unknown; known are: nightly, often"
 
-    assert told in some.refused("schedules", verb, "weekly", code=4)
-    assert told in some.refused("schedules", "remove", "--yes", "often", "weekly", code=4)
+    assert message in some.refused("schedules", verb, "weekly", code=4)
+    assert message in some.refused("schedules", "remove", "--yes", "often", "weekly", code=4)
     assert len(some.read("schedules", "list")) == 2
 
 
@@ -163,8 +163,8 @@ def test_the_last_tick_is_shown_once_a_job_was_made(there: Terminal) -> None:
     last = datetime.fromisoformat(seen["last_tick"])
     assert seen["last_id"] == f"cron:often:{last.astimezone(UTC):%Y%m%dT%H%M%SZ}"
     assert (datetime.fromisoformat(seen["next_tick"]) - last).total_seconds() == 1.0
-    told = there.read("events", "--kind", "schedule_fired")["events"]
-    assert [event["name"] for event in told] == ["often"]
+    events = there.read("events", "--kind", "schedule_fired")["events"]
+    assert [event["name"] for event in events] == ["often"]
     job = there.read("jobs", "show", seen["last_id"])
     assert (job["schedule"], job["scheduled_for"]) == ("often", seen["last_tick"])
 

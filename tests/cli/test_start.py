@@ -103,9 +103,9 @@ def test_the_environment_says_an_option_by_the_name_of_its_flag(
     there.enqueue("bad", 1, work=True)
     there.enqueue("add", 1, 2)
     flag = "--" + variable.removeprefix("TENURE_").split("_", len(args))[-1].lower().replace("_", "-")
-    plain, told = there.run(*args).stdout, there.run(*args, flag, value).stdout
+    plain, message = there.run(*args).stdout, there.run(*args, flag, value).stdout
 
-    assert there.run(*args, env={variable: value}).stdout == told != plain
+    assert there.run(*args, env={variable: value}).stdout == message != plain
 
 
 def test_a_flag_wins_over_the_environment(there: Terminal) -> None:

@@ -77,9 +77,9 @@ class Shy:
 
 def test_a_line_of_what_no_json_can_hold_is_logged_all_the_same() -> None:
     record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": Shy(), "count": 3})
-    told = json.loads(JsonLines().format(record))
+    record_read = json.loads(JsonLines().format(record))
 
-    assert (told["message"], told["who"], told["count"]) == ("cannot read caf?", "<Shy>", "3")
+    assert (record_read["message"], record_read["who"], record_read["count"]) == ("cannot read caf?", "<Shy>", "3")
 
 
 @pytest.mark.system
@@ -193,19 +193,19 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
     ],
 )
 def test_a_child_is_told_all_that_its_supervisor_was(crew: WorkerOptions) -> None:
-    told = worker.make_context("worker", ["tasks:app", *crew.options()]).params
+    params = worker.make_context("worker", ["tasks:app", *crew.options()]).params
 
     assert (
         WorkerOptions(
-            tuple(told["queues"]) or None,
-            told["concurrency"],
-            burst=told["burst"],
-            reaper=not told["no_reaper"],
-            name=told["name"],
-            drain=told["drain"],
-            max_jobs=told["max_jobs"],
-            max_memory=told["max_memory"],
-            prefetch=told["prefetch"],
+            tuple(params["queues"]) or None,
+            params["concurrency"],
+            burst=params["burst"],
+            reaper=not params["no_reaper"],
+            name=params["name"],
+            drain=params["drain"],
+            max_jobs=params["max_jobs"],
+            max_memory=params["max_memory"],
+            prefetch=params["prefetch"],
         )
         == crew
     )

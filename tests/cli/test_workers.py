@@ -126,8 +126,8 @@ def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
 def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
-    told = there.run("workers", "quiet", "host:7")
-    assert told.stdout == f"worker host:7 ({ANN.id}) was asked to claim no more jobs\n"
+    done = there.run("workers", "quiet", "host:7")
+    assert done.stdout == f"worker host:7 ({ANN.id}) was asked to claim no more jobs\n"
     assert (orders(there, ANN), orders(there, BOB)) == (("quiet",), ())
 
     assert there.read("workers", "quiet", "--undo", ANN.id) == [

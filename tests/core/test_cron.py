@@ -85,7 +85,7 @@ def test_a_cron_text_is_read(text: str, ticks: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "must be a text"),
         (5, "must be a text"),
@@ -123,12 +123,12 @@ def test_a_cron_text_is_read(text: str, ticks: list[str]) -> None:
         ("0 0 31 4,6,9,11 *", "is never due"),
     ],
 )
-def test_a_bad_cron_text_is_refused_with_its_remedy(text: Any, told: str) -> None:
+def test_a_bad_cron_text_is_refused_with_its_remedy(text: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Cron.parse(text, field="pattern")
 
     assert str(caught.value).startswith("pattern = ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

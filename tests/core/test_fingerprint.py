@@ -149,10 +149,10 @@ TEMPLATES = st.sampled_from(
 
 @given(TEMPLATES, st.data())
 def test_the_same_fault_with_other_ids_and_numbers_has_the_same_fingerprint(template: str, data: st.DataObject) -> None:
-    def told() -> str:
+    def raised() -> str:
         return of(template.format(*(data.draw(VALUES) for _ in range(template.count("{}")))), trace=TRACE)
 
-    assert told() == told()
+    assert raised() == raised()
 
 
 @given(st.text(), st.text())

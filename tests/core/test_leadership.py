@@ -26,44 +26,44 @@ def test_nobody_leads_before_it_is_told_so() -> None:
 
 @pytest.mark.statement(108, 115)
 def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
-    standing, told = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
+    standing, events = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
 
     assert standing == LeaderStatus((TERM,), 104.0)
     assert standing.leads
-    assert told == [LeadershipAcquired(scope="*", owner=TERM.owner, epoch=7)]
+    assert events == [LeadershipAcquired(scope="*", owner=TERM.owner, epoch=7)]
 
 
 def test_a_term_renewed_is_no_news() -> None:
     standing, _ = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
-    standing, told = after_answer(standing, (TERM,), asked_at=102.0)
+    standing, events = after_answer(standing, (TERM,), asked_at=102.0)
 
-    assert (standing, told) == (LeaderStatus((TERM,), 106.0), [])
+    assert (standing, events) == (LeaderStatus((TERM,), 106.0), [])
 
 
 @pytest.mark.statement(109, 115)
 def test_an_answer_without_the_term_says_that_another_leads() -> None:
-    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (), asked_at=105.0)
+    standing, events = after_answer(LeaderStatus((TERM,), 104.0), (), asked_at=105.0)
 
     assert standing == LeaderStatus()
-    assert told == [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded")]
+    assert events == [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded")]
 
 
 def test_a_new_epoch_is_a_loss_and_a_gain() -> None:
     later = Term("*", TERM.owner, 9, 4_000_000)
-    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (later,), asked_at=110.0)
+    standing, events = after_answer(LeaderStatus((TERM,), 104.0), (later,), asked_at=110.0)
 
     assert standing == LeaderStatus((later,), 114.0)
-    assert told == [
+    assert events == [
         LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="superseded"),
         LeadershipAcquired(scope="*", owner=TERM.owner, epoch=9),
     ]
 
 
 def test_each_scope_is_led_for_itself_and_trusted_to_the_first_end() -> None:
-    standing, told = after_answer(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
+    standing, events = after_answer(LeaderStatus((TERM,), 104.0), (TERM, OTHER), asked_at=102.0)
 
     assert standing == LeaderStatus((TERM, OTHER), 104.0)
-    assert told == [LeadershipAcquired(scope="mail", owner=OTHER.owner, epoch=3)]
+    assert events == [LeadershipAcquired(scope="mail", owner=OTHER.owner, epoch=3)]
 
 
 @pytest.mark.fault("W-P12")
@@ -87,9 +87,9 @@ def test_a_follower_without_an_answer_is_a_follower() -> None:
 
 @pytest.mark.statement(115)
 def test_who_resigns_says_so_once() -> None:
-    standing, told = after_resignation(LeaderStatus((TERM,), 104.0))
+    standing, events = after_resignation(LeaderStatus((TERM,), 104.0))
 
-    assert (standing, told) == (
+    assert (standing, events) == (
         LeaderStatus(),
         [LeadershipLost(scope="*", owner=TERM.owner, epoch=7, reason="resigned")],
     )

@@ -153,7 +153,7 @@ def test_a_queues_setting_lies_over_all_that_a_call_left_open() -> None:
     assert StallTerms(max_stalls=7).with_setting(StallSetting(max_stalls=0)) == StallTerms(max_stalls=0)
 
 
-def limits(**told: int | None) -> tuple[int | None, int | None]:
+def limits(**changes: int | None) -> tuple[int | None, int | None]:
     given: dict[str, int | None] = {
         "timeout": 60 * SECOND,
         "deadline": None,
@@ -162,7 +162,7 @@ def limits(**told: int | None) -> tuple[int | None, int | None]:
         "progress_until": NOW + 2,
         "ran": None,
         "silent": None,
-        **told,
+        **changes,
     }
     return renewed_limits(NOW, lease=LENGTH, **given)
 

@@ -45,14 +45,14 @@ def said(number: int, message: str = "sent", **fields: str) -> LogLine:
     return LogLine(at=NOW - SECOND, run=2, level="info", message=f"{message} {number}", fields=fields)
 
 
-def text(**told: Any) -> str:
-    job = told.pop("job", None) or taken()
-    given: dict[str, Any] = {"silent_for": 3_200_000, "died": True, **told}
+def text(**options: Any) -> str:
+    job = options.pop("job", None) or taken()
+    given: dict[str, Any] = {"silent_for": 3_200_000, "died": True, **options}
     return post_mortem(job, "its process died", **given)
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "expected"),
     [
         ("process_died", "its process died, and its exit status is unknown"),
         ("lease_expired", "its worker was silent for 27.0 s, longer than the lease of 20s"),
@@ -60,10 +60,10 @@ def text(**told: Any) -> str:
         ("loop_blocked", "the event loop of its worker was blocked for longer than max_block of 10m"),
     ],
 )
-def test_the_cause_names_what_ran_out_and_its_length(reason: StallReason, told: str) -> None:
+def test_the_cause_names_what_ran_out_and_its_length(reason: StallReason, expected: str) -> None:
     job = taken(heartbeat_timeout=5 * SECOND)
 
-    assert stall_cause(job, reason, silent_for=27 * SECOND, max_block=600 * SECOND) == told
+    assert stall_cause(job, reason, silent_for=27 * SECOND, max_block=600 * SECOND) == expected
 
 
 def test_the_cause_of_a_death_is_how_the_process_ended() -> None:
@@ -103,7 +103,7 @@ def test_limits_that_nobody_knows_are_not_made_up() -> None:
 
 
 def test_a_post_mortem_holds_all_known_facts() -> None:
-    told = text(
+    written = text(
         job=taken(timeout=60 * SECOND, progress=0.5, progress_note="half of it"),
         run=a_run(trace=TRACE),
         log=[said(1, order="17"), structs.replace(said(2), run=1), said(3)],
@@ -112,7 +112,7 @@ def test_a_post_mortem_holds_all_known_facts() -> None:
         other_tasks=["send", "resize", "send"],
     )
 
-    assert told.splitlines() == [
+    assert written.splitlines() == [
         "its process died",
         "job: a of queue mail, task send, run 2, fence 7",
         "worker: web-1:42, host web-1, pid 42",
@@ -130,9 +130,9 @@ def test_a_post_mortem_holds_all_known_facts() -> None:
 
 
 def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
-    told = text(workplace=Workplace(lag=3_400_000))
+    written = text(workplace=Workplace(lag=3_400_000))
 
-    assert "\nprocess: its event loop had been blocked for 3.4 s\n" in told
+    assert "\nprocess: its event loop had been blocked for 3.4 s\n" in written
     assert "process:" not in text(workplace=Workplace(lag=3_400))
 
 
@@ -151,9 +151,9 @@ def test_what_is_not_known_is_not_told_but_for_the_place() -> None:
 
 
 def test_the_stack_of_who_was_asked_before_it_was_killed_comes_before_an_older_one() -> None:
-    told = text(run=a_run(trace=TRACE), ending=Ending("was killed", stack="Current thread 0x01:\n  File x"))
+    written = text(run=a_run(trace=TRACE), ending=Ending("was killed", stack="Current thread 0x01:\n  File x"))
 
-    assert told.endswith(
+    assert written.endswith(
         "where the threads of its process were when it was killed:\n  Current thread 0x01:\n    File x"
     )
 
@@ -169,44 +169,46 @@ def test_other_runs_are_counted_and_the_most_frequent_tasks_named() -> None:
 def test_a_post_mortem_is_bounded_and_keeps_the_innermost_frame_and_the_last_lines() -> None:
     job = taken(progress=1.0, progress_note="ä" * 10_000)
     trace = "".join(f'  File "/srv/a.py", line {number}, in deep\n' for number in range(2_000)) + "  the last\n"
-    told = text(job=job, run=a_run(trace=trace), log=[said(number, "x" * 3_000) for number in range(1000)])
+    written = text(job=job, run=a_run(trace=trace), log=[said(number, "x" * 3_000) for number in range(1000)])
 
-    assert len(told.encode()) <= LONGEST
-    assert told.endswith("the last")
-    assert "where its handler was" in told
-    assert told.count("info: ") <= LINES
-    assert first_line(told) == "its process died"
+    assert len(written.encode()) <= LONGEST
+    assert written.endswith("the last")
+    assert "where its handler was" in written
+    assert written.count("info: ") <= LINES
+    assert first_line(written) == "its process died"
 
 
 @pytest.mark.parametrize("threads", [3, 200])
 def test_of_a_long_dump_the_main_thread_is_kept_from_its_innermost_frame_on(threads: int) -> None:
     frames = "\n".join(f'  File "/srv/a.py", line {number} in deep' for number in range(20 if threads > 3 else 900))
     stack = "\n\n".join(f"Thread {number}:\n{frames}" for number in range(threads))
-    told = text(ending=Ending("was killed", stack=stack))
+    written = text(ending=Ending("was killed", stack=stack))
 
-    assert len(told.encode()) <= LONGEST
-    assert f"Thread {threads - 1}:\n    File" in told
-    assert "line 0 in deep" in told.partition(f"Thread {threads - 1}:")[2]
-    assert "Thread 0:" not in told
+    assert len(written.encode()) <= LONGEST
+    assert f"Thread {threads - 1}:\n    File" in written
+    assert "line 0 in deep" in written.partition(f"Thread {threads - 1}:")[2]
+    assert "Thread 0:" not in written
 
 
 def test_the_last_log_lines_are_those_that_are_quoted() -> None:
-    told = text(log=[said(number) for number in range(50)])
+    written = text(log=[said(number) for number in range(50)])
 
-    assert told.count("info: sent") == LINES
-    assert "info: sent 49" in told
-    assert "info: sent 29" not in told
+    assert written.count("info: sent") == LINES
+    assert "info: sent 49" in written
+    assert "info: sent 29" not in written
 
 
 def test_no_text_breaks_the_form_nor_what_a_storage_can_keep() -> None:
     job = taken(progress=0.1, progress_note="a\0b\ud800")
-    told = text(job=job, run=a_run(trace="\ud800 here\0"), log=[said(1, "one\n two\x1b[0m"), said(2, "\ud800" * 500)])
+    written = text(
+        job=job, run=a_run(trace="\ud800 here\0"), log=[said(1, "one\n two\x1b[0m"), said(2, "\ud800" * 500)]
+    )
 
-    assert "\0" not in told
-    assert "info: one two" in told
-    told.encode()
+    assert "\0" not in written
+    assert "info: one two" in written
+    written.encode()
 
 
-@pytest.mark.parametrize(("count", "told"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
-def test_sizes_are_told_in_the_unit_that_fits(count: int, told: str) -> None:
-    assert size(count) == told
+@pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
+def test_sizes_are_told_in_the_unit_that_fits(count: int, expected: str) -> None:
+    assert size(count) == expected

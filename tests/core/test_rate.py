@@ -112,10 +112,10 @@ def test_who_starts_nobody_takes_nothing_and_leaves_what_a_slower_one_has_taken(
 def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
     own = (RateKey("task:a:b", 1), RateKey("task/600000:a:b", 2))
     others = (RateKey("task:b", 3), RateKey("key:a:b", 4), RateKey("key/5:a:b", 5), RateKey("tasks:a:b", 6))
-    told = RateKey("task:a:b", 7)
+    task_rate = RateKey("task:a:b", 7)
 
     assert effective_rates((*own, *others, RateKey("free", 0)), None, "a:b") == [*own, *others]
-    assert effective_rates((*own, *others), told, "a:b") == [told, *others]
+    assert effective_rates((*own, *others), task_rate, "a:b") == [task_rate, *others]
     assert effective_rates((*own, *others), RateKey("task:a:b", 0), "a:b") == list(others)
     assert [is_of_task(rate.name, "a:b") for rate in (*own, *others)] == [True, True, False, False, False, False]
 

@@ -19,11 +19,11 @@ def test_every_end_has_a_time_that_is_built_in() -> None:
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_what_is_told_counts_and_what_is_not_is_as_built_in(state: State) -> None:
-    told = RetentionRules(**{state.value: SHORT})
+    rules = RetentionRules(**{state.value: SHORT})
 
-    assert told.of(state) == SHORT
+    assert rules.of(state) == SHORT
     assert RetentionRules().of(state) == KEPT[state]
-    assert [told.of(other) for other in TERMINAL - {state}] == [KEPT[other] for other in TERMINAL - {state}]
+    assert [rules.of(other) for other in TERMINAL - {state}] == [KEPT[other] for other in TERMINAL - {state}]
 
 
 def test_a_later_word_counts_for_what_it_names() -> None:

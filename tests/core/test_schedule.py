@@ -20,10 +20,10 @@ KNOWN = Schedule(
 
 
 def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -> None:
-    told = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
-    after = redefined(KNOWN, told, NOW)
+    new = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
+    after = redefined(KNOWN, new, NOW)
 
-    assert redefined(None, told, NOW) == told
+    assert redefined(None, new, NOW) == new
     assert (after.job.task, after.overlap) == ("ring", "allow")
     assert (after.made, after.last_tick, after.next_tick, after.paused, after.last_id) == (
         1,
@@ -36,18 +36,18 @@ def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -
 
 @pytest.mark.parametrize("other", [{"cron": "0 5 * * *"}, {"tz": "Europe/Vienna"}, {"cron": None, "every": 30}])
 def test_other_ticks_hold_from_when_they_are_put(other: dict[str, object]) -> None:
-    told = structs.replace(KNOWN, last_tick=NOW + 5, next_tick=NOW + 50, **other)
-    after = redefined(KNOWN, told, NOW + 5)
+    new = structs.replace(KNOWN, last_tick=NOW + 5, next_tick=NOW + 50, **other)
+    after = redefined(KNOWN, new, NOW + 5)
 
     assert (after.last_tick, after.next_tick) == (NOW + 5, NOW + 50)
-    assert redefined(structs.replace(KNOWN, last_tick=NOW + 7), told, NOW + 5).last_tick == NOW + 7
+    assert redefined(structs.replace(KNOWN, last_tick=NOW + 7), new, NOW + 5).last_tick == NOW + 7
 
 
 @pytest.mark.parametrize("other", [{}, {"cron": "0 5 * * *"}])
 def test_what_is_put_after_the_clock_was_set_back_goes_on_from_then(other: dict[str, object]) -> None:
     far = structs.replace(KNOWN, last_tick=NOW + DAY, next_tick=NOW + DAY + 9, paused=False)
-    told = structs.replace(KNOWN, last_tick=NOW, next_tick=NOW + 9, **other)
-    after = redefined(far, told, NOW)
+    new = structs.replace(KNOWN, last_tick=NOW, next_tick=NOW + 9, **other)
+    after = redefined(far, new, NOW)
 
     assert (after.last_tick, after.next_tick, after.last_id) == (NOW, NOW + 9, "cron:x")
 
@@ -105,21 +105,21 @@ def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fat
 
 
 def test_a_tick_is_told_of_after_those_given_up_with_it() -> None:
-    after, told = after_tick(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
+    after, events = after_tick(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
 
     assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x")
-    assert told == [
+    assert events == [
         ScheduleMissed(name="nightly", tick=moment(NOW + 9), ticks=2, policy="latest"),
         ScheduleFired(name="nightly", tick=moment(NOW + 9), late_by=1.0, queue="mail", id="x"),
     ]
 
 
 def test_a_tick_without_a_job_leaves_the_latest_one() -> None:
-    skipped, told = after_tick(KNOWN, NOW + 9, None, missed=0, fate="throttled", now=NOW + 9)
+    skipped, events = after_tick(KNOWN, NOW + 9, None, missed=0, fate="throttled", now=NOW + 9)
     passed, nothing = after_tick(KNOWN, NOW + 9, None, missed=0, fate=None, now=NOW + 9)
 
     assert skipped == passed == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=None)
-    assert told == [ScheduleSkipped(name="nightly", tick=moment(NOW + 9), reason="throttled")]
+    assert events == [ScheduleSkipped(name="nightly", tick=moment(NOW + 9), reason="throttled")]
     assert nothing == []
 
 

@@ -37,7 +37,7 @@ from tenure.core.settlement import settlement, when_cancelling
 from tests.core.cases import ACTIVE, ERROR, OUTCOMES, active, lease
 
 
-def told(job: JobRecord, outcome: Outcome) -> tuple[JobEvent, ...]:
+def events_of(job: JobRecord, outcome: Outcome) -> tuple[JobEvent, ...]:
     return settlement(lease(job), outcome, Random(0), took=1.5).events
 
 
@@ -80,19 +80,19 @@ def retried(delay: float) -> JobRetried:
     ],
 )
 def test_an_outcome_is_told_by_one_event(outcome: Outcome, event: Event) -> None:
-    assert told(ACTIVE, outcome) == (event,)
+    assert events_of(ACTIVE, outcome) == (event,)
 
 
 def test_the_last_attempt_is_told_as_a_failure_and_not_as_a_retry() -> None:
-    assert told(active(failures=2), Raised(ERROR)) == (failed("exhausted", attempt=3),)
-    assert told(active(failures=2), TimedOut(ERROR)) == (failed("timeout", attempt=3),)
+    assert events_of(active(failures=2), Raised(ERROR)) == (failed("exhausted", attempt=3),)
+    assert events_of(active(failures=2), TimedOut(ERROR)) == (failed("timeout", attempt=3),)
 
 
 @pytest.mark.statement(4, 40)
 def test_a_recovery_is_told_by_its_stall_alone() -> None:
     outcome = Stalled("no_progress", silent_for=24 * SECOND, owner="00000000000a11ce", detail="frames")
 
-    assert told(active(), outcome) == (
+    assert events_of(active(), outcome) == (
         JobStalled(
             queue="mail",
             id="a",
@@ -112,7 +112,7 @@ def test_a_recovery_is_told_by_its_stall_alone() -> None:
 @pytest.mark.parametrize(("reason", "dead"), [("lease_expired", "stalled"), ("process_died", "crashed")])
 def test_the_last_stall_is_told_before_the_failure_that_it_is(reason: str, dead: str) -> None:
     outcome = Stalled("lease_expired" if reason == "lease_expired" else "process_died")
-    stall, failure = told(active(stalls=1), outcome)
+    stall, failure = events_of(active(stalls=1), outcome)
 
     assert isinstance(stall, JobStalled)
     assert (stall.count, stall.action, stall.reason) == (2, "failed", reason)
@@ -125,7 +125,7 @@ def test_the_last_stall_is_told_before_the_failure_that_it_is(reason: str, dead:
 @pytest.mark.statement(26, 27)
 @pytest.mark.parametrize("max_stalls", [0, 1])
 def test_a_cancelled_job_that_stalls_is_told_as_cancelled_alone(max_stalls: int) -> None:
-    assert told(active(max_stalls=max_stalls, cancelled=True), Stalled("lease_expired")) == (
+    assert events_of(active(max_stalls=max_stalls, cancelled=True), Stalled("lease_expired")) == (
         JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),
     )
 

@@ -58,9 +58,9 @@ def test_a_tick_is_missed_once_it_is_late_by_more_than_the_grace() -> None:
 def test_ticks_on_time_all_get_their_jobs() -> None:
     now = NOON + 10 * SECOND
 
-    told = turn(Every(SECOND), after=NOON, now=now, grace=GRACE, missed="skip")
+    result = turn(Every(SECOND), after=NOON, now=now, grace=GRACE, missed="skip")
 
-    assert told == Turn(tuple(NOON + number * SECOND for number in range(1, 11)))
+    assert result == Turn(tuple(NOON + number * SECOND for number in range(1, 11)))
 
 
 def test_nothing_is_due_before_the_next_tick() -> None:
@@ -73,20 +73,20 @@ def test_a_long_outage_is_made_up_for_in_steps() -> None:
     after = NOON
     more = True
     while more:
-        told = turn(Every(SECOND), after=after, now=now, grace=GRACE, missed="all")
-        steps.append(told.ticks)
-        after, more = told.ticks[-1], told.more
+        result = turn(Every(SECOND), after=after, now=now, grace=GRACE, missed="all")
+        steps.append(result.ticks)
+        after, more = result.ticks[-1], result.more
 
-        assert told.given_up == 0
+        assert result.given_up == 0
 
     assert [len(step) for step in steps] == [STEP, STEP, 50]
     assert [tick for step in steps for tick in step] == [NOON + number * SECOND for number in range(1, 251)]
 
 
 def test_an_outage_of_many_years_is_not_gone_through() -> None:
-    told = turn(Cron.parse("* * * * *"), after=0, now=NOON + 30 * SECOND, grace=GRACE, missed="latest")
+    result = turn(Cron.parse("* * * * *"), after=0, now=NOON + 30 * SECOND, grace=GRACE, missed="latest")
 
-    assert told == Turn((NOON,), 1_000, NOON - MINUTE)
+    assert result == Turn((NOON,), 1_000, NOON - MINUTE)
 
 
 def test_a_schedule_has_the_rhythm_of_its_text_or_of_its_interval() -> None:
@@ -123,12 +123,12 @@ def test_however_it_is_cut_into_steps_each_tick_is_given_up_or_gets_its_job_once
     now = NOON + length
     every = rhythm.between(NOON, now, 10_000)
     made, given_up, after = list[int](), 0, NOON
-    while (told := turn(rhythm, after=after, now=now, grace=grace, missed=missed, most=most)) != Turn():
-        made += told.ticks
-        given_up += told.given_up
-        assert (told.given_up_to is None) == (told.given_up == 0)
-        assert not told.ticks or told.given_up_to is None or told.given_up_to < told.ticks[0]
-        after = told.ticks[-1] if told.ticks else told.given_up_to or after
+    while (result := turn(rhythm, after=after, now=now, grace=grace, missed=missed, most=most)) != Turn():
+        made += result.ticks
+        given_up += result.given_up
+        assert (result.given_up_to is None) == (result.given_up == 0)
+        assert not result.ticks or result.given_up_to is None or result.given_up_to < result.ticks[0]
+        after = result.ticks[-1] if result.ticks else result.given_up_to or after
 
     late = [tick for tick in every if now - tick > grace]
     on_time = [tick for tick in every if now - tick <= grace]

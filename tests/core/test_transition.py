@@ -249,17 +249,17 @@ def test_what_is_told_on_request_tells_all_that_is_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "expected"),
     [
         (UniqueKey("k"), JobDeduplicated(queue="mail", id="b", task="send", key="k", existing_id="a")),
         (DebounceKey("k", 1), JobDebounced(queue="mail", id="a", task="send", key="k", replaced_by="b")),
         (CollectKey("k", 1, 2), JobCollected(queue="mail", id="a", task="send", key="k", count=7)),
     ],
 )
-def test_a_call_that_came_to_another_job_is_told_of(key: MergeKey, told: JobEvent) -> None:
+def test_a_call_that_came_to_another_job_is_told_of(key: MergeKey, expected: JobEvent) -> None:
     call = NewJob(queue="mail", id="b", task="send", payload=b"", merge=key)
 
-    assert merged(call, Ref("mail", "a"), 7) == told
+    assert merged(call, Ref("mail", "a"), 7) == expected
 
 
 def test_the_newest_first_stay_so_when_they_are_redriven() -> None:

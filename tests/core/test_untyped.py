@@ -139,10 +139,10 @@ CHANGED: list[tuple[Any, str, str]] = [
 def test_what_would_come_back_changed_is_refused_with_its_path_and_a_remedy(value: Any, path: str, what: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)
-    told = str(raised.value)
+    error = str(raised.value)
 
-    assert f"argument {path!r} is {what}" in told
-    assert "annotate" in told or "pass another value" in told
+    assert f"argument {path!r} is {what}" in error
+    assert "annotate" in error or "pass another value" in error
     with pytest.raises(UsageError):
         free.call(0, value)
     with pytest.raises(UsageError, match="named"):

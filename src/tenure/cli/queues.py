@@ -212,7 +212,7 @@ def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks:
     changed = asyncio.run(_rated(session, _targets(names, tasks, "limit"), rate))
     if not as_json(session, changed) and not session.quiet:
         for view in changed:
-            result = "has no limit" if view.rate is None else f"starts {_rate(view.rate)}"
+            result = "has no limit" if view.rate is None else f"is limited to {_rate(view.rate)}"
             click.echo(printable(f"{view.kind} {view.name} {result}"))
     return OK
 
