@@ -71,7 +71,7 @@ async def watched(
     """Have a worker looked after from here on; return where it will stand when and why it was condemned."""
     condemned: list[tuple[float, KillReason]] = []
 
-    healer = ClaimWatchdog(
+    claim_watchdog = ClaimWatchdog(
         stage.storage,
         SUPERVISOR,
         worker.owner,
@@ -93,7 +93,7 @@ async def watched(
 
     async def look() -> None:
         while True:
-            wait = await healer.turn()
+            wait = await claim_watchdog.turn()
             await asyncio.sleep(wait)
 
     # The world ends with the scenario, and they with it.

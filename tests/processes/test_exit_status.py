@@ -120,11 +120,11 @@ def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Pa
         (ProcessExit(None), "ended, and its exit status is unknown"),
     ],
 )
-def test_how_a_process_ended_is_told_in_a_clause(death: ProcessExit, how: str) -> None:
+def test_describe_returns_a_clause(death: ProcessExit, how: str) -> None:
     assert describe(death, oom_killed=False) == how
 
 
-def test_who_killed_it_is_told_where_that_is_known() -> None:
+def test_describe_names_a_known_kill_reason() -> None:
     assert describe(KILLED, oom_killed=True).startswith("was killed by the OOM killer (signal 9, SIGKILL)")
     assert describe(KILLED, oom_killed=False, kill_reason="killed by its supervisor: hung") == (
         "was killed by its supervisor: hung"

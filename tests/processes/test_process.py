@@ -36,7 +36,7 @@ async def ended(one: Process) -> ProcessExit:
         return await one.wait()
 
 
-STRANGERS = """
+ORPHANS = """
 import ctypes, os, subprocess, time
 from tenure.processes.process import reap_orphans
 
@@ -54,12 +54,12 @@ print(reaped, reap_orphans({known.pid}), known.wait())
 
 
 def test_orphans_are_reaped_and_own_children_are_left_to_their_waiters() -> None:
-    done = subprocess.run([sys.executable, "-c", STRANGERS], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.stdout, done.stderr) == ("2 0 3\n", "")
 
 
-async def test_it_is_told_who_it_is_and_speaks_on_its_line() -> None:
+async def test_a_process_gets_its_config_and_writes_to_its_socket() -> None:
     one = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", told="somebody")
 
     assert await heard(one) == b"somebody"
@@ -152,7 +152,7 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_a_death_is_known_though_somebody_else_has_waited_for_it() -> None:
+async def test_an_exit_is_noticed_although_other_code_waited_for_it() -> None:
     process = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # noqa: ASYNC220 - as we start them
     os.waitpid(process.pid, 0)  # noqa: ASYNC222 - a handler may do that
     ours, theirs = socket.socketpair()
@@ -165,7 +165,7 @@ async def test_a_death_is_known_though_somebody_else_has_waited_for_it() -> None
     assert one.has_exited
 
 
-async def test_a_death_is_known_though_the_kernel_lets_nobody_see_it() -> None:
+async def test_an_exit_is_noticed_although_sigchld_is_ignored() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         one = start("os._exit(3)")
@@ -210,7 +210,7 @@ def offered(pid: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
-async def test_the_kernel_is_offered_it_before_whoever_started_it() -> None:
+async def test_the_oom_killer_prefers_a_child_to_its_parent() -> None:
     one = start("print(line.recv(1))")
 
     assert offered(one.pid) == min(1000, offered(os.getpid()) + EXTRA_OOM_SCORE)

@@ -142,9 +142,9 @@ async def test_a_shard_that_says_nothing_keeps_no_lease_of_another_from_its_hold
 SUPERVISOR = Owner("beefbeefbeefbeef", "supervisor host:2", "host", 2)
 
 
-def burial() -> CrashRecovery:
+def recovery() -> CrashRecovery:
     return CrashRecovery(
-        SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
+        SUPERVISOR, clock=SystemClock(), rng=Random(7), logger=logging.getLogger("recovery"), metrics=MetricsRegistry()
     )
 
 
@@ -165,7 +165,7 @@ async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_t
             # The next reply is the one to the reclaim, which the server has carried out by then.
             proxy.weather(cuts=cuts)
             died_at = SystemClock().now()
-            taken = await burial().recover(
+            taken = await recovery().recover(
                 DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0
             )
             told = await stalls(storage)
@@ -203,7 +203,7 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
         finally:
             frozen.thaw()
         # Thawed, it does what it was asked for; nobody waits for the answer, so what came of it is looked for.
-        taken = await burial().recover(
+        taken = await recovery().recover(
             DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), SystemClock().now()), storage, within=10.0
         )
         strayed = [
@@ -215,7 +215,7 @@ async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_fro
     assert [one.lease.ref for one in first.stalled] == [jobs[0].ref]
     assert (first.more, first.incomplete) == (True, True)
     assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
-    # Either it was given to those whose answers were lost, and is found with them, or to the burial.
+    # Either it was given to those whose answers were lost, and is found with them, or to the recovery.
     assert (taken, strayed) in ((1, []), (0, [jobs[1].ref]))
 
 

@@ -15,7 +15,7 @@ from tenure.supervisor.child import ChildProcess, KillReason
 
 pytestmark = pytest.mark.system
 
-SENTENCE = KillReason("loop_blocked", 3.0, 2.0)
+REASON = KillReason("loop_blocked", 3.0, 2.0)
 
 SCRIBBLE = """
 import json, mmap, os, struct, time
@@ -26,7 +26,7 @@ time.sleep(600)
 """
 """A child that overwrites its scoreboard: what a wild pointer of a library may do before it kills the process."""
 
-CLEARS_AWAY = """
+CLEANS_UP = """
 import asyncio, sys, time
 from tenure.clock import SystemClock
 from tenure.supervisor.child import ChildProcess
@@ -66,14 +66,14 @@ async def test_a_child_that_lives_is_killed_for_the_first_reason_given(
     children: list[ChildProcess], clock: SystemClock
 ) -> None:
     children.append(child := started("import time; time.sleep(600)", clock))
-    child.kill(SENTENCE)
+    child.kill(REASON)
     child.kill(KillReason("leaving", 1.0, 0.0))
 
     assert (await child.wait(print)).signal == signal.SIGKILL
-    assert child.kill_reason == SENTENCE
+    assert child.kill_reason == REASON
 
 
-async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was_answered(
+async def test_the_report_age_counts_from_the_last_answered_beat(
     children: list[ChildProcess], clock: SystemClock
 ) -> None:
     children.append(child := started("import time; time.sleep(600)", clock))
@@ -86,7 +86,7 @@ async def test_what_a_child_told_of_its_runs_is_as_old_as_its_last_beat_that_was
     assert child.workplace(10.0).report_age == 5_000_000
 
 
-async def test_a_child_that_has_died_by_itself_is_not_killed_though_nobody_has_heard_of_its_death_yet(
+async def test_a_child_that_has_exited_is_not_killed_before_its_exit_is_seen(
     children: list[ChildProcess], clock: SystemClock
 ) -> None:
     children.append(child := started("import os; os.kill(os.getpid(), 9)", clock))
@@ -94,17 +94,17 @@ async def test_a_child_that_has_died_by_itself_is_not_killed_though_nobody_has_h
     until = time.monotonic() + 20
     while Path(f"/proc/{child.process.pid}").exists() and time.monotonic() < until:  # noqa: ASYNC240 - of the kernel
         time.sleep(0.01)  # noqa: ASYNC251 - that is the point
-    child.kill(SENTENCE)
+    child.kill(REASON)
 
     assert (await child.wait(print)).signal == signal.SIGKILL
     assert child.kill_reason is None
 
 
 @pytest.mark.parametrize("number", ["1", "float('nan')", "float('inf')", "-1.0", "1e300"])
-def test_what_a_handler_has_written_over_is_not_believed_and_nobody_is_killed_by_it(number: str) -> None:
+def test_a_corrupt_scoreboard_is_ignored_and_kills_no_process(number: str) -> None:
     # In a session of its own: what is at stake is the group of the supervisor itself.
     done = subprocess.run(
-        [sys.executable, "-c", CLEARS_AWAY, SCRIBBLE.format(number=number), number],
+        [sys.executable, "-c", CLEANS_UP, SCRIBBLE.format(number=number), number],
         capture_output=True,
         text=True,
         timeout=60,

@@ -39,7 +39,7 @@ def test_a_hello_that_says_no_more_than_where_the_jobs_are_is_one() -> None:
     assert hello == ChildStarted("redis://here")
 
 
-def test_who_talks_without_an_end_fills_no_memory_and_is_understood_afterwards() -> None:
+def test_an_endless_message_is_dropped_and_later_ones_are_read() -> None:
     ear = MessageReader()
     tracemalloc.start()
     for _ in range(100):

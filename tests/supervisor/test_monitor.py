@@ -65,7 +65,7 @@ class World:
         self.storage = Flaky(clock=self.clock)
         self.scoreboard = Scoreboard.new(8)
         self.child = Child()
-        self.sentences: list[KillReason] = []
+        self.kill_reasons: list[KillReason] = []
         self.figures = MetricsRegistry()
         self.asked = 0
         self.meanwhile: Callable[[], None] = lambda: None
@@ -81,7 +81,7 @@ class World:
             rng=Random(7),
             logger=logging.getLogger("tenure.tests.watcher"),
             read_stacks=self._stack,
-            kill=self.sentences.append,
+            kill=self.kill_reasons.append,
             metrics=WorkerMetrics(self.figures),
         )
 
@@ -171,12 +171,12 @@ async def test_a_stopped_process_loses_its_leases_and_keeps_the_new_ones_once_it
     await world.let(3 * LEASE)
 
     assert await world.lease_left() < 0
-    assert not world.sentences
+    assert not world.kill_reasons
 
     world.child.stopped = False
     await world.let(0.1)
     # It had no chance to turn since; that is not its fault.
-    assert not world.sentences
+    assert not world.kill_reasons
     assert await world.lease_left() > 0
 
 
@@ -188,25 +188,25 @@ async def test_a_process_that_was_stopped_for_longer_than_max_block_is_not_given
     world.child.stopped = False
     await world.let(1)
 
-    assert not world.sentences
+    assert not world.kill_reasons
 
 
-async def test_who_stood_still_himself_blames_nobody_for_the_time_he_missed() -> None:
+async def test_a_suspended_supervisor_excuses_the_time_that_it_missed() -> None:
     world = World(max_block=5.0)
     await world.claim()
     await world.watcher.turn()
     world.clock.advance(60)
     await world.let(1)
 
-    assert not world.sentences
+    assert not world.kill_reasons
 
 
-async def test_a_loop_that_is_blocked_beyond_its_limit_is_ended_once_and_its_burial_can_tell() -> None:
+async def test_a_loop_blocked_beyond_its_limit_is_killed_once_with_a_reason() -> None:
     world = World(max_block=5.0)
     await world.claim()
     await world.let(10)
 
-    [kill_reason] = world.sentences
+    [kill_reason] = world.kill_reasons
     assert (kill_reason.reason, kill_reason.limit, kill_reason.stack) == ("loop_blocked", 5.0, STACK)
     # There was no other.
     assert [ref.id for ref, _ in kill_reason.causes] == ["a"]
@@ -228,7 +228,7 @@ async def test_a_loop_that_turns_again_while_it_is_asked_where_it_is_is_not_ende
     await world.let(1.6)
 
     assert world.asked == asked + 1
-    assert not world.sentences
+    assert not world.kill_reasons
 
 
 @pytest.mark.parametrize("way", ["process", "thread"])
@@ -237,7 +237,7 @@ async def test_a_run_that_cannot_be_the_one_that_blocks_the_loop_is_not_taken_fo
     await world.claim(way=way, timeout=1 * SECOND)
     await world.let_beating(20)
 
-    assert not world.sentences
+    assert not world.kill_reasons
     assert await world.lease_left() > 0
 
 
@@ -246,7 +246,7 @@ async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(wor
     world.scoreboard.turned(0.0, 0.0)
     await world.let(1_000)
 
-    assert not world.sentences
+    assert not world.kill_reasons
     assert await world.lease_left() < 0
 
 
@@ -258,12 +258,12 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process_an
     # Where its threads are, names a function called send.
     await world.let(3 * OVERDUE)
 
-    [kill_reason] = world.sentences
+    [kill_reason] = world.kill_reasons
     assert kill_reason.reason == "timeout"
     assert [ref.id for ref, _ in kill_reason.causes] == ["slow"]
 
 
-async def test_a_run_past_its_timeout_beside_one_that_blocks_the_loop_is_kept_and_nobody_is_ended_for_it(
+async def test_a_run_that_does_not_block_the_loop_is_renewed_past_its_timeout(
     world: World,
 ) -> None:
     hog = await world.claim("hog")
@@ -275,10 +275,10 @@ async def test_a_run_past_its_timeout_beside_one_that_blocks_the_loop_is_kept_an
         await world.let_beating(0.5)
         assert min([await world.lease_left(id_) for id_ in ("hog", "thread", "waits", "slot")]) > 0
 
-    assert not world.sentences
+    assert not world.kill_reasons
 
 
-async def test_the_progress_clock_of_a_run_in_a_slot_goes_on_beside_one_that_blocks_the_loop(world: World) -> None:
+async def test_a_blocked_loop_does_not_extend_the_heartbeat_of_isolated_runs(world: World) -> None:
     hog = await world.claim("hog")
     # It can give signs, for they come in by another thread.
     await world.claim("slot", way="process", heartbeat_timeout=2 * SECOND)
@@ -288,7 +288,7 @@ async def test_the_progress_clock_of_a_run_in_a_slot_goes_on_beside_one_that_blo
     assert await world.lease_left("slot") < 0 < await world.lease_left("hog")
 
 
-async def test_a_run_in_a_slot_that_is_over_is_kept_whatever_its_limits_until_its_loop_turns(world: World) -> None:
+async def test_a_finished_isolated_run_is_renewed_until_its_loop_turns(world: World) -> None:
     hog = await world.claim("hog")
     terms = structs.replace(TERMS, renewed=False)
     over = await world.claim("slot", way="process", timeout=1 * SECOND, heartbeat_timeout=2 * SECOND, stall=terms)
@@ -300,7 +300,7 @@ async def test_a_run_in_a_slot_that_is_over_is_kept_whatever_its_limits_until_it
         assert await world.lease_left("slot") > 0
 
 
-async def test_a_run_whose_slot_was_stopped_is_not_renewed_until_it_goes_on(world: World) -> None:
+async def test_a_run_in_a_suspended_process_is_not_renewed(world: World) -> None:
     stopped = await world.claim("slot", way="process")
     world.scoreboard.renewable(stopped, None)
     await world.let(0.9 * LEASE)
@@ -315,7 +315,7 @@ async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World
     world.blocks(await world.claim("hog", timeout=1 * SECOND))
     await world.let_beating(OVERDUE + 2)
 
-    [kill_reason] = world.sentences
+    [kill_reason] = world.kill_reasons
     assert [ref.id for ref, _ in kill_reason.causes] == ["hog"]
     assert 1.0 + OVERDUE < kill_reason.blocked_for < 1.6 + OVERDUE
     assert await world.lease_left("hog") < 0
@@ -329,26 +329,26 @@ async def test_who_came_to_block_the_loop_just_now_is_not_ended_for_the_time_tha
     world.blocks(second)
     await world.let_beating(0.9 * OVERDUE)
 
-    assert not world.sentences
+    assert not world.kill_reasons
 
     await world.let_beating(0.9 * OVERDUE)
 
-    assert [ref.id for ref, _ in world.sentences[0].causes] == ["second"]
+    assert [ref.id for ref, _ in world.kill_reasons[0].causes] == ["second"]
 
 
-async def test_nobody_is_ended_for_a_timeout_where_it_cannot_be_told_who_holds_the_interpreter() -> None:
+async def test_no_run_is_killed_for_a_timeout_if_the_gil_holder_is_unknown() -> None:
     world = World(max_block=20.0)
     # Two runs of the function that is on the loop.
     await world.claim("one", timeout=1 * SECOND)
     await world.claim("two", timeout=1 * SECOND)
     await world.let(15)
 
-    assert not world.sentences
+    assert not world.kill_reasons
     assert min(await world.lease_left("one"), await world.lease_left("two")) > 0
 
     await world.let(10)
 
-    [kill_reason] = world.sentences
+    [kill_reason] = world.kill_reasons
     assert (kill_reason.reason, kill_reason.causes) == ("loop_blocked", ())
 
 
@@ -358,7 +358,7 @@ async def test_who_is_known_to_have_blocked_the_loop_beyond_its_limit_is_named()
     world.blocks(await world.claim("hog"))
     await world.let_beating(10)
 
-    [kill_reason] = world.sentences
+    [kill_reason] = world.kill_reasons
     assert (kill_reason.reason, [ref.id for ref, _ in kill_reason.causes]) == ("loop_blocked", ["hog"])
 
 
@@ -366,7 +366,7 @@ async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world
     await world.claim("slow", timeout=1 * SECOND)
     await world.let(5 * OVERDUE, turning=True)
 
-    assert not world.sentences
+    assert not world.kill_reasons
 
 
 async def test_who_holds_the_interpreter_is_named_once_with_the_line(

@@ -1,4 +1,4 @@
-"""What a burial does, and what is known of it, where the storage does not answer."""
+"""What a recovery does, and what is known of it, where the storage does not answer."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
     claimed = 0
     while claimed < held:
         claimed += len((await storage.exchange(WORKER, (), ClaimRequest((new_job("x").queue,), held))).leases)
-    logger = logging.getLogger("burial")
+    logger = logging.getLogger("recovery")
     return (
         clock,
         storage,
@@ -74,7 +74,7 @@ async def stand(held: int) -> tuple[ManualClock, Mute, CrashRecovery]:
 
 
 @pytest.mark.parametrize(("held", "lost", "done"), [(2, 0, True), (0, 0, True), (2, 1, True), (2, 2, False)])
-async def test_a_burial_whose_answers_are_lost_tells_how_many_jobs_it_took_all_the_same(
+async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
     held: int, lost: int, done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, storage, recovery = await stand(held)
@@ -114,7 +114,7 @@ async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_th
     assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [held]
 
 
-async def test_a_post_mortem_counts_to_the_death_and_not_to_the_burial_that_had_to_wait_for_the_storage() -> None:
+async def test_a_post_mortem_counts_until_the_death_not_until_the_recovery() -> None:
     clock, storage, recovery = await stand(1)
     clock.advance(2.0)
     died_at = clock.now()
@@ -158,7 +158,7 @@ async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answ
     assert [(job.state, job.owner, job.stalls) for job in page.jobs] == [(State.WAITING, None, 1)] * 3
 
 
-async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
+async def test_two_concurrent_recoveries_do_not_take_jobs_from_each_other() -> None:
     clock, storage, recovery = await stand(2)
     other = Owner("facefacefaceface", "host:8", "host", 8)
     await storage.enqueue([new_job("his")])
@@ -183,7 +183,7 @@ async def test_two_burials_at_once_take_nothing_from_each_other() -> None:
     }
 
 
-async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
+async def test_a_hundred_answered_recoveries_use_one_owner_id() -> None:
     clock, storage, recovery = await stand(0)
     takers: set[str] = set()
 
@@ -200,12 +200,12 @@ async def test_a_hundred_burials_that_were_answered_need_one_name() -> None:
     assert SUPERVISOR.id not in takers
 
 
-async def test_of_a_reclaim_that_is_not_answered_in_time_nobody_says_what_it_took() -> None:
+async def test_an_unanswered_reclaim_reports_an_unknown_number_of_jobs() -> None:
     clock = ManualClock()
     storage = Mute(clock=clock)
     storage.lost = 1_000
     recovery = CrashRecovery(
-        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("recovery"), metrics=MetricsRegistry()
     )
 
     assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), SECOND), storage, within=0.3) is None
@@ -223,7 +223,7 @@ class Deaf(Mute):
         return await super().exchange(owner, settlements, order)
 
 
-async def test_a_burial_that_can_settle_nothing_in_time_tells_what_it_took_all_the_same() -> None:
+async def test_a_recovery_that_settles_nothing_in_time_counts_its_jobs() -> None:
     clock, _, recovery = await stand(0)
     storage = Deaf(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])
@@ -243,7 +243,7 @@ async def test_a_run_that_had_not_begun_when_its_worker_left_runs_though_its_job
     await storage.enqueue([begun, waiting])
     await storage.exchange(WORKER, (), ClaimRequest((begun.queue,), 2))
     recovery = CrashRecovery(
-        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("burial"), metrics=MetricsRegistry()
+        SUPERVISOR, clock=clock, rng=Random(1), logger=logging.getLogger("recovery"), metrics=MetricsRegistry()
     )
     refs = [Ref(job.queue, job.id) for job in (begun, waiting)]
     runs = KnownRuns(frozenset(refs[:1]), waiting=frozenset(refs[1:]))

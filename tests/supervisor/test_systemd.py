@@ -67,7 +67,7 @@ def test_the_watchdog_of_another_process_is_not_ours() -> None:
     assert told.watchdog is None
 
 
-def test_a_systemd_that_does_not_listen_harms_nobody(tmp_path: Path) -> None:
+def test_notifications_that_systemd_does_not_accept_are_lost(tmp_path: Path) -> None:
     folder = tmp_path / "socket"
     folder.mkdir()
     for address in (tmp_path / "nowhere", folder):

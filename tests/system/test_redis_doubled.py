@@ -80,11 +80,13 @@ async def test_where_a_reclaim_arrives_twice_its_jobs_are_charged_to_the_death_a
     second = {verb("reclaim").sha.encode()}
     with Proxy(redis_server.port, seed=15, doubled=1.0, second=second) as proxy:
         storage = locate(f"redis://{proxy.address}/0")
-        logger = logging.getLogger("burial")
-        burial = CrashRecovery(supervisor, clock=SystemClock(), rng=Random(1), logger=logger, metrics=MetricsRegistry())
+        logger = logging.getLogger("recovery")
+        recovery = CrashRecovery(
+            supervisor, clock=SystemClock(), rng=Random(1), logger=logger, metrics=MetricsRegistry()
+        )
         for worker in workers:
             dead = DeadWorker(worker.id, worker.pid, ProcessExit(-9), time.time_ns() // 1000)
-            assert await burial.recover(dead, storage, within=30.0) == 3
+            assert await recovery.recover(dead, storage, within=30.0) == 3
         await storage.close()
     jobs = (await direct.find(Query(limit=100))).jobs
     stalled = [event for event in (await direct.events(limit=1_000)).events if isinstance(event, JobStalled)]

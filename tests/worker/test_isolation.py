@@ -168,7 +168,7 @@ async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any
 
 
 @pytest.mark.parametrize("task", ["heeding", "deaf", "busy", "tidy"])
-async def test_a_timeout_gives_the_slot_back_within_two_seconds_whatever_the_handler_does(mod: Any, task: str) -> None:
+async def test_a_timeout_frees_its_place_within_two_seconds(mod: Any, task: str) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         # The process is there already; how long one takes to start is another matter.
         pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
@@ -222,7 +222,7 @@ async def test_a_cancelled_plain_handler_is_ended_with_its_process(mod: Any) -> 
     assert record.finished - record.cancel_at < 3_000_000
 
 
-async def test_what_a_handler_has_started_is_told_to_end_before_it_is_killed(mod: Any, tmp_path: Path) -> None:
+async def test_child_processes_of_a_handler_get_sigterm_before_sigkill(mod: Any, tmp_path: Path) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.delegating.enqueue(str(tmp_path / "told"))
         detail = await over(mod.app, job.id)
@@ -273,7 +273,7 @@ async def test_a_run_that_is_lost_ends_with_its_process_although_the_loop_of_its
     assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "no_progress")]
 
 
-async def test_where_a_handler_was_is_told_of_it_when_its_process_has_died(mod: Any) -> None:
+async def test_the_crash_report_holds_the_position_of_the_handler(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.last_seen_here.enqueue()
         detail = await over(mod.app, job.id)
@@ -308,7 +308,7 @@ async def test_a_kill_for_memory_long_before_a_run_was_killed_is_not_said_to_be_
     assert (detail.runs[-1].detail or "").startswith("its process was killed by signal 9 (SIGKILL), cause unknown\n")
 
 
-async def test_a_run_whose_end_the_kernel_lets_nobody_see_has_died_all_the_same(mod: Any) -> None:
+async def test_a_run_without_an_exit_status_counts_as_died(mod: Any) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         async with mod.app, mod.app.worker():
@@ -321,7 +321,7 @@ async def test_a_run_whose_end_the_kernel_lets_nobody_see_has_died_all_the_same(
     assert (detail.runs[-1].detail or "").startswith("its process ended, and its exit status is unknown\n")
 
 
-async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_nobody(mod: Any) -> None:
+async def test_a_process_that_dies_between_runs_is_replaced_uncharged(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
         os.kill(pid, signal.SIGKILL)
@@ -333,7 +333,7 @@ async def test_a_process_that_dies_between_two_runs_is_replaced_and_charged_to_n
     assert detail.job.stalls == 0
 
 
-async def test_whoever_tells_all_processes_of_a_service_to_stop_does_not_end_a_run(mod: Any) -> None:
+async def test_a_stop_signal_to_the_whole_service_does_not_end_a_run(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         pid = (await (await mod.where.enqueue()).result(timeout=30))[0]
         job = await mod.sleeping.enqueue(0.5)
@@ -444,7 +444,7 @@ async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_
     assert caplog.text.count("restart it soon") == 1
 
 
-async def test_a_process_that_reads_nothing_any_more_is_given_up_however_much_it_was_to_be_told(
+async def test_a_process_that_stops_reading_is_killed_at_any_message_size(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.worker.isolation.isolated_run.BEGIN_TIMEOUT", 0.5)
@@ -561,7 +561,7 @@ async def test_a_task_whose_app_no_other_process_finds_is_refused_when_the_worke
         await app.worker().start()
 
 
-async def test_a_module_that_starts_a_worker_as_it_is_loaded_is_told_so(mod: Any, tmp_path: Path) -> None:
+async def test_a_module_that_starts_a_worker_when_loaded_gets_an_error(mod: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("GUARD", "True").replace("WAIT", "3s"))
     said = await ran(script)

@@ -47,9 +47,7 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
         ([("/usr/lib/python3.11/selectors.py", 468, "select"), ("/app/main.py", 3, "<module>")], "None"),
     ],
 )
-def test_the_line_of_a_handler_on_the_loop_is_told_from_what_is_ours(
-    stack: list[tuple[str, int, str]], said: str
-) -> None:
+def test_own_frames_do_not_count_as_the_handlers_position(stack: list[tuple[str, int, str]], said: str) -> None:
     assert str(on_loop([CodeLine(*one) for one in stack])) == said
     assert str(dumped(THREAD, stack).on_loop()) == said
 

@@ -77,7 +77,7 @@ def test_the_longest_names_have_room_on_every_line(scoreboard: Scoreboard) -> No
     assert [(run.ref, run.task) for run in scoreboard.runs()] == [(Ref(LONGEST, LONGEST), LONGEST)] * 3
 
 
-def test_a_full_slate_takes_no_more_and_a_wiped_line_is_free_again(scoreboard: Scoreboard) -> None:
+def test_a_full_scoreboard_refuses_runs_and_a_cleared_row_is_reused(scoreboard: Scoreboard) -> None:
     places = [scoreboard.write(lease(str(n)), way="loop", claimed_at=1.0, renewed_at=1.0) for n in range(3)]
 
     assert scoreboard.write(lease("late"), way="loop", claimed_at=1.0, renewed_at=1.0) is None
@@ -129,7 +129,7 @@ def test_none_that_had_begun_here_is_another_answer_than_not_to_know(scoreboard:
     assert known.apart == unknown.apart == {Ref("mail", "apart")}
 
 
-def test_a_renewal_by_the_watcher_counts_for_its_run_and_no_other(scoreboard: Scoreboard) -> None:
+def test_an_external_renewal_counts_only_for_its_run(scoreboard: Scoreboard) -> None:
     place = scoreboard.write(lease(fence=7), way="loop", claimed_at=1.0, renewed_at=1.0)
     assert place is not None
     (run,) = scoreboard.runs()
@@ -245,7 +245,7 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scorebo
     assert (process.returncode, said) == (0, "enough\n")
 
 
-def test_the_processes_of_slots_are_known_until_nothing_is_left_of_them() -> None:
+def test_isolated_processes_are_listed_until_they_have_ended() -> None:
     scoreboard = Scoreboard.new(1)
     for pid in (11, 12, 13):
         scoreboard.isolated_started(pid)

@@ -51,7 +51,7 @@ def test_no_other_error_is_taken_for_a_shortage() -> None:
         assert not is_shortage(error)
 
 
-def test_it_is_looked_once_a_second_and_told_once_for_each_shortage() -> None:
+def test_it_checks_each_second_and_reports_each_shortage_once() -> None:
     clock, told, looks, free = ManualClock(), list[str](), [0], [LEAST_FREE]
 
     def look() -> int:

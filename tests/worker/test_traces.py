@@ -159,7 +159,7 @@ async def test_a_deep_stack_is_cut_to_its_innermost_frames() -> None:
     assert functions(seen)[-1] == "sleep"
 
 
-async def test_only_what_is_new_is_told_and_nothing_of_a_run_that_has_not_lived_a_beat() -> None:
+async def test_only_new_stacks_are_returned_of_runs_older_than_a_beat() -> None:
     traces = Traces()
     second = asyncio.Event()
 

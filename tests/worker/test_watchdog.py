@@ -18,7 +18,7 @@ from tenure.worker.watchdog import Watchdog
 pytestmark = pytest.mark.system
 
 
-async def test_who_blocks_the_loop_is_named_once_with_the_line_and_the_lag_is_told(
+async def test_the_blocking_job_is_logged_once_with_its_line_and_the_lag(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = Tenure("memory://", timing=Timing(lease="2s"))
@@ -133,7 +133,7 @@ def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_
     assert monitor.blocked(1_000.0) == 0.0
 
 
-def test_the_slate_has_the_turns_too() -> None:
+def test_the_scoreboard_holds_the_turns() -> None:
     scoreboard = Scoreboard.new(1)
     LoopMonitor(scoreboard).turned(100.0, 0.25)
 
@@ -141,7 +141,7 @@ def test_the_slate_has_the_turns_too() -> None:
     scoreboard.close()
 
 
-def test_one_of_two_warns_whoever_comes_first() -> None:
+def test_only_the_first_of_worker_and_supervisor_warns() -> None:
     scoreboard, now = Scoreboard.new(1), SystemClock().uptime()
 
     assert scoreboard.worker_must_warn(now)
