@@ -91,7 +91,7 @@ class _Demo:
     async def run(self) -> Report:
         app, ours = tasks.make(self._url, queue=self._queue, diary=str(self._diary))
         if not app.storage.shared:
-            raise UsageError("memory lives in one process; use sqlite:///...")
+            raise UsageError("a memory storage belongs to one process; use sqlite:///...")
         known = await asyncio.to_thread(corpus, places())
         paths = rounds(known.files, self._plan.jobs, Random(self._plan.seed))
         async with app:
