@@ -76,7 +76,7 @@ def test_on_a_cluster_who_leads_each_cell_is_named_once(there: Terminal, cluster
     lines = there.run("info", "--url", cluster_url).stdout.splitlines()
 
     assert cells > 1
-    assert any(line.startswith(f"leader: one ({cells} cells), last swept") for line in lines)
+    assert any(line.startswith(f"leader: one ({cells} partitions), last swept") for line in lines)
 
 
 FAST = """

@@ -28,15 +28,15 @@ def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_u
 
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{redis_url} is at schema 2, nothing to do\n"
-    assert "schema 2 in 1 cell" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
+    assert "schema 2 in 1 partition" in there.run("doctor", env={"TENURE_URL": redis_url}).stdout
 
 
 @pytest.mark.redis
 def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url: str) -> None:
     server, _, namespace = redis_url.partition("?namespace=")
     with client_of(server) as client:
-        client.set(f"{{{namespace}}}:schema", "schema 7 in 1 cell")
+        client.set(f"{{{namespace}}}:schema", "schema 7 in 1 partition")
         refused = there.refused("migrate", env={"TENURE_URL": redis_url}, code=1)
 
-        assert "holds jobs of schema 7 in 1 cell" in refused
+        assert "holds jobs of schema 7 in 1 partition" in refused
         assert command(client, "KEYS", f"*{namespace}*") == [f"{{{namespace}}}:schema".encode()]

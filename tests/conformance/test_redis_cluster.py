@@ -20,7 +20,7 @@ class TestRedisCluster(StorageConformance):
 
     @pytest.fixture
     async def storage(self, clock: ManualClock, cluster_url: str) -> AsyncIterator[Storage]:
-        storage = RedisStorage(read(f"{cluster_url}&cells=3"), clock=clock)
+        storage = RedisStorage(read(f"{cluster_url}&partitions=3"), clock=clock)
         await storage.open()
         yield storage
         assert await told_of(storage, JobRepaired) == []

@@ -116,7 +116,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     WorkerStopped(owner=OWNER, released=3),
     WorkerDied(owner=OWNER, host="h", pid=7, signal=9, status=None, peak_memory=2**33, jobs=3),
     WorkerHung(owner=OWNER, blocked_for=600.5, stack="somewhere"),
-    StorageReplaced(partition="cell 3", old="0123456789abcdef", new="fedcba9876543210"),
+    StorageReplaced(partition="partition 3", old="0123456789abcdef", new="fedcba9876543210"),
     StorageRewound(partition="*", by=16),
     StorageLogDeleted(partition="*"),
     WorkerFailed(error="out of reach", retry_in=0.05),

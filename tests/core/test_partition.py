@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from tenure.core.events import StorageReplaced, StorageRewound
 from tenure.core.partition import PartitionState, compare
 
-SEEN = PartitionState("cell 2", "0123", 1_000, last_event=50, last_event_at=7_000)
+SEEN = PartitionState("partition 2", "0123", 1_000, last_event=50, last_event_at=7_000)
 
 
 def test_the_same_partition_whose_log_went_on_is_well() -> None:
@@ -17,13 +17,13 @@ def test_another_identity_is_another_partition_however_long_its_log_is() -> None
     for last in (0, 50, 90):
         now = replace(SEEN, identity="4567", last_event=last, continues=last > 0)
 
-        assert compare(SEEN, now) == StorageReplaced(partition="cell 2", old="0123", new="4567")
+        assert compare(SEEN, now) == StorageReplaced(partition="partition 2", old="0123", new="4567")
 
 
 def test_a_log_that_ends_before_what_was_seen_or_read_went_back_in_time() -> None:
-    assert compare(SEEN, replace(SEEN, last_event=47)) == StorageRewound(partition="cell 2", by=3)
-    assert compare(SEEN, replace(SEEN, last_event=52), read=54) == StorageRewound(partition="cell 2", by=2)
+    assert compare(SEEN, replace(SEEN, last_event=47)) == StorageRewound(partition="partition 2", by=3)
+    assert compare(SEEN, replace(SEEN, last_event=52), read=54) == StorageRewound(partition="partition 2", by=2)
 
 
 def test_a_log_that_holds_another_event_in_that_place_went_back_in_time() -> None:
-    assert compare(SEEN, replace(SEEN, last_event=80, continues=False)) == StorageRewound(partition="cell 2", by=0)
+    assert compare(SEEN, replace(SEEN, last_event=80, continues=False)) == StorageRewound(partition="partition 2", by=0)

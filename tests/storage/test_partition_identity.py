@@ -291,25 +291,25 @@ def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
     told: list[PartitionEvent] = []
     places: list[tuple[int, int]] = []
     watch = watch_of(told, rewound=lambda place, last: places.append((place, last)))
-    state = PartitionState("cell 1", "0123", 1, last_event=20, place=1)
+    state = PartitionState("partition 1", "0123", 1, last_event=20, place=1)
     watch.compare((state,), ())
     watch.compare((replace(state, last_event=15),), ())
 
-    assert told == [StorageRewound(partition="cell 1", by=5)]
+    assert told == [StorageRewound(partition="partition 1", by=5)]
     assert places == [(1, 15)]
 
 
 def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
     clock = ManualClock()
     watch = watch_of([], clock=clock)
-    states = [PartitionState(f"cell {place}", f"{place}123", 1, place=place) for place in range(3)]
+    states = [PartitionState(f"partition {place}", f"{place}123", 1, place=place) for place in range(3)]
     watch.compare(tuple(states), ())
     watch.compare(tuple(replace(state, identity="4567") for state in states[:2]), ())
     kept = watch.alarm
     clock.advance(3600)
 
-    assert "partition cell 0 " in kept
-    assert "partition cell 1 " in kept
+    assert "partition 0 of" in kept
+    assert "partition 1 of" in kept
     assert watch.alarm == ""
 
 

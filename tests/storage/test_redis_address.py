@@ -51,16 +51,16 @@ PLAIN = read("redis://localhost")
             ),
         ),
         (
-            "rediss+cluster://one:7000,[::1]:7001?cells=4",
+            "rediss+cluster://one:7000,[::1]:7001?partitions=4",
             replace(
                 PLAIN,
                 kind="cluster",
                 places=(ServerAddress("one", 7000), ServerAddress("::1", 7001)),
-                cells=4,
+                partitions=4,
                 tls=Tls(),
             ),
         ),
-        ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(ServerAddress("one", 6379),), cells=16)),
+        ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(ServerAddress("one", 6379),), partitions=16)),
     ],
 )
 def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, said: RedisAddress) -> None:
@@ -72,7 +72,7 @@ def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, said:
 def test_a_cluster_has_cells_and_anything_else_has_one() -> None:
     assert read("redis://localhost?namespace=shop").bases == ("{shop}",)
     assert read("redis+sentinel://localhost/main").bases == ("{tenure}",)
-    assert read("redis+cluster://localhost?cells=3").bases == ("{tenure:0}", "{tenure:1}", "{tenure:2}")
+    assert read("redis+cluster://localhost?partitions=3").bases == ("{tenure:0}", "{tenure:1}", "{tenure:2}")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_password_is_shown(url: str, shown: str) -> None:
     ("url", "named"),
     [
         ("redis://localhost?namespce=shop", "unknown option 'namespce'"),
-        ("redis://localhost?cells=4", "unknown option 'cells'"),
+        ("redis://localhost?partitions=4", "unknown option 'partitions'"),
         ("redis://localhost?sentinel_password=x", "unknown option 'sentinel_password'"),
         ("redis://localhost?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
         ("redis://localhost?namespace={a}", "without braces"),
@@ -113,7 +113,7 @@ def test_no_password_is_shown(url: str, shown: str) -> None:
         ("redis+cluster://one/1", "no databases"),
         ("redis+cluster://one?db=1", "names a database"),
         ("redis+cluster://", "without a name"),
-        ("redis+cluster://one?cells=0", "1 to 1,024"),
+        ("redis+cluster://one?partitions=0", "1 to 1,024"),
         ("redis+sentinel://one", "names no service"),
         ("redis+sentinel://one//0", "names no service"),
         ("rediss://localhost?ssl_cert_reqs=maybe", '"required" or "none"'),
@@ -129,13 +129,13 @@ def test_an_address_that_cannot_be_is_refused_naming_what_is_wrong(url: str, nam
 
 def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError) as one:
-        read("redis://localhost?cells=4")
+        read("redis://localhost?partitions=4")
     with pytest.raises(UsageError) as many:
         read("rediss+cluster://localhost?namespce=shop")
 
     assert "here may be namespace, durability, allow_unchecked" in str(one.value)
-    assert "cells" not in str(one.value).partition("here may be")[2]
-    assert "cells" in str(many.value)
+    assert "partitions" not in str(one.value).partition("here may be")[2]
+    assert "partitions" in str(many.value)
     assert "ssl_ca_certs" in str(many.value)
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_option_is_refused_with_those_that_there_are() -> None:
     ("url", "kind", "right"),
     [
         ("rediss://app:hidden@a/3?namespace=shop", "cluster", "rediss+cluster://app:***@b:7000?namespace=shop"),
-        ("valkey+cluster://a?cells=4&namespace=shop", "server", "valkey://b:7000?namespace=shop"),
+        ("valkey+cluster://a?partitions=4&namespace=shop", "server", "valkey://b:7000?namespace=shop"),
         ("redis://:hidden@a?durability=ack", "sentinel", "redis+sentinel://:***@b:7000/NAME?durability=ack"),
     ],
 )

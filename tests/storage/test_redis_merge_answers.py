@@ -175,7 +175,7 @@ def test_a_page_that_is_just_full_is_the_last() -> None:
 
 
 def test_a_survey_of_all_cells_has_what_each_has() -> None:
-    terms = [Term(f"cell {number}", "o", 1, 9) for number in range(2)]
+    terms = [Term(f"partition {number}", "o", 1, 9) for number in range(2)]
     alice, bob = (WorkerSurvey(owner=Owner(name), started=at) for name, at in (("alice", 5), ("bob", 3)))
     rate = RateKey("task:t", 5)
     one = Survey(

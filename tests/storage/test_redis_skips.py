@@ -56,7 +56,7 @@ async def make_cell(clock: ManualClock, redis_url: str) -> AsyncIterator[MakeCel
 
     def make() -> Partition:
         base = "{" + f"{address.namespace}:{len(made)}" + "}"
-        made.append(Partition(connections, base, scope=f"cell {len(made)}", clock=clock))
+        made.append(Partition(connections, base, scope=f"partition {len(made)}", clock=clock))
         return made[-1]
 
     yield make

@@ -45,7 +45,7 @@ async def storage(cluster_url: str) -> AsyncIterator[RedisStorage]:
 
 def scopes(storage: RedisStorage, *queues: str) -> set[str]:
     bases = storage.bases_of("any")
-    return {f"cell {bases.index(base)}" for queue in queues for base in storage.bases_of(f"queue:{queue}")}
+    return {f"partition {bases.index(base)}" for queue in queues for base in storage.bases_of(f"queue:{queue}")}
 
 
 def led(swept: SweepResult) -> set[str]:

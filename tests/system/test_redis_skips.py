@@ -27,7 +27,7 @@ async def leader_of_skipped(here: Farm, queue: str) -> int | None:
     storage = here.storage
     assert isinstance(storage, RedisStorage)
     [base] = storage.bases_of(f"queue:{queue}")
-    scope = f"cell {read(here.url).bases.index(base)}"
+    scope = f"partition {read(here.url).bases.index(base)}"
     survey = await here.survey()
     pids = {worker.owner.id: worker.owner.pid for worker in survey.workers}
     longest = TIMING.leader_ttl.total_seconds() * SECOND

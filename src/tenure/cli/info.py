@@ -179,7 +179,7 @@ def _slow(info: InfoView) -> list[str]:
 def _leading(info: InfoView) -> str:
     names = {worker.owner: worker.name for worker in info.workers}
     # On a Redis Cluster each partition has a leader, usually the same one.
-    cells = Counter(names.get(leader.owner, leader.owner) for leader in info.leaders)
-    leaders = ", ".join(name if count == 1 else f"{name} ({count} cells)" for name, count in cells.items())
+    partitions = Counter(names.get(leader.owner, leader.owner) for leader in info.leaders)
+    leaders = ", ".join(name if count == 1 else f"{name} ({count} partitions)" for name, count in partitions.items())
     swept = "never swept" if info.swept_ago is None else f"last swept {span_text(info.swept_ago)} ago"
     return f"leader: {leaders or 'none'}, {swept}"

@@ -63,11 +63,11 @@ class PartitionWatch:
             self._seen[now.partition] = now
             if now.trouble == LOG_LOST:
                 self._raise_alarm(
-                    now.partition, logging.ERROR, f"partition {now.partition} of the storage: {now.trouble}"
+                    now.partition, logging.ERROR, f"{_shown(now.partition)} of the storage: {now.trouble}"
                 )
                 self._announce(StorageLogDeleted(partition=now.partition))
             elif now.trouble:
-                self._logger.warning("worker %s: partition %s: %s", self._worker, now.partition, now.trouble)
+                self._logger.warning("worker %s: %s: %s", self._worker, _shown(now.partition), now.trouble)
             if seen is None:
                 continue
             read_to = read[now.place] if now.place < len(read) else 0
@@ -77,7 +77,7 @@ class PartitionWatch:
                     self._raise_alarm(
                         now.partition,
                         logging.CRITICAL,
-                        f"partition {now.partition} of the storage was replaced: identity {event.old} is now "
+                        f"{_shown(now.partition)} of the storage was replaced: identity {event.old} is now "
                         f"{event.new}, and everything that it held is lost",
                     )
                     self._replaced(now.place)
@@ -85,7 +85,7 @@ class PartitionWatch:
                     self._raise_alarm(
                         now.partition,
                         logging.WARNING,
-                        f"partition {now.partition} of the storage went back in time: event "
+                        f"{_shown(now.partition)} of the storage went back in time: event "
                         f"{max(seen.last_event, read_to)} was seen and is not in its log, which ends at "
                         f"{now.last_event}; acknowledged writes are lost",
                     )
@@ -99,3 +99,8 @@ class PartitionWatch:
     def _raise_alarm(self, partition: str, level: int, alarm: str) -> None:
         self._logger.log(level, "worker %s: %s", self._worker, alarm)
         self._alarms[partition] = alarm, self._clock.uptime()
+
+
+def _shown(partition: str) -> str:
+    """Return a partition's name in a message: "partition 3", or "partition *" for the only one."""
+    return partition if partition.startswith("partition ") else f"partition {partition}"

@@ -21,10 +21,10 @@ SCHEMES = frozenset(
     | {name + tls + way for name in ("redis", "valkey") for tls in ("", "s") for way in ("", "+sentinel", "+cluster")}
 )
 
-CELLS = 16
+PARTITIONS = 16
 """Number of hash slots over which the queues of a Cluster are spread, unless the address says otherwise."""
 
-MOST_CELLS = 1024
+MOST_PARTITIONS = 1024
 
 _PORTS: dict[Kind, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 
@@ -79,7 +79,7 @@ class RedisAddress:
     tls: Tls | None = None
     namespace: str = "tenure"
     durability: Durability = "ack"
-    cells: int = 1
+    partitions: int = 1
     allow_unchecked: bool = False
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class RedisAddress:
         """The prefix of each partition's keys: the hash tag that keeps a partition on one node."""
         if self.kind != "cluster":
             return ("{" + self.namespace + "}",)
-        return tuple("{" + f"{self.namespace}:{cell}" + "}" for cell in range(self.cells))
+        return tuple("{" + f"{self.namespace}:{partition}" + "}" for partition in range(self.partitions))
 
 
 def read(url: str) -> RedisAddress:
@@ -143,7 +143,9 @@ def read(url: str) -> RedisAddress:
         _tls(options, shown) if scheme.endswith("s") and scheme != "redis" else None,
         _namespace(options.pop("namespace", "tenure"), shown),
         _durability(options.pop("durability", "ack"), shown),
-        _number(options.pop("cells", str(CELLS)), "cells", shown, 1, MOST_CELLS) if kind == "cluster" else 1,
+        _number(options.pop("partitions", str(PARTITIONS)), "partitions", shown, 1, MOST_PARTITIONS)
+        if kind == "cluster"
+        else 1,
         _flag(options.pop("allow_unchecked", "0"), "allow_unchecked", shown),
     )
     if options:
@@ -195,7 +197,7 @@ def _known(kind: Kind, *, tls: bool) -> list[str]:
     return [
         *("namespace", "durability", "allow_unchecked", "db", "username", "password"),
         *(("sentinel_username", "sentinel_password") if kind == "sentinel" else ()),
-        *(("cells",) if kind == "cluster" else ()),
+        *(("partitions",) if kind == "cluster" else ()),
         *(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname") if tls else ()),
     ]
 

@@ -58,11 +58,11 @@ def _check(found: Sequence[Reply], ours: str, shown: str) -> None:
         if theirs != ours:
             raise SchemaMismatchError(
                 f"{shown} holds jobs of {theirs}, this was asked for {ours}; it was left untouched. Use the Tenure "
-                "that wrote them and the same number of cells, or another namespace"
+                "that wrote them and the same number of partitions, or another namespace"
             )
 
 
-async def examine_layout(connections: Connections, base: str, *, cells: int) -> list[Finding]:
+async def examine_layout(connections: Connections, base: str, *, partitions: int) -> list[Finding]:
     """Return a finding about a namespace's layout; none if the server cannot be asked, which is a finding elsewhere."""
     try:
         found = await connections.tell(base, "GET", f"{base}:schema")
@@ -70,13 +70,13 @@ async def examine_layout(connections: Connections, base: str, *, cells: int) -> 
         return []
     if found is None:
         return [Finding("ok", "schema", "nothing lies in the namespace yet")]
-    theirs, ours = cast(bytes, found).decode(errors="replace"), layout_of(cells)
+    theirs, ours = cast(bytes, found).decode(errors="replace"), layout_of(partitions)
     if theirs == ours:
         return [Finding("ok", "schema", ours)]
-    remedy = "use the Tenure that wrote them and the same number of cells, or another namespace"
+    remedy = "use the Tenure that wrote them and the same number of partitions, or another namespace"
     return [Finding("error", "schema", f"jobs of {theirs} lie there, this was asked for {ours}", remedy)]
 
 
-def layout_of(cells: int) -> str:
+def layout_of(partitions: int) -> str:
     """Return the layout text that is stored in each partition."""
-    return f"schema {VERSION} in {cells} {'cell' if cells == 1 else 'cells'}"
+    return f"schema {VERSION} in {partitions} {'partition' if partitions == 1 else 'partitions'}"

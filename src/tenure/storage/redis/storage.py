@@ -60,7 +60,7 @@ class RedisStorage:
             Partition(
                 self._connections,
                 base,
-                scope="*" if alone else f"cell {number}",
+                scope="*" if alone else f"partition {number}",
                 layout=layout_of(len(address.bases)),
                 clock=clock,
                 durable=durable,
@@ -97,7 +97,9 @@ class RedisStorage:
         findings = await self._checks.examine()
         # If the server was unreachable just now, do not wait for it a second time.
         if not any(finding.level == "error" and finding.subject == "server" for finding in findings):
-            findings += await examine_layout(self._connections, self._partitions[0].base, cells=len(self._partitions))
+            findings += await examine_layout(
+                self._connections, self._partitions[0].base, partitions=len(self._partitions)
+            )
             if deep:
                 findings += [await examine_types(self._connections, partition.base) for partition in self._partitions]
         return findings
@@ -190,8 +192,8 @@ class RedisStorage:
                 return (self._verbs.of(name.partition("\0")[0]).base,)
         return self._address.bases
 
-    def _schedule(self, cells: Sequence[Partition]) -> SweepSchedule:
-        return SweepSchedule(cells, self.notices)
+    def _schedule(self, partitions: Sequence[Partition]) -> SweepSchedule:
+        return SweepSchedule(partitions, self.notices)
 
     async def _opened(self) -> Partition | Partitions:
         if self._closed:
