@@ -355,7 +355,7 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
             await told("starts on", 2)
             assert await (await version.enqueue()).result(timeout=30) == 22
             save("this is no Python\n")
-            await told("is started when its code changes")
+            await told("retrying when the code changes")
             save(SHOP.format(version=4444))
             assert await (await version.enqueue()).result(timeout=30) == 4444
         worker.terminate()
@@ -364,7 +364,7 @@ async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_wait
         worker.kill()
 
     assert status == 0
-    assert re.findall(r"(\S+) changed: the workers", log.read_text()) == ["shop.py"] * 3
+    assert re.findall(r"(\S+) changed; replacing the workers", log.read_text()) == ["shop.py"] * 3
     assert [name for name in os.listdir(tmp_path / "__pycache__") if name.startswith("shop.")]
     assert log.read_text().count("starts on") == 3
 
