@@ -25,7 +25,7 @@ def test_ids_are_uuids_of_version_seven_in_the_order_they_were_made() -> None:
         assert (str(read), read.version, read.variant) == (text, 7, RFC_4122)
 
 
-def test_an_app_that_makes_ids_of_its_own_is_heeded_and_a_call_shows_them_but_not_its_payload() -> None:
+def test_an_app_may_make_its_own_ids_which_the_repr_of_a_call_shows() -> None:
     class Numbered(Tenure):
         def new_id(self) -> str:
             return "mine-1"
@@ -38,7 +38,7 @@ def test_an_app_that_makes_ids_of_its_own_is_heeded_and_a_call_shows_them_but_no
     assert repr(pay.call("4111 1111")) == "Call(task='pay', queue='default', id='mine-1')"
 
 
-def test_an_id_tells_its_millisecond_and_goes_on_when_the_clock_stands_still_or_steps_back() -> None:
+def test_ids_hold_their_millisecond_and_rise_when_the_clock_steps_back() -> None:
     clock = ManualClock()
     ids = JobIds(clock, Random(2))
     at = clock.now() // 1000

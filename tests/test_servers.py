@@ -102,7 +102,7 @@ def test_keys_move_with_their_slots_and_the_nodes_agree(redis_cluster: RedisClus
         source.command("GET", "{tag}:1")
 
 
-def test_a_script_that_names_a_key_which_never_exists_does_not_start_while_its_slot_moves(
+def test_a_script_with_a_missing_key_does_not_start_while_its_slot_moves(
     redis_cluster: RedisCluster,
 ) -> None:
     # With one key it would: here half a script is done, and on the other side it would see half of the keys.

@@ -62,6 +62,12 @@ BANNED = re.compile(
 ALLOWED = re.compile(r"allow word: \S")
 """A line may keep a banned word if it gives the reason behind these words."""
 
+LONGEST = 70
+"""Characters of a test name."""
+
+POOR_TEST_NAMES = 476
+"""How many test names are longer or contain banned words. It only falls: lower it when you rename some."""
+
 
 def files() -> list[Path]:
     """Return the files whose words count: the code that is shipped, the docs, the pages of the project."""
@@ -74,6 +80,16 @@ def banned_in(text: str) -> list[str]:
     """Return the banned words of a text, except those of lines that give a reason."""
     kept = "\n".join(line for line in text.split("\n") if not ALLOWED.search(line))
     return [" ".join(found.lower().split()) for found in BANNED.findall(kept)]
+
+
+def poor_test_names() -> list[str]:
+    """Return the test names that are too long or contain banned words, each with its file."""
+    found: list[str] = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE):
+            if len(name) > LONGEST or BANNED.search(name.replace("_", " ")):
+                found.append(f"{path.relative_to(ROOT)}::{name}")
+    return found
 
 
 def counted() -> dict[str, int]:
@@ -110,6 +126,13 @@ def test_no_file_gains_banned_words() -> None:
         f"{name}: {Counter(banned_in((ROOT / name).read_text())).most_common(3)}" for name in risen
     )
     assert not fallen, "banned words went; write the counts with `python -m tests.test_words`"
+
+
+def test_no_more_test_names_are_long_or_contain_banned_words() -> None:
+    """State behaviour in at most 70 characters, in the words of the field."""
+    poor = poor_test_names()
+
+    assert len(poor) <= POOR_TEST_NAMES, "\n".join(poor)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ ABOUT = About(
     settings={
         "all": "defaults: leases, fencing, history and events are on; completed jobs and results are kept for an hour, "
         "the newest 10,000",
-        "worker": "one process, no supervisor; so nobody sees its death but who misses its beats",
+        "worker": "one process, no supervisor, so its death is noticed only by its missing beats",
         "prefetch": "100 less the concurrency at most, which `tenure worker` has by default; a worker that has no "
-        "supervisor has to be told so",
+        "supervisor needs the option",
     },
     tight={"Timing": "lease 1 s, beat 0.25 s, grace 0.25 s, sweep 0.25 s"},
     recovery="27 s at most: lease 20 s, grace 3 s, two sweeps of 2 s (docs/howto/operate.md)",

@@ -158,11 +158,12 @@ def _head(found: Found) -> str:
     minutes = results.seconds / 60
     settings = ", ".join(f"{name} {value or 'nothing'}" for name, value in on.redis_settings.items())
     lines = [
-        "<!-- written by python -m benchmarks.peers.report; edit that, or measure anew -->",
+        "<!-- written by python -m benchmarks.peers.report; edit that, or measure again -->",
         "# Benchmarks",
         "",
         "Our queue and others on one machine, in one run, in rounds that shuffle them all. `make bench-peers` does the",
-        "same on yours, and [this page](../howto/benchmarks.md) tells how it measures, and to whom it is not fair.",
+        "same on yours, and [this page](../howto/benchmarks.md) says how it measures, and which queues it "
+        "puts at a disadvantage.",
         "Quote ratios, and of a run of your own: the figures are this machine's, and that day's.",
         "",
         "| | |",

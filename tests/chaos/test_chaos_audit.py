@@ -337,7 +337,7 @@ def test_who_cannot_hand_back_what_it_holds_is_a_cause_of_its_own() -> None:
     assert recovery.bound == BOUNDS.silence + BOUNDS.leave + 3 * SECOND + BOUNDS.outage
 
 
-def test_a_run_taken_from_the_reaper_that_had_taken_it_is_counted_from_what_its_worker_lost_it_by() -> None:
+def test_a_run_reclaimed_twice_is_counted_from_its_first_loss() -> None:
     case = honest()
     edit_event(case, JobStalled, "held", owner="reaper", silent_for=3.0, reason="process_died")
     # Its worker died as well, but by then it had lost the run.

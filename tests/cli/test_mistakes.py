@@ -127,7 +127,7 @@ def test_output_that_is_not_taken_is_one_line_on_stderr(there: Terminal) -> None
     assert one_line(said) == "error: stdout: No space left on device"
 
 
-def test_a_command_whose_output_is_closed_does_its_work_all_the_same(there: Terminal) -> None:
+def test_a_command_whose_output_is_closed_does_its_work_anyway(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     (there.place / "closed").write_text('exec "$@" >&-')
     done = there.ended("queues", "pause", "default", through=("sh", "closed"))

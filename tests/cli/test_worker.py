@@ -75,7 +75,7 @@ class Shy:
         raise RuntimeError("no")
 
 
-def test_a_line_of_what_no_json_can_hold_is_logged_all_the_same() -> None:
+def test_a_line_of_what_no_json_can_hold_is_logged_anyway() -> None:
     record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": Shy(), "count": 3})
     record_read = json.loads(JsonLines().format(record))
 

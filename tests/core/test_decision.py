@@ -274,7 +274,7 @@ def test_the_run_history_has_a_word_for_each_outcome(outcome: Outcome, end: RunE
 
 
 @pytest.mark.parametrize("reason", get_args(StallReason))
-def test_whoever_was_cut_off_with_its_process_runs_next_in_quarantine_but_not_who_kept_silent(
+def test_a_run_whose_process_died_runs_next_in_quarantine_a_silent_one_not(
     reason: StallReason,
 ) -> None:
     decision = decide(active(), Stalled(reason), Random(1))
@@ -365,7 +365,7 @@ def test_a_charge_restores_the_free_put_back(outcome: Outcome) -> None:
     assert not decision.put_back_used
 
 
-def test_an_error_that_tells_of_a_shortage_is_put_back_once_and_then_charged_like_any_other() -> None:
+def test_an_error_of_a_shortage_is_released_once_then_charged() -> None:
     first = decide(active(), SHORTAGE, Random(0))
     second = decide(structs.replace(active(), put_back_used=True), SHORTAGE, Random(0))
 

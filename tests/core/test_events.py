@@ -204,6 +204,6 @@ def leaves(kind: type[Event]) -> list[type[Event]]:
 @pytest.mark.parametrize(
     "body", ['{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}']
 )
-def test_what_cannot_be_read_is_an_event_all_the_same(body: str) -> None:
+def test_what_cannot_be_read_is_an_event_anyway(body: str) -> None:
     assert from_log(body) == UnreadableEvent(body=body)
     assert from_log(body.encode()) == UnreadableEvent(body=body)

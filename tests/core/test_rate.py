@@ -91,7 +91,7 @@ def test_a_rate_that_was_made_slower_forgets_nothing() -> None:
 
 
 @pytest.mark.parametrize("fast", [TENTH, RateKey("mail", 100_000, 5), RateKey("mail", 30_000_000)])
-def test_who_brings_a_faster_rate_of_the_same_name_heeds_what_a_slower_one_has_taken(fast: RateKey) -> None:
+def test_who_brings_a_faster_rate_of_the_same_name_obeys_what_a_slower_one_has_taken(fast: RateKey) -> None:
     slow = RateKey("mail", 60_000_000)
     until, began = RateReservation(), list[int]()
     for now in range(NOW, NOW + 600_000_000, 10_000):

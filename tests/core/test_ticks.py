@@ -45,9 +45,7 @@ def test_the_newest_missed_ticks_are_made_up_for_up_to_a_number() -> None:
 
 @pytest.mark.parametrize("late", [0, 1, GRACE])
 @pytest.mark.parametrize("missed", ["skip", "latest"])
-def test_a_tick_on_time_gets_its_job_whatever_the_policy_and_takes_the_place_of_the_missed(
-    missed: Missed, late: int
-) -> None:
+def test_a_tick_on_time_gets_its_job_under_each_policy(missed: Missed, late: int) -> None:
     assert after_an_outage(missed, late=late) == Turn((OUTAGE[-1],), 35, OUTAGE[-2])
 
 

@@ -95,7 +95,7 @@ def test_a_claim_opens_a_run_under_a_new_fence() -> None:
     assert (job.score, job.run_at, job.failures) == (WAITING.score, WAITING.run_at, WAITING.failures)
 
 
-def test_a_claim_by_a_clock_that_was_set_back_raises_the_fence_all_the_same() -> None:
+def test_a_claim_by_a_clock_that_was_set_back_raises_the_fence_anyway() -> None:
     again = claimed(structs.replace(WAITING, fence=LATER), BOB.id, NOW, None)
 
     assert again.fence == LATER + 1
@@ -163,7 +163,7 @@ def test_an_expiry_tells_how_long_the_job_might_wait_and_how_long_it_did(on_expi
     )
 
 
-def test_a_redriven_job_begins_anew_and_goes_on_counting_its_runs() -> None:
+def test_a_redriven_job_begins_again_and_goes_on_counting_its_runs() -> None:
     job = redriven(OVER, LATER)
 
     assert (job.state, job.run_at, job.score) == (State.WAITING, LATER, LATER - OVER.boost)

@@ -64,7 +64,7 @@ def test_the_work_can_be_ended_between_its_steps() -> None:
         examine(SOURCE, python=True, between=stop)
 
 
-def test_the_corpus_is_every_file_that_can_be_read_but_the_compiled_the_huge_and_others_packages(
+def test_the_corpus_leaves_out_compiled_huge_and_foreign_files(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.py").write_bytes(SOURCE)

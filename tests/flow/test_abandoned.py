@@ -78,7 +78,7 @@ def test_a_handler_that_swallows_its_timeout_loses_its_slot_two_seconds_later_an
     play(scenario)
 
 
-def test_a_handler_that_swallows_the_loss_of_its_lease_gives_its_slot_back_two_seconds_later(play: Play) -> None:
+def test_a_handler_that_ignores_a_lost_lease_frees_its_slot_after_2_s(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         runs: list[tuple[int, float]] = []
@@ -102,7 +102,7 @@ def test_a_handler_that_swallows_the_loss_of_its_lease_gives_its_slot_back_two_s
     play(scenario)
 
 
-def test_a_cancelled_handler_that_will_not_end_is_left_to_itself_after_half_a_minute_and_not_tidied_up(
+def test_a_handler_that_ignores_its_cancel_is_abandoned_after_30_s(
     play: Play,
 ) -> None:
     async def scenario(stage: Stage) -> None:

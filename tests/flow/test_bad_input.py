@@ -292,7 +292,7 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_without_a_text_is_recorded_all_the_same(play: Play) -> None:
+def test_an_exception_without_a_text_is_recorded_anyway(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 

@@ -420,7 +420,7 @@ def test_where_no_hint_comes_through_the_next_beat_tells() -> None:
     odd(scenario)
 
 
-def test_a_listener_that_fails_is_made_anew_without_haste() -> None:
+def test_a_listener_that_fails_is_made_again_without_haste() -> None:
     async def scenario(stage: Stage, storage: Odd) -> None:
         app = stage.app()
         storage.deaf = 5
@@ -518,7 +518,7 @@ def test_a_handler_cancels_its_own_job(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handler_that_finishes_in_spite_of_its_cancel_has_completed_and_no_hook_is_called(play: Play) -> None:
+def test_a_handler_that_finishes_despite_its_cancel_completes_without_hook(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         called: list[str] = []
@@ -609,7 +609,7 @@ def test_a_cancelled_handler_that_runs_into_its_timeout_is_cancelled(play: Play)
 # ── the hook ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_hook_is_called_after_the_handler_and_before_the_end_with_its_job_and_arguments(play: Play) -> None:
+def test_the_hook_is_called_between_handler_and_end_with_job_and_arguments(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         order: list[Any] = []
@@ -763,7 +763,7 @@ def test_a_hook_that_fails_is_logged_without_its_arguments_and_the_job_is_cancel
     play(scenario)
 
 
-def test_the_hook_is_called_when_the_handler_cancels_its_own_job_and_a_cancel_does_not_cut_it_short(
+def test_the_hook_runs_to_its_end_if_the_handler_cancels_its_own_job(
     play: Play,
 ) -> None:
     async def scenario(stage: Stage) -> None:

@@ -202,7 +202,7 @@ def test_nor_is_one_whose_storage_is_out_of_reach_for_all_and_comes_back(minutes
     on_closed(scenario)
 
 
-def test_one_that_alone_gets_no_answer_is_condemned_within_a_minute_and_a_quarter_which_is_on_record() -> None:
+def test_a_worker_that_alone_gets_no_answer_is_killed_within_75_s() -> None:
     async def scenario(
         stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
     ) -> None:

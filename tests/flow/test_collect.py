@@ -61,7 +61,7 @@ def test_calls_gather_until_none_has_come_for_the_delay_and_every_handle_resolve
     play(scenario)
 
 
-def test_a_full_batch_starts_at_once_and_the_next_call_begins_anew(play: Play) -> None:
+def test_a_full_batch_starts_at_once_and_the_next_call_begins_again(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
         app = stage.app(timing=FAST)

@@ -273,7 +273,7 @@ def test_faults_beyond_count_do_not_fill_the_memory(play: Play, monkeypatch: pyt
     play(scenario)
 
 
-def test_a_redrive_makes_budgets_and_ttl_anew_and_keeps_the_history(play: Play) -> None:
+def test_a_redrive_makes_budgets_and_ttl_again_and_keeps_the_history(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 

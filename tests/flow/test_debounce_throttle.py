@@ -203,7 +203,7 @@ def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handle_that_was_throttled_does_nothing_to_the_job_of_somebody_else(play: Play) -> None:
+def test_a_handle_that_was_throttled_does_nothing_to_the_job_of_someone_else(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))

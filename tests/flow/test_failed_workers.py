@@ -178,7 +178,7 @@ def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: p
     senseless(scenario)
 
 
-def test_what_was_done_when_the_loop_failed_is_recorded_all_the_same() -> None:
+def test_what_was_done_when_the_loop_failed_is_recorded_anyway() -> None:
     async def scenario(stage: Stage, storage: Senseless) -> None:
         app = stage.app()
 

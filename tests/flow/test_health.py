@@ -172,7 +172,7 @@ def test_head_says_the_same_without_a_body(play: Play) -> None:
 
 
 @pytest.mark.statement(47)
-def test_a_worker_is_shown_with_its_record_alive_and_when_its_beats_stop_stale_with_its_age(play: Play) -> None:
+def test_a_worker_is_shown_alive_and_stale_when_its_beats_stop(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         worker = app.worker(name="mine", concurrency=3, reaper=False)
@@ -282,9 +282,7 @@ def test_the_age_of_the_reaper_is_that_of_the_last_sweep(play: Play) -> None:
 
 @pytest.mark.statement(48)
 @pytest.mark.parametrize("status", [200, 503])
-def test_jobs_that_wait_while_no_worker_lives_are_degraded_with_the_status_that_was_chosen(
-    play: Play, status: DegradedIs
-) -> None:
+def test_waiting_jobs_without_a_worker_are_degraded_with_the_chosen_status(play: Play, status: DegradedIs) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         health = app.health(token=TOKEN, degraded_is=status)
@@ -350,7 +348,7 @@ def test_the_jobs_of_a_paused_queue_may_wait(play: Play) -> None:
 
 
 @pytest.mark.statement(50)
-def test_a_backlog_that_stays_above_its_threshold_for_too_long_is_unhealthy_until_it_has_recovered(play: Play) -> None:
+def test_a_lasting_backlog_is_unhealthy_until_it_has_recovered(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         health = app.health(token=TOKEN, backlog={"*": 100, "mail": 1}, for_="1m")
@@ -754,9 +752,7 @@ def test_a_storage_that_can_never_be_there_is_unreachable_and_said_once(
 
 
 @pytest.mark.parametrize("known", ["default", "paused", "served", "silent"])
-def test_a_queue_that_somebody_knows_is_well_without_jobs_and_one_that_nobody_knows_is_not(
-    play: Play, known: str
-) -> None:
+def test_a_known_queue_without_jobs_is_healthy_and_an_unknown_one_is_not(play: Play, known: str) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         health = app.health(token=TOKEN)

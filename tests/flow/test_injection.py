@@ -663,7 +663,7 @@ async def _notes_of_a_thread_left_to_itself(timeout: float) -> list[str] | None:
     return notes
 
 
-async def test_middleware_that_gives_a_thread_up_closes_nothing_under_it_and_no_hook_tidies_up_yet() -> None:
+async def test_nothing_closes_under_a_thread_that_middleware_abandoned() -> None:
     app = Tenure("memory://")
     go, closed = threading.Event(), threading.Event()
     notes: list[str] = []
@@ -701,7 +701,7 @@ async def test_middleware_that_gives_a_thread_up_closes_nothing_under_it_and_no_
     assert notes == ["handler ended", "closed"]
 
 
-async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_all_the_same() -> None:
+async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_anyway() -> None:
     app = Tenure("memory://", timing=Timing.fast())
     opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()

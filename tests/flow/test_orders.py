@@ -101,7 +101,7 @@ def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play)
     play(scenario)
 
 
-def test_a_worker_that_is_worn_out_heeds_an_order_to_stop_and_waits_for_its_runs_no_more(play: Play) -> None:
+def test_a_recycling_worker_obeys_stop_and_does_not_wait_for_its_runs(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = napping(stage.app(timing=FAST))
         worker = app.worker(max_jobs=1, drain=2)

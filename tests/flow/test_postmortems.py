@@ -201,7 +201,7 @@ async def test_a_hung_process_that_was_killed_has_its_loop_to_blame() -> None:
     )
 
 
-async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neighbours_are_handed_back() -> None:
+async def test_a_run_killed_at_its_timeout_timed_out_and_others_are_released() -> None:
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     lease, other = await held(storage, "send", "resize", timeout=10 * SECOND)
@@ -224,7 +224,7 @@ async def test_a_run_that_was_killed_for_its_timeout_has_timed_out_and_its_neigh
     assert [event.id for event in released] == [other.job.id]
 
 
-async def test_who_was_elsewhere_or_had_not_even_arrived_is_not_charged_for_the_death_of_a_worker() -> None:
+async def test_isolated_or_undelivered_runs_are_not_charged_for_a_worker_death() -> None:
     storage = MemoryStorage()
     alone, beside = await held(storage, "send", "resize")
     witness = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
@@ -277,7 +277,7 @@ async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: 
     assert detail.job.stalls == 1
 
 
-async def test_where_it_is_known_that_none_had_begun_in_the_worker_none_is_charged_for_its_death() -> None:
+async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
     storage = MemoryStorage()
     apart, waiting, unheard = await held(storage, "send", "resize", "resize")
     witness = CrashEvidence(
@@ -299,7 +299,7 @@ async def test_where_some_runs_are_unknown_those_are_charged_that_are_not_known_
     assert [(job.releases, job.stalls) for job in jobs] == [(1, 0), (1, 0), (0, 1)]
 
 
-async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in_which_it_had_not_begun() -> None:
+async def test_an_unbegun_job_runs_after_its_worker_died_although_it_runs_once() -> None:
     storage = MemoryStorage()
     policy = Policy(on_worker_lost="fail")
     apart, waiting = await held(storage, "send", "resize", policy=policy)
@@ -313,7 +313,7 @@ async def test_a_job_that_must_not_run_twice_runs_after_the_death_of_a_worker_in
     assert (free.state, free.releases) == (State.WAITING, 1)
 
 
-async def test_what_ran_elsewhere_or_had_not_begun_is_not_said_to_have_run_beside_a_run_that_died() -> None:
+async def test_a_post_mortem_leaves_out_isolated_and_unbegun_runs() -> None:
     storage = MemoryStorage()
     alone, one, other = await held(storage, "send", "resize", "resize")
     witness = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))

@@ -89,7 +89,7 @@ def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) 
     play(scenario)
 
 
-def test_what_waits_too_long_behind_longer_runs_is_handed_back_and_another_worker_begins_it(play: Play) -> None:
+def test_a_prefetched_job_that_waits_too_long_is_released_to_another(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work, other = Short(stage.app()), Short(stage.app())
         await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD))
@@ -212,7 +212,7 @@ def test_a_worker_without_a_supervisor_claims_none_ahead_unless_it_is_told_to(pl
     play(scenario)
 
 
-def test_a_job_at_hand_whose_lease_ran_out_while_its_process_was_paused_is_not_begun_there(play: Play) -> None:
+def test_a_prefetched_job_whose_lease_ran_out_in_a_pause_does_not_begin(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work, other = Short(stage.app(timing=FAST)), Short(stage.app(timing=FAST))
         worker = work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD)

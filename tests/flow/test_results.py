@@ -391,7 +391,7 @@ class Full(MemoryStorage):
         return await super().exchange(owner, settlements, order)
 
 
-def test_with_the_disk_full_enqueueing_is_refused_and_outcomes_are_kept_until_there_is_room() -> None:
+def test_a_full_disk_refuses_enqueueing_and_delays_outcomes() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Full(clock=clock)

@@ -86,7 +86,7 @@ def test_a_leader_that_dies_in_its_tick_neither_loses_nor_doubles_it(when: str) 
 
 
 @pytest.mark.fault("W-T19")
-def test_a_leader_that_does_not_know_the_task_serves_its_schedule_all_the_same(play: Play) -> None:
+def test_a_leader_that_does_not_know_the_task_serves_its_schedule_anyway(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
         async with sweeping(app):
@@ -195,7 +195,7 @@ class Distant(MemoryStorage):
 
 @pytest.mark.slow
 @pytest.mark.fault("W-T19", "W-T20")
-def test_ten_schedulers_whose_leader_is_killed_or_paused_again_and_again_make_3600_jobs_of_an_hour() -> None:
+def test_ten_schedulers_with_dying_leaders_make_3600_jobs_in_an_hour() -> None:
     async def main(loop: SimLoop) -> None:
         clock, dice = SimClock(loop), Random("an hour")
         stage = Stage(loop, clock, Distant(loop, clock, dice))
@@ -330,7 +330,7 @@ def test_a_schedule_that_the_storage_refuses_holds_up_nothing_else() -> None:
     simulate(main)
 
 
-def test_a_reaper_rests_though_the_storage_refuses_more_ticks_than_it_makes_up_for_in_a_step() -> None:
+def test_a_reaper_pauses_although_the_storage_refuses_many_ticks() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         stage = Stage(loop, clock, Refusing(clock=clock))

@@ -381,7 +381,7 @@ def behind_a_door(scenario: Callable[[Stage, Closed], Coroutine[Any, Any, None]]
 @STUBBORN
 @pytest.mark.fault("W-B13")
 @pytest.mark.statement(94)
-def test_a_worker_whose_storage_takes_nothing_leaves_within_5_s_of_its_drain_and_loses_nothing(
+def test_a_worker_without_a_storage_leaves_within_5_s_of_its_drain(
     closed: Literal["refuses", "hangs"], stubborn: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(stage: Stage, storage: Closed) -> None:

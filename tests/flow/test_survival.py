@@ -157,7 +157,7 @@ def test_an_outcome_that_cannot_be_recorded_holds_up_no_other_and_fails_visibly(
     wayward(scenario)
 
 
-def test_a_run_of_which_nothing_can_be_recorded_stalls_and_is_not_handed_back_as_one_that_never_began() -> None:
+def test_a_run_that_cannot_be_recorded_stalls_and_is_not_released() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app(timing=FAST)
         runs: list[int] = []
@@ -607,7 +607,7 @@ def test_a_run_cut_off_is_trusted_no_longer_than_its_progress_clock() -> None:
     wayward(scenario)
 
 
-def test_what_is_cancelled_and_cut_off_tidies_up_no_longer_than_nothing_can_run_beside_it() -> None:
+def test_a_cut_off_run_cleans_up_only_while_no_other_run_can_begin() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app, other = stage.app(timing=FAST), stage.app(timing=FAST)
         times: list[tuple[int, str, float]] = []

@@ -77,7 +77,7 @@ async def test_several_calls_take_one_connection_and_come_back_in_order(
 
 
 @pytest.mark.usefixtures("either_reader")
-async def test_a_server_that_forgot_its_scripts_is_told_them_again_also_in_the_midst_of_many_calls(
+async def test_a_server_that_lost_its_scripts_gets_them_again_amid_many_calls(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     connections = connect(redis_server.url)
@@ -125,7 +125,7 @@ async def test_connections_that_the_server_has_cut_are_not_used_again(
     assert await connections.call(READ, base) == b"15"
 
 
-async def test_a_server_that_is_gone_is_unavailable_and_told_by_its_address_without_the_password(
+async def test_an_unavailable_server_is_named_by_its_address_without_password(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     connections = connect(redis_server.url.replace("//", "//:secret@"))
@@ -244,7 +244,7 @@ async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_f
 
 
 @pytest.mark.usefixtures("either_reader")
-async def test_a_connection_that_is_silent_while_the_server_answers_on_another_is_given_up_early(
+async def test_a_silent_connection_is_closed_early_if_another_is_answered(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SILENT", 0.2)

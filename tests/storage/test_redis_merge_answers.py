@@ -208,7 +208,7 @@ def test_a_survey_of_all_cells_has_what_each_has() -> None:
     )
 
 
-def test_the_sweeping_is_as_old_as_in_the_cell_that_has_waited_for_longest_of_those_with_work() -> None:
+def test_the_last_sweep_is_that_of_the_partition_with_work_swept_first() -> None:
     busy = (QueueSurvey(queue="q", counts={State.ACTIVE: 1}),)
     told = (QueueSurvey(queue="q", settings=Settings(paused=True)),)
 

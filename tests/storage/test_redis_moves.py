@@ -54,7 +54,7 @@ async def test_a_node_that_forgot_its_scripts_is_told_them_again(connect: Connec
     assert await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases]) == [2] * 16
 
 
-async def test_cells_that_have_moved_are_found_and_not_one_call_is_lost_or_made_twice_meanwhile(
+async def test_moved_partitions_are_found_and_no_call_is_lost_or_made_twice(
     connect: Connect, redis_cluster: RedisCluster
 ) -> None:
     connections = connect(redis_cluster.url)

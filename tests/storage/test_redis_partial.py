@@ -153,7 +153,7 @@ async def stalls(storage: RedisStorage) -> list[JobStalled]:
 
 
 @pytest.mark.parametrize("cuts", [1, 2])
-async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_that_told_of_them_was_lost(
+async def test_jobs_of_a_dead_worker_are_free_in_a_second_after_a_lost_answer(
     redis_server: RedisServer, cuts: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(redis_server.port) as proxy:
@@ -182,7 +182,7 @@ async def test_the_jobs_of_the_dead_are_free_within_a_second_though_the_answer_t
     assert redis_server.command("KEYS", "*:held:*") == []
 
 
-async def test_a_shard_that_says_nothing_keeps_no_job_of_the_dead_in_another_from_being_taken_back(
+async def test_a_silent_shard_delays_no_recovery_of_jobs_in_another_shard(
     start_cluster: Callable[..., RedisCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis_cluster = start_cluster(cluster_require_full_coverage=False)
@@ -229,7 +229,7 @@ def owner_on(cluster: RedisCluster, storage: RedisStorage, queue: str) -> Owner:
 
 
 @pytest.mark.parametrize("home", ["here", "there"])
-async def test_a_shard_that_says_nothing_is_reported_and_keeps_no_renewal_of_another_for_longer_than_its_limit(
+async def test_a_silent_shard_is_reported_and_delays_no_renewal_beyond_its_limit(
     start_cluster: Callable[..., RedisCluster], home: str
 ) -> None:
     redis_cluster = start_cluster(cluster_require_full_coverage=False)

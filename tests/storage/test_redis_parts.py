@@ -197,7 +197,7 @@ async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_cl
     assert wire.calls["exchange"] > 2
 
 
-async def test_settlements_and_renewals_that_are_long_to_read_get_done_all_the_same(cell: Partition) -> None:
+async def test_settlements_and_renewals_that_are_long_to_read_get_done_anyway(cell: Partition) -> None:
     leases = await held(cell, 20)
     line = (NewLogLine("info", "x" * 30_000, {}),)
     pulse = await cell.renew(

@@ -216,7 +216,7 @@ async def test_what_cannot_be_read_is_shown_as_it_is_and_holds_nothing_up(
     assert isinstance(after, QueuePaused)
 
 
-async def test_a_log_that_somebody_has_cut_about_is_read_to_its_end(redis_url: str) -> None:
+async def test_a_log_that_someone_has_cut_about_is_read_to_its_end(redis_url: str) -> None:
     storage = RedisStorage(read(redis_url))
     server, _, namespace = redis_url.partition("?")
     for number in range(9):

@@ -73,7 +73,7 @@ async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: 
     assert await parked(storage) == full
 
 
-async def test_more_revisions_than_a_script_makes_are_made_all_the_same(storage: RedisStorage) -> None:
+async def test_more_revisions_than_a_script_makes_are_made_anyway(storage: RedisStorage) -> None:
     jobs = [job(f"{n:03}") for n in range(2 * REVISIONS_PER_CALL + 20)]
     await storage.enqueue(jobs)
     cancelled = await storage.revise([CancelJob(one.ref) for one in (*jobs, jobs[0])])

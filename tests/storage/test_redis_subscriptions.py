@@ -177,7 +177,7 @@ async def test_a_topic_that_is_left_and_listened_to_again_is_heard(hear: Hear, r
     stays.close()
 
 
-async def test_a_line_that_breaks_is_laid_anew_and_its_listeners_are_told_once(
+async def test_a_line_that_breaks_is_laid_again_and_its_listeners_are_told_once(
     hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = hear(redis_server.url).listen(["queue:mail"])
@@ -330,7 +330,7 @@ async def test_the_line_is_hung_up_a_while_after_nobody_listens(
         await until(lambda: redis_server.command("INFO", "clients")["connected_clients"] == 1)
 
 
-async def test_closing_ends_every_task_and_whoever_still_listens_is_told_again_after_it_goes_on(
+async def test_closing_ends_every_task_and_listeners_are_notified_after_resume(
     hear: Hear, redis_server: RedisServer
 ) -> None:
     ear = hear(redis_server.url)

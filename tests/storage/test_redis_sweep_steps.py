@@ -106,7 +106,7 @@ BROKEN: dict[str, tuple[Callable[[Cell], object], str]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_what_somebody_broke_of_a_waiting_job_is_mended_and_told(cell: Cell, broken: str) -> None:
+async def test_what_someone_broke_of_a_waiting_job_is_mended_and_told(cell: Cell, broken: str) -> None:
     breaking, found = BROKEN[broken]
     await enqueue(cell.storage, new_job(keys=(Key("k"),)), new_job("other", queue="other"))
     breaking(cell)
@@ -357,7 +357,7 @@ async def test_what_beats_keep_beside_the_record_goes_with_the_run(cell: Cell, c
     assert not cell.client.exists(cell.key("leases"))
 
 
-async def test_a_beat_comes_upon_what_somebody_asks_between_two(cell: Cell) -> None:
+async def test_a_beat_comes_upon_what_someone_asks_between_two(cell: Cell) -> None:
     lease = await start(cell.storage)
     beats = [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
     await cell.storage.revise([CancelJob(lease.ref, "enough")])
@@ -366,7 +366,7 @@ async def test_a_beat_comes_upon_what_somebody_asks_between_two(cell: Cell) -> N
     assert [[asked.reason for asked in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
 
 
-async def test_keys_that_get_much_room_at_once_are_filled_by_and_by_though_others_stand_in_line(cell: Cell) -> None:
+async def test_keys_with_a_raised_limit_fill_step_by_step_with_others_waiting(cell: Cell) -> None:
     names = ("one", "two", "three")
     for name in names:
         await enqueue(cell.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))

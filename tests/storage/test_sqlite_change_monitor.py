@@ -75,7 +75,7 @@ async def test_who_begins_to_listen_hears_nothing_of_before(tmp_path: Path) -> N
     assert not before
 
 
-async def test_who_never_rests_hears_of_others_all_the_same(tmp_path: Path) -> None:
+async def test_who_never_rests_hears_of_others_anyway(tmp_path: Path) -> None:
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.open()
     notices = here.notices([queue_topic("other")])

@@ -160,7 +160,7 @@ async def test_a_sweep_forgets_rates_whose_time_has_gone_by(path: Path, clock: M
     assert (kept, left) == (20, 0)
 
 
-async def test_sweeps_forget_rates_so_many_at_a_time_and_those_too_that_nobody_waits_for_any_more(
+async def test_sweeps_forget_rates_in_batches_also_those_without_waiters(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_steps, "PASSED_LIMIT", 7)

@@ -205,7 +205,7 @@ async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, 
     assert [term.owner for term in after.leaders] == [by.id]
 
 
-async def test_a_sweep_leaves_a_killed_process_that_is_guarded_to_its_guard_until_that_has_reclaimed(
+async def test_a_sweep_leaves_a_killed_worker_to_its_supervisor(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "jobs.db"

@@ -180,7 +180,7 @@ async def test_a_stopped_process_loses_its_leases_and_keeps_the_new_ones_once_it
     assert await world.lease_left() > 0
 
 
-async def test_a_process_that_was_stopped_for_longer_than_max_block_is_not_given_up_when_it_goes_on() -> None:
+async def test_a_process_stopped_beyond_max_block_is_kept_when_it_continues() -> None:
     world = World(max_block=5.0)
     await world.claim()
     world.child.stopped = True
@@ -250,7 +250,7 @@ async def test_nothing_is_expected_of_a_loop_that_has_ended_or_has_not_begun(wor
     assert await world.lease_left() < 0
 
 
-async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process_and_is_the_only_culprit(
+async def test_an_overdue_run_on_a_blocked_loop_ends_with_its_process_as_cause(
     world: World,
 ) -> None:
     await world.claim("slow", timeout=1 * SECOND)

@@ -30,7 +30,7 @@ def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay(
     assert stuck.metrics == {("tenure_fenced_total", "settle"): (1.0,)}
 
 
-async def test_there_is_no_storage_to_look_at_until_a_child_has_said_where_and_memory_is_none_of_ours() -> None:
+async def test_the_overview_opens_a_storage_once_a_child_names_it_never_memory() -> None:
     overview = Overview(MetricsRegistry(), ManualClock())
     with pytest.raises(NoStorageYetError):
         await overview.opened()

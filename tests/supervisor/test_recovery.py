@@ -235,7 +235,7 @@ async def test_a_recovery_that_settles_nothing_in_time_counts_its_jobs() -> None
     assert jobs == 3
 
 
-async def test_a_run_that_had_not_begun_when_its_worker_left_runs_though_its_job_must_not_run_twice() -> None:
+async def test_an_unbegun_run_of_a_left_worker_runs_although_its_job_runs_once() -> None:
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     policy = Policy(on_worker_lost="fail")

@@ -32,12 +32,12 @@ async def strike(storage: str, seed: int) -> None:
     assert outcome.finding.jobs["completed"] > 0
 
 
-async def test_on_sqlite_nothing_is_lost_and_nothing_runs_twice_untold_whatever_strikes_a_crew() -> None:
+async def test_on_sqlite_no_job_is_lost_or_silently_run_twice_under_chaos() -> None:
     # The seed says what comes first: a stopped host, a killed supervisor, a stopped worker, all killed in a commit.
     await strike("sqlite", 6)
 
 
 @pytest.mark.usefixtures("start_redis")
-async def test_on_redis_nothing_is_lost_and_nothing_runs_twice_untold_whatever_strikes_a_crew(brand: Brand) -> None:
+async def test_on_redis_no_job_is_lost_or_silently_run_twice_under_chaos(brand: Brand) -> None:
     # Here: a killed supervisor, a killed server, a stopped worker, a sleeping server.
     await strike(brand.name, 122)

@@ -22,9 +22,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-async def test_a_worker_that_alone_cannot_reach_the_storage_is_replaced_and_its_jobs_are_charged_for_nothing(
-    farm: MakeFarm, url: str
-) -> None:
+async def test_a_worker_that_alone_loses_the_storage_is_replaced_uncharged(farm: MakeFarm, url: str) -> None:
     # A minute by default; with so short a time for blocked loops, the shortest there is.
     here = farm(url=url, max_block="2s")
     parent = here.worker("-c", "2", "--no-reaper")

@@ -227,7 +227,7 @@ async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_com
         assert sum(line.pid in workers for line in began) <= detail.job.stalls, (began, detail.runs, here.log())
 
 
-async def test_two_kills_of_a_worker_charge_nothing_to_jobs_that_had_processes_of_their_own(crew: MakeFarm) -> None:
+async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFarm) -> None:
     here = crew(max_count="0", deaf="1")
     here.worker("-c", "3")
     refs = here.enqueue("secluded", 5.0, times=3)
@@ -251,7 +251,7 @@ async def test_two_kills_of_a_worker_charge_nothing_to_jobs_that_had_processes_o
         assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
 
 
-async def test_a_job_that_kills_its_worker_from_a_process_of_its_own_is_charged_each_fourth_time(
+async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time(
     crew: MakeFarm,
 ) -> None:
     here = crew(max_count="1", deaf="1")
@@ -269,7 +269,7 @@ async def test_a_job_that_kills_its_worker_from_a_process_of_its_own_is_charged_
     assert "its worker died while it ran, for the 4th time in a row" in detail.job.error.message
 
 
-async def test_a_subscriber_that_kills_its_worker_costs_jobs_in_processes_of_their_own_nothing(crew: MakeFarm) -> None:
+async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(crew: MakeFarm) -> None:
     here = crew(max_count="0", deaf="1", subscriber_kills="1")
     here.worker("-c", "4")
     refs = here.enqueue("secluded", 14.0, times=3)
@@ -288,7 +288,7 @@ async def test_a_subscriber_that_kills_its_worker_costs_jobs_in_processes_of_the
     assert all(detail.job.releases >= 1 for detail in await here.details(refs))
 
 
-async def test_a_poison_job_for_which_no_process_can_be_had_fails_at_its_second_crash_all_the_same(
+async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
     crew: MakeFarm,
 ) -> None:
     here = crew(max_count="1", deaf="1", unfit="1")

@@ -99,7 +99,7 @@ async def test_a_dead_childs_jobs_run_again_within_a_second_and_the_history_says
         assert second.start - killed_at < SECOND + 3 * SECOND
 
 
-async def test_a_siblings_sweep_leaves_the_dead_to_their_supervisor_which_knows_what_they_died_of(
+async def test_a_sibling_sweep_leaves_dead_workers_to_their_supervisor(
     farm: MakeFarm,
 ) -> None:
     here = farm(lease="20s", grace="3s", sweep="100ms")
@@ -168,7 +168,7 @@ async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(farm: 
         assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "process_died"), ("completed", None)]
 
 
-async def test_children_die_with_a_supervisor_that_is_killed_and_a_restart_runs_their_jobs_again(
+async def test_children_die_with_a_killed_supervisor_and_a_restart_reruns_jobs(
     farm: MakeFarm,
 ) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
@@ -214,7 +214,7 @@ async def test_what_a_dead_child_had_started_does_not_work_on(farm: MakeFarm) ->
     assert victim not in groups()
 
 
-async def test_what_a_handler_in_a_process_of_its_own_had_started_does_not_outlive_their_worker(farm: MakeFarm) -> None:
+async def test_processes_that_an_isolated_handler_started_end_with_the_worker(farm: MakeFarm) -> None:
     here = farm()
     here.worker("--processes", "2", "-c", "1")
     here.enqueue("spawning_apart", 30)
@@ -315,7 +315,7 @@ async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(farm: 
 
 
 @pytest.mark.parametrize("how", [("--no-supervisor",), (), ("--processes", "2")], ids=["alone", "one", "two"])
-async def test_the_second_sigterm_is_heeded_at_once_though_the_storage_is_locked(
+async def test_the_second_sigterm_is_obeyed_at_once_though_the_storage_is_locked(
     farm: MakeFarm, how: tuple[str, ...]
 ) -> None:
     here = farm(lease="20s")
@@ -329,7 +329,7 @@ async def test_the_second_sigterm_is_heeded_at_once_though_the_storage_is_locked
         assert worker.wait(5) == 0
 
 
-async def test_a_worker_that_waits_for_a_locked_storage_to_open_heeds_signals(farm: MakeFarm) -> None:
+async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(farm: MakeFarm) -> None:
     here = farm()
     await here.storage.open()
     with quiet(lock_file(here.database)):

@@ -116,7 +116,7 @@ async def test_only_jobs_that_two_deaths_may_be_due_to_fail_and_quarantine_spare
 
 
 @pytest.mark.fault("W-N19", "W-P9")
-async def test_a_job_that_kills_its_process_fails_at_its_second_death_and_harms_no_other_for_good(
+async def test_a_poison_job_fails_at_its_second_death_and_all_others_complete(
     farm: Callable[..., Farm],
 ) -> None:
     here = farm(max_count="1")

@@ -86,9 +86,7 @@ async def test_a_handler_that_lets_nothing_else_go_on_keeps_its_lease_and_is_nam
     assert f"in {task}" in warning
 
 
-async def test_what_was_claimed_with_a_handler_that_holds_the_interpreter_runs_when_that_lets_go(
-    farm: MakeFarm, place: str
-) -> None:
+async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, **TIMING)
     here.worker("-c", "2")
 
@@ -127,9 +125,7 @@ async def test_an_unsupervised_worker_loses_a_lease_while_its_interpreter_is_hel
     assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
 
 
-async def test_a_worker_whose_loop_is_blocked_beyond_its_limit_is_given_up_and_so_is_a_process_of_the_runs_own(
-    farm: MakeFarm, place: str
-) -> None:
+async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, max_block="2s", max_count="1", lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "2")
     (ref,) = here.enqueue("grip", 20)

@@ -179,7 +179,7 @@ async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(far
 @pytest.mark.slow
 @pytest.mark.statement(49, 51)
 @pytest.mark.parametrize("options", [("--no-supervisor",), ()], ids=["alone", "supervised"])
-async def test_a_worker_whose_loop_is_blocked_says_that_it_lives_and_after_three_beats_that_it_is_not_ready(
+async def test_a_blocked_worker_is_live_and_after_three_beats_not_ready(
     farm: MakeFarm, options: tuple[str, ...]
 ) -> None:
     crew = farm(lease="2s")

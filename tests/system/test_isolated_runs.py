@@ -217,9 +217,7 @@ async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_bl
         assert said["alive"] < 2 + 2
 
 
-async def test_a_run_whose_slot_somebody_stops_passes_to_another_and_what_it_still_comes_to_is_refused(
-    farm: MakeFarm, place: str
-) -> None:
+async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, lease="1.2s", grace="300ms", sweep="300ms")
     app = Tenure(here.url, timing=timing_of(here.env))
 
@@ -290,7 +288,7 @@ async def test_a_killed_worker_takes_its_slots_along(farm: MakeFarm) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_process_with_four_abandoned_handlers_drains_and_is_replaced_as_if_nothing_were(farm: MakeFarm) -> None:
+async def test_a_worker_with_four_abandoned_handlers_drains_and_is_replaced(farm: MakeFarm) -> None:
     here = farm(lease="8s", grace="2s", sweep="1s")
     here.worker("--processes", "2", "-c", "5")
 

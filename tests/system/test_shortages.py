@@ -78,7 +78,7 @@ async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again
     assert len({pids(here, ref)[0] for ref in leaks}) == 3
 
 
-async def test_a_run_that_finds_no_descriptor_is_put_back_once_uncharged_and_runs_in_another_worker(here: Farm) -> None:
+async def test_a_run_without_a_descriptor_is_released_once_and_runs_elsewhere(here: Farm) -> None:
     here.worker("-c", "2")
     once, always = *here.enqueue("exhaust", 1), *here.enqueue("exhaust", 9)
     innocent, hopeless = await over(here, [once, always])
@@ -107,7 +107,7 @@ async def test_a_run_that_cannot_start_a_thread_is_put_back_once_and_its_worker_
     assert await recycled(here) == 1
 
 
-async def test_a_process_of_a_run_that_ran_out_of_descriptors_is_replaced_and_its_worker_is_not(here: Farm) -> None:
+async def test_an_isolated_process_without_descriptors_is_replaced_alone(here: Farm) -> None:
     here.worker("-c", "2")
     (ref,) = here.enqueue("exhaust_apart")
     (detail,) = await over(here, [ref])
@@ -118,7 +118,7 @@ async def test_a_process_of_a_run_that_ran_out_of_descriptors_is_replaced_and_it
     assert await recycled(here) == 0
 
 
-async def test_a_worker_without_a_supervisor_claims_nothing_until_descriptors_are_free_and_doctor_says_why(
+async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
     here: Farm,
 ) -> None:
     here.alone("-c", "2")

@@ -64,7 +64,7 @@ async def workers(here: Farm, many: int, *, without: int = 0) -> None:
     await here.until(there, within=20)
 
 
-async def test_a_child_that_somebody_else_stops_is_replaced(farm: MakeFarm) -> None:
+async def test_a_child_that_someone_else_stops_is_replaced(farm: MakeFarm) -> None:
     here = farm()
     supervisor = here.worker("--processes", "2", "-c", "1")
     await workers(here, 2)
@@ -267,7 +267,7 @@ async def test_the_second_sigterm_of_a_supervisor_makes_its_children_leave_at_on
     assert not [event for event in await here.events() if isinstance(event, WorkerDied)]
 
 
-async def test_a_child_that_heeds_nothing_is_killed_soon_after_the_second_sigterm_which_is_charged_to_nobody(
+async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged(
     farm: MakeFarm,
 ) -> None:
     # By the default one more death would be the end of its jobs.

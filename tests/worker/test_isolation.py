@@ -185,7 +185,7 @@ async def test_a_timeout_frees_its_place_within_two_seconds(mod: Any, task: str)
         assert [line.message for line in timed_out.log] == ["tidied up"]
 
 
-async def test_a_process_is_killed_before_the_lease_of_its_run_is_out_that_has_passed_its_timeout(mod: Any) -> None:
+async def test_a_process_past_its_timeout_is_killed_before_its_lease_ends(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         # The process is there already.
         await (await mod.where.enqueue()).result(timeout=30)
@@ -256,7 +256,7 @@ async def test_a_run_that_is_lost_ends_with_its_process(mod: Any) -> None:
     assert (detail.job.state, detail.runs[-1].reason) == (State.FAILED, "no_progress")
 
 
-async def test_a_run_that_is_lost_ends_with_its_process_although_the_loop_of_its_worker_is_blocked(mod: Any) -> None:
+async def test_a_lost_isolated_run_ends_although_its_worker_is_blocked(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         job = await mod.silent.enqueue()
         async with asyncio.timeout(30):
@@ -394,7 +394,7 @@ async def test_a_job_that_no_process_can_be_had_for_is_put_back_uncharged(
 
 
 @pytest.mark.parametrize("name", ["tenure-isolation", "tenure-wait"])
-async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_and_runs_once_there_is_one(
+async def test_an_isolated_job_without_a_thread_is_released_and_runs_later(
     mod: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     start = threading.Thread.start
@@ -418,7 +418,7 @@ async def test_a_job_for_whose_process_there_is_no_thread_is_put_back_uncharged_
     assert not children()
 
 
-async def test_a_job_for_which_the_machine_refuses_a_process_fails_by_that_from_the_third_time_in_a_row_on(
+async def test_a_job_fails_when_a_process_is_refused_the_third_time_in_a_row(
     mod: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = threading.Thread.start

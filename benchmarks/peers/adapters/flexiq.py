@@ -27,7 +27,7 @@ class FlexiQ(SyncPeer):
             "results": "always kept",
         },
         tight={
-            "timeout": "3 s: whatever runs for longer is run again, dead or alive",
+            "timeout": "3 s: a job that runs for longer is run again, dead or alive",
             "scheduler_reap_interval": "1 poll (100 by default)",
         },
         recovery="some 40 s in a trial, by the heartbeats of its workers; or a job's own time-out of 300 s",

@@ -51,7 +51,7 @@ class Rq(SyncPeer):
         bulk=True,
         at_once=1,
         packages=("rq", "redis", "hiredis"),
-        notes=("One job at a time whatever the concurrency; more needs more processes.",),
+        notes=("One job at a time at any concurrency; more needs more processes.",),
     )
 
     def open(self) -> None:
