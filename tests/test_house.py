@@ -539,3 +539,11 @@ def test_no_protocol_has_its_only_implementation_above_it() -> None:
                 classes.setdefault(node.name, []).append((FLOORS[room_of(path)], node))
 
     assert implemented_only_above(classes) == []
+
+
+def test_the_number_of_verbs_in_the_architecture_is_that_of_the_protocol() -> None:
+    verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
+    counts = re.findall(r"\b(\d+) verbs", (ROOT / "docs" / "architecture.md").read_text())
+
+    assert counts
+    assert {int(count) for count in counts} == {len(verbs - {"open", "close", "examine"})}
