@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound, WorkerStopping
 from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionEvent, PartitionState, compare
 from tenure.errors import StorageUnavailableError
-from tenure.storage.protocol import Query, RenewRequest, Storage, WorkerInfo
+from tenure.health.assessment import alarms_of
+from tenure.storage.protocol import Query, RenewRequest, Storage, Survey, WorkerInfo, WorkerSurvey
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite import SQLiteStorage
@@ -310,6 +311,8 @@ def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
 
     assert "partition 0 of" in kept
     assert "partition 1 of" in kept
+    survey = Survey(workers=tuple(WorkerSurvey(owner=owner(), alarm=of) for of in (kept, kept.splitlines()[0])))
+    assert alarms_of(survey) == tuple(kept.splitlines())
     assert watch.alarm == ""
 
 

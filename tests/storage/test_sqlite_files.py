@@ -273,6 +273,21 @@ def test_a_doctor_finds_a_log_that_nobody_carries_over(tmp_path: Path) -> None:
     assert (much.level, much.message.split(":")[0]) == ("warning", "the write-ahead log takes 300 MiB")
 
 
+async def test_a_doctor_finds_a_deleted_log(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    storage = SQLiteStorage(path)
+    await storage.enqueue([job("first")])
+    before = health.log(str(path))
+    (tmp_path / "jobs.db-wal").unlink()
+    deleted = health.log(str(path))
+    await storage.enqueue([job("second")])
+    after = health.log(str(path))
+    await storage.close()
+
+    assert [finding.level for finding in (before, deleted, after)] == ["ok", "error", "ok"]
+    assert str(os.getpid()) in deleted.message
+
+
 async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)

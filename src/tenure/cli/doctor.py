@@ -29,9 +29,6 @@ LIMIT = 10.0
 SEEN = 2_000
 """How many jobs are read, of the active ones and of those that have not run yet: the newest."""
 
-ASKED = 50
-"""How many of the jobs that were handed back are read for the reason."""
-
 SECOND_LOOK = 1.0
 """Seconds until errors are checked a second time: a state in transition has settled by then."""
 

@@ -8,8 +8,9 @@ IDENTITY_LOST = "the partition had lost its identity, though its jobs are there;
 """The message of a storage that had to write an identity again."""
 
 LOG_LOST = (
-    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use; the commits in it were copied "
-    "into the file, and work goes on with a new log; find what deletes it, and run `tenure doctor`"
+    "the write-ahead log of the file (-wal) was deleted or replaced while it was in use; work goes on with a new log, "
+    "and the commits in the lost one were copied into the file if it could still be read; find what deletes it, and "
+    "run `tenure doctor`"
 )
 """The message of a SQLite storage whose write-ahead log was deleted or replaced."""
 

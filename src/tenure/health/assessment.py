@@ -158,7 +158,7 @@ def judged(
 
 def alarms_of(survey: Survey) -> tuple[str, ...]:
     """Return the alarms that workers have raised about the storage as a whole, each alarm once."""
-    return tuple(dict.fromkeys(worker.alarm for worker in survey.workers if worker.alarm))
+    return tuple(dict.fromkeys(alarm for worker in survey.workers for alarm in worker.alarm.splitlines()))
 
 
 def no_handlers(queue: QueueSurvey, workers: Iterable[WorkerSurvey]) -> tuple[NoHandler, ...]:

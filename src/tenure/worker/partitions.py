@@ -42,9 +42,9 @@ class PartitionWatch:
 
     @property
     def alarm(self) -> str:
-        """The storage's problems, for health and doctor. Empty if none was found within the last hour."""
+        """The storage's problems, for health and doctor. One line for each partition with an alarm within the hour."""
         now = self._clock.uptime()
-        return "; ".join(alarm for alarm, raised_at in tuple(self._alarms.values()) if now - raised_at < ALARM_KEPT)
+        return "\n".join(alarm for alarm, raised_at in tuple(self._alarms.values()) if now - raised_at < ALARM_KEPT)
 
     @property
     def seen(self) -> tuple[PartitionState, ...]:

@@ -70,7 +70,6 @@ class Field:
         pids: Sequence[int] = (),
         *,
         alone: bool = False,
-        reaps: bool = True,
     ) -> Deed:
         """Record a fault that begins now."""
         deed = Deed(kind=kind, effect=effect, where=where, pids=tuple(pids), at=self.now(), alone=alone)

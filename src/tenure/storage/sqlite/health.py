@@ -1,8 +1,10 @@
 """The part of `tenure doctor` for SQLite: finds conditions that could lose or repeat jobs, and their remedies."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
+from glob import glob
 
 from tenure.storage.protocol import Finding
 from tenure.storage.sql.audit import counters
@@ -101,7 +103,16 @@ def journal(mode: str) -> Finding:
 
 
 def log(path: str) -> Finding:
-    """Report, by its length, whether the write-ahead log gets checkpointed."""
+    """Report whether the write-ahead log was deleted, and, by its length, whether it gets checkpointed."""
+    users = _users_of_deleted(f"{path}-wal")
+    if users:
+        return Finding(
+            "error",
+            "log",
+            f"{path}-wal was deleted while processes use it ({', '.join(users)}): its commits exist only as long as "
+            "these run",
+            "do not stop these processes: their next write copies the commits into the file; find what deletes it",
+        )
     try:
         size = os.path.getsize(f"{path}-wal")
     except FileNotFoundError:
@@ -115,6 +126,16 @@ def log(path: str) -> Finding:
         "start a worker or tenure reaper if none runs; else look for a program that holds a read transaction "
         "open on this file, such as a backup or a forgotten shell",
     )
+
+
+def _users_of_deleted(path: str) -> list[str]:
+    """Return the ids of the processes that have this deleted file open, of those that this process may look at."""
+    gone, users = f"{os.path.realpath(path)} (deleted)", set[str]()
+    for link in glob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == gone and os.stat(link).st_size:
+                users.add(link.split("/")[2])
+    return sorted(users, key=int)
 
 
 def _lock_file(path: str) -> Finding:
