@@ -8,6 +8,7 @@ from tenure.storage.memory import model, schedules
 from tenure.storage.protocol import CHORE_LIMITS
 from tenure.storage.redis import partition
 from tenure.storage.redis.address import read
+from tenure.storage.redis.script_constants import definition
 from tenure.storage.redis.script_library import Script, verb
 from tenure.storage.redis.storage import RedisStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, too_old_and_too_much
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.redis
 LOW = {name: LIMITS[name] for name in ("EXPIRE_LIMIT", "SCAN_LIMIT", "DUE_LIMIT")}
 """Limits that are reached in the model's order. The others are shared out otherwise, so that no script takes long."""
 
-LAST_LIMIT = "LOOK_LIMIT, DUE_LIMIT = 5000, 5000, 500, 100\n"
-"""Where the scripts' limits stand."""
+LAST_LIMIT = definition("LOOK_LIMIT, DUE_LIMIT, RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT, UNKNOWN_LOOKS, PLACE_LIMIT")
+"""The line that defines the last of the scripts' limits."""
 
 A_SWEEP_AFTER_THE_CLOCK_WAS_SET_BACK = 201
 """Where jobs were once let in that a rate had yet to let start."""
@@ -35,9 +36,10 @@ def lower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limits, in the model as in the scripts and who calls them."""
 
     def low(name: str) -> Script:
-        before, after = verb(name).text.split(LAST_LIMIT)
-        lines = "".join(f"{limit} = {value}\n" for limit, value in LOW.items())
-        text = f"{before}{LAST_LIMIT}{lines}{after}"
+        before, last, after = verb(name).text.partition(LAST_LIMIT)
+        assert last
+        lines = "".join(f"\n{limit} = {value}" for limit, value in LOW.items())
+        text = f"{before}{last}{lines}{after}"
         return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     monkeypatch.setattr(partition, "verb", low)

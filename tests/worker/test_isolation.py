@@ -608,9 +608,21 @@ async def ran(script: Path) -> str:
     return said.decode()
 
 
+BEFORE: set[int] = set()
+"""The children that this process had before the current test: servers that tests of other files share."""
+
+
+@pytest.fixture(autouse=True)
+def earlier_children() -> None:
+    """Do not count the children of earlier tests."""
+    BEFORE.clear()
+    BEFORE.update(children())
+
+
 def children() -> list[int]:
     """Return the pids of this process's children, zombies included."""
-    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == os.getpid()]
+    found = [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == os.getpid()]
+    return [pid for pid in found if pid not in BEFORE]
 
 
 def _parent(stat: Path) -> int:
