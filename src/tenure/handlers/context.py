@@ -40,6 +40,8 @@ class ProgressReports:
     _at: float | None = None
     _progress: Progress | None = None
     _log: deque[Line] | None = None
+    _in_flight: Report | None = None
+    """The signals of the latest message, until its answer is known."""
     _logged: int = 0
     """The number of log lines of this run so far."""
 
@@ -75,7 +77,21 @@ class ProgressReports:
         with self._lock:
             report = self._at, self._progress, list(self._log or ())
             self._at = self._progress = self._log = None
+            self._in_flight = report
         return report
+
+    def recall(self) -> None:
+        """Send again what a message in flight holds, because the run ends before its answer is known.
+
+        A storage stores each log line once, by its number.
+        """
+        report = self._in_flight
+        if report is not None:
+            self.restore(report)
+
+    def answered(self) -> None:
+        """Note that the message in flight has arrived."""
+        self._in_flight = None
 
     def restore(self, report: Report) -> None:
         """Put back signals that could not be sent, before newer ones. Of the log, keep the newest lines.
@@ -84,6 +100,7 @@ class ProgressReports:
         """
         at, progress, log = report
         with self._lock:
+            self._in_flight = None
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
             # Sort by line number: two messages of a run may be in flight and be put back in any order.

@@ -380,6 +380,7 @@ class PendingRenewal:
 
     def answered(self, asked_at: float, *, lost: bool) -> None:
         """Note the answer. `lost`: the lease does not belong to this run any more."""
+        self.run.signs.answered()
         self.run.traced = self.renewal.trace or self.run.traced
         if self.renewal.extend and not lost:
             self.run.trust(asked_at, signed_at=self.signed_at, silent=self._silent)

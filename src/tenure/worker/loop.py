@@ -523,7 +523,11 @@ class ExchangeLoop:
     async def _send_signs(self, batch: list[Settlement]) -> None:
         """Send the last progress and log lines of handlers, so that a job that ends before its first beat has a log."""
         find = self._active_runs.get
-        talking = [run for entry in batch if (run := find((entry.ref, entry.fence))) is not None and run.signs.pending]
+        ending = [run for entry in batch if (run := find((entry.ref, entry.fence))) is not None]
+        for run in ending:
+            # A beat that is in flight may arrive after the settlement, and would be refused.
+            run.signs.recall()
+        talking = [run for run in ending if run.signs.pending]
         if not talking:
             return
         now = self._clock.uptime()
