@@ -38,8 +38,8 @@ def write(
     page, data = path.with_suffix(".md"), path.with_suffix(".json")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(_page(figures, trials, origin))
-    told = {**origin, **figures.as_data(), "mutants": [trial.as_data() for trial in trials]}
-    data.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+    content = {**origin, **figures.as_data(), "mutants": [trial.as_data() for trial in trials]}
+    data.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
     return [page, data]
 
 
@@ -47,7 +47,7 @@ def _page(figures: WorldFigures, trials: Sequence[Trial], origin: Mapping[str, o
     lines = [
         "# What the simulation says",
         "",
-        "Generated, not typed: run the command to make it anew. What is simulated and what must hold is told in",
+        "Generated, not typed: run the command to write it again. For what is simulated and what must hold, read",
         "`src/tenure_testing/simulation/world.py` and `invariants.py`.",
         "",
         "| | |",

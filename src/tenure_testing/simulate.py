@@ -20,7 +20,7 @@ SHOWN = 60
 SHRUNK = 3
 """How many failed worlds are shrunk. More of them rarely show more."""
 
-TOLD = 20
+REPORTED = 20
 """How many failed worlds are reported. The figures count all of them."""
 
 CORPUS = Path("tests/simulation/seeds.txt")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     for one in run_worlds(asked.seeds, scenario=asked.scenario, without=asked.without, processes=asked.processes):
         figures.add(one)
         for failure in one.failures:
-            if len(figures.failures) <= TOLD:
+            if len(figures.failures) <= REPORTED:
                 _report(failure, asked.without, shrink=len(figures.failures) <= SHRUNK)
             if asked.keep is not None:
                 keep(asked.keep, failure)
@@ -90,7 +90,7 @@ def _replay(seed: int, scenario: str, without: Sequence[str], *, full: bool) -> 
         violation = one
         _say(str(one))
     _say(str(world.plan))
-    trace = world.told().splitlines()
+    trace = world.trace_text().splitlines()
     _say("\n".join(trace if full else trace[-SHOWN:]))
     _say("\n".join(f"{name:<20}  {said}" for name, said in WorldFigures.of(world, violation).rows()))
     return 0 if violation is None else 1

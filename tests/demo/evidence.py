@@ -26,7 +26,7 @@ GRIPPED = Owner("gripped", pid=15)
 WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gripped": "c.py"}
 
 PLACE = 'File "/demo/bad_handlers.py", line 29'
-POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_for_nobody"
+POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_forever"
 
 
 def facts(path: str) -> Facts:

@@ -320,8 +320,8 @@ def test_a_run_stopped_by_its_own_fence_counts_as_such() -> None:
     checks = {check.name: check for check in audit(case)}
 
     assert all(check.holds for check in checks.values())
-    assert checks[FENCED].told == "1 runs: 1 stopped by their own fence, 0 answered too late and refused"
-    assert checks[REFUSED].told == "replayed run 1 of job held under fence 101: lost"
+    assert checks[FENCED].summary == "1 runs: 1 stopped by their own fence, 0 answered too late and refused"
+    assert checks[REFUSED].summary == "replayed run 1 of job held under fence 101: lost"
 
 
 def test_a_red_check_shows_some_examples_and_counts_all() -> None:

@@ -63,7 +63,7 @@ def test_no_live_job_is_run_again_because_the_storage_froze(seeds: range) -> Non
         world = World(seed, SCENARIOS["freeze"], name="freeze").run()
 
         assert world.environment.fault_log.counts()["freeze"] == 1
-        assert not world.environment.witness.stalls
+        assert not world.environment.checker.stalls
 
 
 @first_and_more
@@ -72,7 +72,7 @@ def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float, 
     for seed in seeds:
         world = World(seed, replace(SCENARIOS["one step"], steps=(seconds,))).run()
 
-        assert not world.environment.witness.stalls
+        assert not world.environment.checker.stalls
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(se
     bound = plan.timing.recovery_bound.total_seconds() + (seconds if seconds < lease else lease / 2) + 1
     recovered: list[SimulatedRecovery] = []
     for seed in range(OFTEN):
-        recovered += World(seed, plan).run().environment.witness.recoveries
+        recovered += World(seed, plan).run().environment.checker.recoveries
 
     assert recovered
     assert max(one.seconds for one in recovered) <= bound
@@ -104,7 +104,7 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
 def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
     told: Counter[str] = Counter()
     for seed in range(OFTEN):
-        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.witness.receipts
+        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.checker.receipts
 
     assert set(told) == set(get_args(Made))
 
@@ -124,7 +124,7 @@ def test_a_handler_gets_what_several_calls_brought() -> None:
 def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
     ticks: Counter[str] = Counter()
     for seed in range(OFTEN):
-        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.witness.ticking.counts()
+        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.checker.ticking.counts()
 
     assert {"fired", "skipped", "superseded"} <= set(ticks)
 
@@ -139,7 +139,7 @@ def test_every_feature_is_asked_for_in_some_worlds() -> None:
 
 def test_a_world_is_the_same_each_time() -> None:
     for seed in (3, 11, 147):
-        first, second = World(seed).run().told(), World(seed).run().told()
+        first, second = World(seed).run().trace_text(), World(seed).run().trace_text()
 
         assert first == second
         assert len(first) > 1_000

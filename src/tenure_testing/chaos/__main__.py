@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     parser = argparse.ArgumentParser(prog="python -m tenure_testing.chaos", description=__doc__)
     parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis", "valkey"), help="what to strike")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are committed, both acts together")
-    parser.add_argument("--seed", type=int, help="which faults, in which order; drawn and told unless given")
+    parser.add_argument("--seed", type=int, help="which faults, in which order; drawn and printed unless given")
     parser.add_argument("--act", choices=tuple(SHARES), help="only this one")
     parser.add_argument(
         "--keep", action="store_true", help="leave the folder behind; it is in any case if all is not well"
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
                 )
                 _say(f"\n{_title(act)}")
                 outcomes.append(asyncio.run(play(act, clock=clock, say=_say)))
-                _say("\n".join(told(outcomes[-1])))
+                _say("\n".join(outcome_lines(outcomes[-1])))
     except TenureError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -88,19 +88,19 @@ def _page(outcomes: Sequence[Outcome], *, date: str, commit: str, minutes: float
     lines = [
         f"# What the chaos says of {first.storage}",
         "",
-        "Generated, not typed. What is done to whom, and what must hold, is told in [strike it",
-        "yourself](../howto/chaos.md).",
+        "Generated, not typed. [Strike it yourself](../howto/chaos.md) describes the faults and",
+        "what must hold.",
         "",
         f"    make chaos STORAGE={first.storage} MINUTES={minutes:g} SEED={first.seed}",
         "",
         f"{date}, commit {commit}, Python {platform.python_version()}, {os.cpu_count()} cores.",
     ]
     for outcome in outcomes:
-        lines += ["", f"## {_title(outcome.act)}", "", "```", *told(outcome), "```"]
+        lines += ["", f"## {_title(outcome.act)}", "", "```", *outcome_lines(outcome), "```"]
     return "\n".join([*lines, ""])
 
 
-def told(outcome: Outcome) -> list[str]:
+def outcome_lines(outcome: Outcome) -> list[str]:
     """Return an outcome as lines: the figures, then a verdict for each check."""
     finding = outcome.finding
     kinds = Counter(deed.kind for deed in outcome.deeds)
@@ -120,7 +120,7 @@ def told(outcome: Outcome) -> list[str]:
         rows.append(("runs begin again", spoken(spread([one / SECOND for one in finding.resumed]))))
     lines = [f"{name:<24}  {said}" for name, said in rows]
     for check in finding.checks:
-        lines.append(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:<62}  {check.told}")
+        lines.append(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:<62}  {check.summary}")
         lines += [f"          {example}" for example in check.examples]
         if check.wrong > len(check.examples):
             lines.append(f"          and {check.wrong - len(check.examples):,} more")

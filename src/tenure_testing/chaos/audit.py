@@ -85,7 +85,7 @@ def audit(evidence: ChaosEvidence) -> AuditFinding:
             _seen_deaths(found),
             _silences(found),
             _in_time_again(again, late),
-            _nobody_left(case),
+            _no_unexpected_exits(case),
             _sound(case),
             _struck(case),
             _worked(case),
@@ -127,27 +127,27 @@ def _all_over(case: EvidenceIndex) -> Check:
 def _nothing_unexpected(case: EvidenceIndex) -> Check:
     asked = {wish.job for wish in case.evidence.wishes}
     return _check(
-        "nothing is there that nobody asked for",
+        "every job was asked for",
         f"{len(asked):,} asked for, {len(case.jobs):,} found",
-        [f"job {job} was asked for by nobody" for job in case.jobs if job not in asked]
-        + [f"job {line.job} ran and was asked for by nobody" for line in case.starts if line.job not in asked],
+        [f"job {job} was never asked for" for job in case.jobs if job not in asked]
+        + [f"job {line.job} ran and was never asked for" for line in case.starts if line.job not in asked],
     )
 
 
 def _one_outcome(case: EvidenceIndex) -> Check:
     events = case.evidence.events
-    told = Counter(
+    outcomes = Counter(
         event.id for event in events if isinstance(event, JobCompleted | JobFailed | JobCancelled | JobExpired)
     )
     rows = Counter(job for job, run in _all_runs(case) if run.ended == "completed")
     done = {job.id for job in case.jobs.values() if job.state is State.COMPLETED}
     return _check(
         "no job has two outcomes",
-        f"{told.total():,} outcomes announced, {rows.total():,} runs completed",
+        f"{outcomes.total():,} outcomes announced, {rows.total():,} runs completed",
         [
-            f"job {job} had {told[job]} outcomes announced, and {rows[job]} completed runs"
-            for job in dict.fromkeys([*done, *told, *rows])
-            if (told[job], rows[job]) != ((1, 1) if job in done else (0, 0))
+            f"job {job} had {outcomes[job]} outcomes announced, and {rows[job]} completed runs"
+            for job in dict.fromkeys([*done, *outcomes, *rows])
+            if (outcomes[job], rows[job]) != ((1, 1) if job in done else (0, 0))
         ],
     )
 
@@ -160,8 +160,8 @@ def _results_right(case: EvidenceIndex) -> Check:
         if job.state is not State.COMPLETED or row is None:
             continue
         compared += 1
-        if (told := _read(job.result)) != [row.number, row.fence]:
-            wrong.append(f"job {job.id} has the result {told}; run {row.number} under fence {row.fence} completed it")
+        if (result := _read(job.result)) != [row.number, row.fence]:
+            wrong.append(f"job {job.id} has the result {result}; run {row.number} under fence {row.fence} completed it")
     return _check("every result is that of the run on record", f"{compared:,} compared", wrong)
 
 
@@ -222,29 +222,29 @@ def _announced(case: EvidenceIndex) -> Check:
     """A second run begins only after the log has reported the end of the first, by its order and by the clock."""
     wrong: list[str] = []
     why: Counter[str] = Counter()
-    told: dict[tuple[str, int], AnyEvent] = {}
+    reported: dict[tuple[str, int], AnyEvent] = {}
     for event in case.evidence.events:
         match event:
             case JobStalled() | JobReleased() | JobRetried():
-                told.setdefault((event.id, event.run), event)
+                reported.setdefault((event.id, event.run), event)
             case JobStarted() if event.run > 1:
-                before = told.get((event.id, event.run - 1))
+                before = reported.get((event.id, event.run - 1))
                 if before is None:
-                    wrong.append(f"run {event.run} of job {event.id} was begun before the log told of the one before")
+                    wrong.append(f"run {event.run} of job {event.id} began before the log reported why")
                     continue
                 why[_word(before)] += 1
                 line = case.began.get((event.id, event.run))
-                if line is not None and line.at < case.told(before) - FUZZ:
+                if line is not None and line.at < case.recorded_at(before) - FUZZ:
                     wrong.append(
                         f"the handler's run {event.run} of job {event.id} began "
-                        f"{seconds(case.told(before) - line.at)} before the one before was {_word(before)}"
+                        f"{seconds(case.recorded_at(before) - line.at)} before the one before was {_word(before)}"
                     )
             case _:
                 pass
     for job, record in case.jobs.items():
         for number in range(1, max([record.starts, *case.runs[job]])):
-            if (job, number) not in told:
-                wrong.append(f"job {job} ran again after its run {number}, and no event told why")
+            if (job, number) not in reported:
+                wrong.append(f"job {job} ran again after its run {number}, and no event gives the reason")
     return _check("every second run was announced before it began", f"{why.total():,}: {_counted(why)}", wrong)
 
 
@@ -297,17 +297,17 @@ def _overlaps(case: EvidenceIndex) -> tuple[int, Check]:
             wrong.append(
                 f"run {number - 1} of job {job} was handed back and at work {seconds(end.at - line.at)} longer"
             )
-    told = f"{pairs:,} pairs of runs; {overlaps} overlapped after a stall, none of which could settle"
-    return overlaps, _check("no handler was at work on what it had handed back", told, wrong)
+    summary = f"{pairs:,} pairs of runs; {overlaps} overlapped after a stall, none of which could settle"
+    return overlaps, _check("no handler was at work on what it had handed back", summary, wrong)
 
 
 def _in_time_again(again: list[int], wrong: list[str]) -> Check:
     slowest = f", at the latest after {seconds(max(again))}" if again else ""
-    told = f"{len(again)} outages{slowest}; allowed {seconds(RESUME)}"
-    return _check("after an outage runs begin again in time", told, wrong)
+    summary = f"{len(again)} outages{slowest}; allowed {seconds(RESUME)}"
+    return _check("after an outage runs begin again in time", summary, wrong)
 
 
-def _nobody_left(case: EvidenceIndex) -> Check:
+def _no_unexpected_exits(case: EvidenceIndex) -> Check:
     """A process ends by itself only if it cannot reach the storage when it starts. It is then started again."""
     evidence = case.evidence
     dead = {pid for deed in evidence.deeds if deed.effect == "death" for pid in deed.pids}
@@ -316,12 +316,12 @@ def _nobody_left(case: EvidenceIndex) -> Check:
     wrong = list(evidence.complaints)
     refused = 0
     for event in died:
-        told = case.told(event)
+        seen = case.recorded_at(event)
         # A supervisor that was stopped notices the death only after it continues.
-        asleep = [deed.at for deed in evidence.deeds if deed.effect == "pause" and deed.overlaps(told - STARTING, told)]
-        if event.owner in began or not case.out_of_reach(min([told, *asleep]) - STARTING, told):
+        asleep = [deed.at for deed in evidence.deeds if deed.effect == "pause" and deed.overlaps(seen - STARTING, seen)]
+        if event.owner in began or not case.out_of_reach(min([seen, *asleep]) - STARTING, seen):
             how = f"signal {event.signal}, status {event.status}"
-            wrong.append(f"worker {event.pid} died ({how}), and nobody had killed it")
+            wrong.append(f"worker {event.pid} died ({how}), and no fault had killed it")
         else:
             refused += 1
     for one in evidence.exits:
@@ -330,7 +330,7 @@ def _nobody_left(case: EvidenceIndex) -> Check:
         else:
             refused += 1
     said = f"{len(evidence.hosts)} hosts; {refused} starts given up as the storage was out of reach"
-    return _check("nobody ended who was not made to", said, wrong)
+    return _check("no process ended without a cause", said, wrong)
 
 
 def _sound(case: EvidenceIndex) -> Check:
@@ -390,8 +390,8 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())) or "none"
 
 
-def _check(name: str, told: str, wrong: list[str]) -> Check:
-    return Check(name, told, len(wrong), tuple(wrong[:EXAMPLES]))
+def _check(name: str, summary: str, wrong: list[str]) -> Check:
+    return Check(name, summary, len(wrong), tuple(wrong[:EXAMPLES]))
 
 
 def _read(result: bytes | None) -> list[int] | None:

@@ -21,7 +21,7 @@ class EvidenceIndex:
         self.outages = [deed for deed in evidence.deeds if deed.effect == "outage"]
         self._pids = {run.owner: run.pid for detail in evidence.jobs.values() for run in detail.runs}
         self._reigns = [
-            (self.told(event), event.owner) for event in evidence.events if isinstance(event, LeadershipAcquired)
+            (self.recorded_at(event), event.owner) for event in evidence.events if isinstance(event, LeadershipAcquired)
         ]
 
     def out_of_reach(self, since: int, until: int) -> bool:
@@ -42,6 +42,6 @@ class EvidenceIndex:
         """Convert an instant of the storage to an uptime."""
         return instant - self.evidence.offset
 
-    def told(self, event: AnyEvent) -> int:
+    def recorded_at(self, event: AnyEvent) -> int:
         """Return the uptime at which an event was recorded."""
         return self.at(at_micros(event))

@@ -343,7 +343,7 @@ async def _restart(field: Field, role: Role, kind: str) -> bool:
         deed = field.note(kind, "leave", member.name, member.pids())
         status = await member.leave()
         if status != 0:
-            member.complaints.append(f"{member.name}, told to leave, left with the exit status {status}")
+            member.complaints.append(f"{member.name} was asked to leave and left with the exit status {status}")
         await field.rest(RESTART)
         await member.start()
         field.over(deed)

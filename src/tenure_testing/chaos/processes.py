@@ -158,7 +158,7 @@ class ChaosProcesses:
         members = self.of(role)
         for member, status in zip(members, await asyncio.gather(*(one.leave() for one in members)), strict=True):
             if status != 0:
-                member.complaints.append(f"{member.name}, told to leave, left with the exit status {status}")
+                member.complaints.append(f"{member.name} was asked to leave and left with the exit status {status}")
 
     async def abort(self) -> None:
         """Kill all remaining processes. Idempotent."""

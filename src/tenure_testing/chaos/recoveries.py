@@ -53,7 +53,7 @@ def recoveries(case: EvidenceIndex) -> tuple[list[ChaosRecovery], list[str]]:
 
 
 def _recovery(case: EvidenceIndex, event: JobStalled, run: RunRecord) -> ChaosRecovery | None:
-    bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.told(event)
+    bounds, claimed, taken = case.evidence.bounds, case.at(run.start), case.recorded_at(event)
     # Another reaper had reclaimed the run before. By then, at the latest, the worker had lost it.
     again = bool(event.owner) and event.owner != run.owner
     heard = taken - round(event.silent_for * SECOND)

@@ -58,7 +58,7 @@ class ChaosRedis:
             UsageError: the PATH has no such server.
         """
         if shutil.which(self._program) is None:
-            raise UsageError(f"there is no {self._program} on the PATH; install one (make servers)")
+            raise UsageError(f"the PATH has no {self._program}; install one (make servers)")
         self._folder.mkdir()
         self._port = free_port()
         kept = ("appendonly", "yes" if self._keeps else "no")

@@ -138,7 +138,7 @@ def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], ChaosStora
         case "redis" | "valkey":
             raise UsageError(f"{storage} needs redis-py: pip install 'tenure[redis]'")
         case _:
-            raise UsageError(f"there is no chaos for {storage!r}; use sqlite, redis or valkey")
+            raise UsageError(f"the chaos test does not support {storage!r}; use sqlite, redis or valkey")
 
 
 class _Act:
@@ -256,7 +256,7 @@ class _Act:
             if len((await storage.survey()).workers) >= HOSTS * WORKERS:
                 return
             await asyncio.sleep(LOOK)
-        self._say(f"not all workers are there after {READY:g} s; it goes on all the same")
+        self._say(f"not all workers are there after {READY:g} s; the test continues")
 
     async def _strike(self, field: Field, follower: EventFollower) -> None:
         """Inject faults, some at a time, until the time is over and all of them have ended."""

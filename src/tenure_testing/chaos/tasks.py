@@ -67,7 +67,7 @@ def make(
         job = current_job()
         if job.attempt <= falls:
             said("failed")
-            raise Stumbled(f"as told, in attempt {job.attempt}")
+            raise Stumbled(f"as requested, in attempt {job.attempt}")
         said("done")
         return [job.run, job.fence]
 

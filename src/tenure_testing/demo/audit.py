@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced, at_micros
 from tenure.core.job import JobRecord, RunRecord
@@ -22,7 +22,7 @@ class Check(Struct, frozen=True):
     """The result of one check: what must hold, what was found, and some examples of what is wrong."""
 
     name: str
-    told: str
+    summary: str = field(name="told")  # allow word: the key of the JSON report
     wrong: int = 0
     examples: tuple[str, ...] = ()
 
@@ -106,22 +106,22 @@ def _all_completed(case: _Case) -> Check:
 
 def _answers_right(case: _Case) -> Check:
     evidence = case.evidence
-    told = [
+    answers = [
         (job.id, "the queue's result", _read(job.result))
         for job in case.jobs.values()
         if job.state is State.COMPLETED and job.id in evidence.wished
     ]
-    told += [
+    answers += [
         (line.job, f"the answer noted by run {line.run}", line.answer)
         for line in case.ends
         if line.answer is not None and line.job in evidence.wished
     ]
     return _check(
         "every answer is right",
-        f"{len(told):,} answers compared with {len(evidence.expected):,} files computed one by one",
+        f"{len(answers):,} answers compared with {len(evidence.expected):,} files computed one by one",
         [
             f"job {job}: {where} is not what {evidence.wished[job]} comes to"
-            for job, where, answer in told
+            for job, where, answer in answers
             if answer != evidence.expected.get(evidence.wished[job])
         ],
     )
@@ -204,7 +204,7 @@ def _extra_runs_announced(case: _Case) -> Check:
             elif (job, number) in released:
                 by_release += 1
             else:
-                wrong.append(f"job {job} ran again after its run {number}, and no event told why")
+                wrong.append(f"job {job} ran again after its run {number}, and no event gives the reason")
     return _check(
         "every extra run was announced",
         f"{by_stall + by_release + len(wrong)} extra runs: {by_stall} after a stall, {by_release} after a release",
@@ -230,11 +230,11 @@ def _faults_fired(case: _Case) -> Check:
     if not pauses:
         wrong.append("no worker could be paused before the jobs were done; give more --jobs")
     wrong += [f"{_who(fault)} was never woken" for fault in pauses if fault.woken_at is None]
-    told = f"{len(kills)} killed, {len(pauses)} paused and woken"
+    summary = f"{len(kills)} killed, {len(pauses)} paused and woken"
     leaders = [{"kill": "killed", "pause": "paused"}[fault.kind] for fault in case.evidence.faults if fault.led]
     return _check(
         "busy workers were struck, the leader among them",
-        told + (f"; the leader was {' and '.join(leaders)}" if leaders else ""),
+        summary + (f"; the leader was {' and '.join(leaders)}" if leaders else ""),
         wrong,
     )
 
@@ -281,7 +281,7 @@ def _woken_was_fenced(case: _Case) -> Check:
         if row is not None and row.ended != "stalled":
             wrong.append(f"run {run.run} of job {run.job} ended {row.ended} though its lease had passed on")
         elif (run.job, run.fence) not in refused:
-            wrong.append(f"run {run.run} of job {run.job} was never told that {_who(fault)} had lost it")
+            wrong.append(f"run {run.run} of job {run.job} was never informed that {_who(fault)} had lost it")
         elif (run.job, run.run) in stopped:
             by_fence += 1
         else:
@@ -298,8 +298,10 @@ def _late_settle_refused(case: _Case) -> Check:
     sent_late = [event for event in case.fenced if event.write == "settle"]
     replay = case.evidence.replay
     if replay is not None:
-        told = f"replayed run {replay.run.run} of job {replay.run.job} under fence {replay.run.fence}: {replay.verdict}"
-        return _check(name, told, [] if replay.verdict == "lost" else ["the storage did not refuse it"])
+        summary = (
+            f"replayed run {replay.run.run} of job {replay.run.job} under fence {replay.run.fence}: {replay.verdict}"
+        )
+        return _check(name, summary, [] if replay.verdict == "lost" else ["the storage did not refuse it"])
     wrong = [] if sent_late else ["none was sent late, and none was replayed"]
     return _check(name, f"{len(sent_late)} were sent late in the run itself, and refused", wrong)
 
@@ -310,16 +312,16 @@ def _post_mortem_names_line(case: _Case) -> Check:
     if case.evidence.kills < 2:
         return _check(name, "no worker was to be killed for it", [])
     place = next((line.place for line in case.starts if line.job == job and line.run == 1), None)
-    told = next((event.post_mortem for event in case.stalled if event.id == job and event.run == 1), None) or ""
+    reported = next((event.post_mortem for event in case.stalled if event.id == job and event.run == 1), None) or ""
     kept = case.runs[job].get(1) if job in case.runs else None
     wrong: list[str] = []
     if job is None or place is None:
         wrong.append("no handler noted where it hangs")
-    elif not told:
+    elif not reported:
         wrong.append(f"run 1 of job {job} stalled without a post-mortem")
-    elif place not in told:
+    elif place not in reported:
         wrong.append(f"the handler hung at {place}, and its post-mortem does not say so")
-    if kept is not None and (kept.detail or "") != told:
+    if kept is not None and (kept.detail or "") != reported:
         wrong.append(f"the history of job {job} has another post-mortem than the event")
     return _check(name, "none" if place is None else place.replace('"', "").rpartition("/")[2], wrong)
 
@@ -340,8 +342,8 @@ def _grip_kept(case: _Case) -> Check:
         # Faults may hit its worker after this run.
         if event.id == job or (theirs and runs[0].start <= at_micros(event) <= (runs[0].end or 0)):
             wrong.append(f"run {event.run} of job {event.id} was taken from the worker whose interpreter was held")
-    told = f"nothing else ran for {seconds(held)}; by itself it was lost within {seconds(bound)}"
-    return _check(name, told, wrong)
+    summary = f"nothing else ran for {seconds(held)}; by itself it was lost within {seconds(bound)}"
+    return _check(name, summary, wrong)
 
 
 def _paused_runs(faults: Iterable[Fault]) -> Iterator[tuple[Fault, HeldRun]]:
@@ -351,8 +353,8 @@ def _paused_runs(faults: Iterable[Fault]) -> Iterator[tuple[Fault, HeldRun]]:
                 yield fault, run
 
 
-def _check(name: str, told: str, wrong: list[str]) -> Check:
-    return Check(name, told, len(wrong), tuple(wrong[:EXAMPLES]))
+def _check(name: str, summary: str, wrong: list[str]) -> Check:
+    return Check(name, summary, len(wrong), tuple(wrong[:EXAMPLES]))
 
 
 def _read(result: bytes | None) -> Facts | None:

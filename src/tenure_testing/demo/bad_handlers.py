@@ -15,7 +15,7 @@ _TURN = 0.001
 _CALM = 0.1
 
 
-def wait_for_nobody(say: Callable[[str], object]) -> None:
+def wait_forever(say: Callable[[str], object]) -> None:
     """Wait for an answer that never comes, after reporting the line of the wait in the form of a traceback.
 
     Raises:

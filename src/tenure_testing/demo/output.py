@@ -89,7 +89,7 @@ class PlainOutput(Silent):
         """Write a line for each check."""
         width = max(len(check.name) for check in report.checks)
         for check in report.checks:
-            self._write(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:{width}}  {check.told}")
+            self._write(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:{width}}  {check.summary}")
             for example in check.examples:
                 self._write(f"          {example}")
             if check.wrong > len(check.examples):
@@ -130,7 +130,7 @@ class Lively(Silent):
         self._live.stop()
         table = Table(box=None, show_header=False, pad_edge=False)
         for check in report.checks:
-            table.add_row(_mark(check), check.name, Text(check.told, style="dim"))
+            table.add_row(_mark(check), check.name, Text(check.summary, style="dim"))
             for example in check.examples:
                 table.add_row("", "", Text(example, style="red"))
             if check.wrong > len(check.examples):
@@ -138,14 +138,14 @@ class Lively(Silent):
         self._console.print(table)
 
 
-def told(recovered: RecoveryReport) -> str:
+def recovery_line(recovered: RecoveryReport) -> str:
     """Return a recovery as one line."""
     where = f"worker {recovered.pid}" if recovered.pid is not None else f"owner {recovered.worker}"
     when = f"{recovered.delay:.2f} s after the fault" if recovered.delay is not None else "with no fault of ours"
     return f"  recovered  job {recovered.job} run {recovered.run} from {where}: {recovered.reason}, {when}"
 
 
-def told_mortem(text: str) -> str:
+def post_mortem_lines(text: str) -> str:
     """Return a post-mortem, indented to set it off from other lines."""
     first, *rest = text.splitlines()
     return "\n".join([f"  post-mortem: {first}", *(f"    {line}" for line in rest)])

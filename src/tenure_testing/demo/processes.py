@@ -60,8 +60,8 @@ def _states(pid: int) -> set[str]:
     """Return the states of a process's threads as letters, or an empty set if the process does not exist."""
     if Path("/proc/self/stat").exists():
         return {state for task in _listed(Path(f"/proc/{pid}/task")) if (state := _state(task))}
-    told = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own ps
-    return {told.stdout.strip()[:1]} - {""}
+    listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own ps
+    return {listed.stdout.strip()[:1]} - {""}
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from tenure_testing.demo.evidence import Fault
 from tenure_testing.demo.faults import Faults
 from tenure_testing.demo.gather import gather
 from tenure_testing.demo.gil_holding import GilHolding
-from tenure_testing.demo.output import Show, told, told_mortem
+from tenure_testing.demo.output import Show, post_mortem_lines, recovery_line
 from tenure_testing.demo.report import Progress, RecoveryReport, Report, recovery
 from tenure_testing.demo.work import Facts
 from tenure_testing.demo.workers import WORKERS, DemoWorkers
@@ -238,11 +238,11 @@ class _Demo:
         for event in stalls:
             recovered = recovery(event, faults.done)
             self._recoveries.append(recovered)
-            self._show.say(told(recovered))
+            self._show.say(recovery_line(recovered))
         for event in stalls:
             if faults.hung is not None and event.id == faults.hung.id and event.post_mortem is not None:
                 self._post_mortem = event.post_mortem
-                self._show.say(told_mortem(event.post_mortem))
+                self._show.say(post_mortem_lines(event.post_mortem))
 
     def _counts(self, survey: Survey) -> dict[str, int]:
         ours = [one.counts for one in survey.queues if one.queue == self._queue]

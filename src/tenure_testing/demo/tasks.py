@@ -11,7 +11,7 @@ from tenure.clock import SECOND
 from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, TaskOptions, Timing
 from tenure.storage.sqlite.locks import written
-from tenure_testing.demo.bad_handlers import hold_interpreter, wait_for_nobody
+from tenure_testing.demo.bad_handlers import hold_interpreter, wait_forever
 from tenure_testing.demo.handler_log import HandlerLogLine, note
 from tenure_testing.demo.processes import writers_lock
 from tenure_testing.demo.work import Facts, examine, is_python
@@ -60,7 +60,7 @@ def make(url: str | None = None, *, queue: str, diary: str) -> tuple[Tenure, Tas
     def hang(path: str) -> Facts:
         # Hang in the first run only. Its worker is killed for that.
         if current_job().run == 1:
-            wait_for_nobody(lambda place: _begun(diary, place))
+            wait_forever(lambda place: _begun(diary, place))
         return _examined(path, _begun(diary), diary)
 
     @app.task(name="tenure_testing.demo.gil_holding", priority=NEXT, stall=Stall(interval=GRIP_LEASE))

@@ -31,7 +31,7 @@ class UniqueFreedWhileRetrying(Model):
 
 @mutant("merging")
 class UniqueKeyLeaked(Model):
-    """A job that is over goes on to hold its unique key."""
+    """A finished job still holds its unique key."""
 
     def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         there = super()._merge_target(new, now)
@@ -42,7 +42,7 @@ class UniqueKeyLeaked(Model):
 
 @mutant("windows")
 class UniqueFreedByAnother(Model):
-    """A key that is held for a time is given back by whichever job of that key is deleted."""
+    """A key that is held for a period is released when any job of that key is deleted."""
 
     def _free_window(self, job: JobRecord) -> None:
         if job.merge is not None:
@@ -51,7 +51,7 @@ class UniqueFreedByAnother(Model):
 
 @mutant("windows")
 class UniqueFreedAtTheEnd(Model):
-    """A key that is held for a time is given back as soon as its job is over."""
+    """A key that is held for a period is released as soon as its job is over."""
 
     def _replace(self, before: JobRecord, after: JobRecord) -> None:
         super()._replace(before, after)
@@ -61,7 +61,7 @@ class UniqueFreedAtTheEnd(Model):
 
 @mutant("merging")
 class QueuedKeyHeldByTheActive(Model):
-    """A key of the scope queued is not freed by the claim."""
+    """A claim does not release a key of the scope `queued`."""
 
     def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         there = super()._merge_target(new, now)
@@ -72,7 +72,7 @@ class QueuedKeyHeldByTheActive(Model):
 
 @mutant("merging")
 class RedriveOfTheSecond(Model):
-    """A redrive does not ask whether another job holds the unique key."""
+    """A redrive does not check whether another job holds the unique key."""
 
     def _holder(self, job: JobRecord, now: int) -> Ref | None:
         return None
@@ -80,7 +80,7 @@ class RedriveOfTheSecond(Model):
 
 @mutant("one key and long runs")
 class ExpiredUnderItsRun(Model):
-    """A call that comes to a running job finds it too old to start, and expires it."""
+    """A call for the key of a running job treats that job as too old to start, and expires it."""
 
     def _key_holder(self, queue: str, key: MergeKey, now: int) -> Ref | None:
         there = self._indexes.merge_target(queue, key)
@@ -94,7 +94,7 @@ class ExpiredUnderItsRun(Model):
 
 @mutant("merging")
 class DebounceForgetsTheCall(Model):
-    """A call that took the place of another is not remembered: when it comes again it makes a job of its own."""
+    """A call that replaced another is not remembered: when it is repeated, it creates a separate job."""
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         super()._replace_call(new, old, key, now, offset)
@@ -104,7 +104,7 @@ class DebounceForgetsTheCall(Model):
 
 @mutant("merging")
 class DebounceKeepsTheFirst(Model):
-    """A later call puts a debounced job off, and does not bring its arguments along."""
+    """A later call delays a debounced job but does not replace its arguments."""
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         super()._replace_call(structs.replace(new, payload=old.payload), old, key, now, offset)
@@ -112,7 +112,7 @@ class DebounceKeepsTheFirst(Model):
 
 @mutant("merging")
 class DebounceForEver(Model):
-    """A debounced job is put off again and again, whatever its longest wait."""
+    """A debounced job is delayed without end, beyond its longest wait."""
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         super()._replace_call(new, old, structs.replace(key, max_wait=None), now, offset)
@@ -120,7 +120,7 @@ class DebounceForEver(Model):
 
 @mutant("merging")
 class DebounceFromTheFirst(Model):
-    """A debounced job runs so long after its first call, not after its last."""
+    """A debounced job runs a delay after its first call, not after its last."""
 
     def _replace_call(self, new: NewJob, old: JobRecord, key: DebounceKey, now: int, offset: int) -> None:
         super()._replace_call(new, old, structs.replace(key, max_wait=key.delay), now, offset)
@@ -128,7 +128,7 @@ class DebounceFromTheFirst(Model):
 
 @mutant("merging")
 class CollectDropsTheLast(Model):
-    """The call that makes a batch full is acknowledged, and not in it."""
+    """The call that fills a batch is acknowledged but missing in the batch."""
 
     def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         calls = super()._collect(new, into, key, now, offset)
@@ -139,7 +139,7 @@ class CollectDropsTheLast(Model):
 
 @mutant("merging")
 class CollectIntoTheStarted(Model):
-    """A batch that has started takes in calls that its handler never sees."""
+    """A batch that has started accepts calls, which its handler never gets."""
 
     def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         there = super()._merge_target(new, now)
@@ -158,7 +158,7 @@ class CollectIntoTheStarted(Model):
 
 @mutant("merging")
 class CollectTwice(Model):
-    """A call that a batch has taken in is taken in again when it comes again."""
+    """A call that a batch has accepted is accepted again when it is repeated."""
 
     def _collect(self, new: NewJob, into: JobRecord, key: CollectKey, now: int, offset: int) -> int:
         calls = super()._collect(new, into, key, now, offset)
@@ -169,7 +169,7 @@ class CollectTwice(Model):
 
 @mutant("merging")
 class CollectBeyondItsSize(Model):
-    """A batch takes in one call more than it may."""
+    """A batch accepts one call too many."""
 
     def _merge_target(self, new: NewJob, now: int) -> Ref | None:
         if isinstance(new.merge, CollectKey):
@@ -182,7 +182,7 @@ class CollectBeyondItsSize(Model):
 
 @mutant("merging")
 class ThrottledCallsCount(Model):
-    """A call that is throttled begins the window anew."""
+    """A throttled call restarts the window."""
 
     def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         refused = super()._throttled(new, now)
@@ -193,7 +193,7 @@ class ThrottledCallsCount(Model):
 
 @mutant("merging")
 class ThrottledForGood(Model):
-    """A window that is full is never over."""
+    """A full window never ends."""
 
     def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         refused = super()._throttled(new, now)
@@ -206,7 +206,7 @@ class ThrottledForGood(Model):
 
 @mutant("merging")
 class ThrottleCountsOneTooFew(Model):
-    """A window lets one more job be made than it may."""
+    """A window allows one job too many."""
 
     def _throttled(self, new: NewJob, now: int) -> EnqueueResult | None:
         if new.throttle is not None:
@@ -219,24 +219,24 @@ class ThrottleCountsOneTooFew(Model):
 
 @mutant("", harmless=True)
 class YoungestFirst(Model):
-    """Of several jobs that could take in a call, the youngest does, not the eldest."""
+    """If several jobs could accept a call, the youngest accepts it, not the oldest."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        shelf, eldest = self._indexes, self._indexes.merge_target
+        indexes, eldest = self._indexes, self._indexes.merge_target
 
         def youngest(queue: str, key: MergeKey) -> JobRecord | None:
             if isinstance(key, UniqueKey):
                 return eldest(queue, key)
             sharing = [
                 job
-                for job in shelf.jobs.values()
+                for job in indexes.jobs.values()
                 if job.queue == queue and job.merge is not None and merge_name(job.merge) == merge_name(key)
             ]
             found = [job for job in sharing if accepts_merge(job, key)]
-            return max(found, key=lambda job: shelf.order[job.ref]) if found else None
+            return max(found, key=lambda job: indexes.order[job.ref]) if found else None
 
-        shelf.merge_target = youngest  # type: ignore[method-assign]
+        indexes.merge_target = youngest  # type: ignore[method-assign]
 
 
 def _sharing(model: Model, new: NewJob, fits: Callable[[JobRecord], bool]) -> Ref | None:

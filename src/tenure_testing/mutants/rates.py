@@ -20,7 +20,7 @@ from tenure_testing.mutants.registry import mutant
 
 @mutant("schedules")
 class CronWithoutCompare(Model):
-    """Whoever comes with a tick moves its schedule on, whatever its last tick."""
+    """A tick advances its schedule without comparing the last tick."""
 
     def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
         return super()._advance(known, structs.replace(tick, expected=known.last_tick), now, offset)
@@ -28,7 +28,7 @@ class CronWithoutCompare(Model):
 
 @mutant("schedules")
 class CronComparedTooLate(Model):
-    """The job of a tick is enqueued first, and only then its schedule's last tick compared."""
+    """The job of a tick is enqueued before the schedule's last tick is compared."""
 
     def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
         if tick.job is not None and known.last_tick != tick.expected:
@@ -38,7 +38,7 @@ class CronComparedTooLate(Model):
 
 @mutant("schedules")
 class TickInTwoSteps(Model):
-    """A schedule is moved on in one step, and the job of its tick enqueued with the next."""
+    """A schedule is advanced in one step, and the job of its tick is enqueued in the next."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -57,7 +57,7 @@ class TickInTwoSteps(Model):
 
 @mutant("schedules")
 class TickNotRemembered(Model):
-    """A tick makes its job, and its schedule is not moved on."""
+    """A tick creates its job but does not advance its schedule."""
 
     def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
         planned = super()._advance(known, tick, now, offset)
@@ -68,7 +68,7 @@ class TickNotRemembered(Model):
 
 @mutant("schedules")
 class PausedScheduleGoesOn(Model):
-    """A schedule that is paused goes on."""
+    """A paused schedule continues."""
 
     def _change(self, change: Change, now: int, offset: int) -> ScheduleResult:
         if isinstance(change, PauseSchedule):
@@ -78,7 +78,7 @@ class PausedScheduleGoesOn(Model):
 
 @mutant("schedules")
 class OverlapOfTheActive(Model):
-    """Only a job of an earlier tick that runs is in the way of the next, not one that waits."""
+    """Only a running job of an earlier tick prevents an overlap, not a waiting one."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -90,7 +90,7 @@ class OverlapOfTheActive(Model):
 
 @mutant("clock and schedules")
 class ScheduleWaitsForTheClock(Model):
-    """A schedule stands still after the clock was set back, until that comes to where it was."""
+    """After the clock was set back, a schedule waits until the clock reaches its old time."""
 
     def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
         due, coming = super()._due_schedules(now)
@@ -102,7 +102,7 @@ class ScheduleWaitsForTheClock(Model):
 
 @mutant("order")
 class RateTakenByAnEmptyPoll(Model):
-    """A claim that finds nothing takes the time of a start."""
+    """A claim that finds no job uses up a start of the rate."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         leases = super()._claim(owner, order, now)
@@ -117,11 +117,11 @@ class RateTakenByAnEmptyPoll(Model):
 
 @mutant("order")
 class RateInWindows(Model):
-    """A rate counts starts in windows of the clock, so that two bursts meet at an edge."""
+    """A rate counts starts in fixed windows, so that two bursts meet at an edge."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        shelf, room = self._indexes, self._indexes._room  # pyright: ignore[reportPrivateUsage]
+        indexes, room = self._indexes, self._indexes._room  # pyright: ignore[reportPrivateUsage]
         counts: dict[tuple[str, str, int], int] = {}
 
         def left(queue: str, rate: RateKey, now: int) -> tuple[int, int]:
@@ -141,16 +141,16 @@ class RateInWindows(Model):
         def windowed(queue: str, name: str, parked: OrderedJobs, now: int) -> int:
             if not name.startswith(RATE):
                 return room(queue, name, parked, now)
-            first = shelf.jobs[parked.first(1)[0]]
-            (rate,) = (rate for rate in shelf.rates(first) if RATE + rate.name == name)
+            first = indexes.jobs[parked.first(1)[0]]
+            (rate,) = (rate for rate in indexes.rates(first) if RATE + rate.name == name)
             return max(0, left(queue, rate, now)[0])
 
-        shelf.opens_at, shelf.take_time, shelf._room = opens_at, take_time, windowed  # type: ignore[method-assign]
+        indexes.opens_at, indexes.take_time, indexes._room = opens_at, take_time, windowed  # type: ignore[method-assign]
 
 
 @mutant("order")
 class RateForgottenOnRetry(Model):
-    """Only the first start of a job takes the time of its rates."""
+    """Only the first start of a job counts for its rates."""
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         taken = dict(self._indexes.reserved)
@@ -162,7 +162,7 @@ class RateForgottenOnRetry(Model):
 
 @mutant("order")
 class RateForgottenBySweeps(Model):
-    """A sweep forgets the time that is taken, though it is not over yet."""
+    """A sweep forgets reservations of rates that are not over yet."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -172,7 +172,7 @@ class RateForgottenBySweeps(Model):
 
 @mutant("order")
 class RateNeverOpens(Model):
-    """Time lets nobody back in line whom a rate has held back, neither by claims nor by sweeps."""
+    """A job parked by a rate is never unparked, neither by claims nor by sweeps."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -186,7 +186,7 @@ class RateNeverOpens(Model):
 
 @mutant("order")
 class QueueWithoutRate(Model):
-    """A queue gives out its jobs as if it had no rate of its own."""
+    """A queue gives out its jobs as if it had no rate."""
 
     def _queue_opens_at(self, queue: str, now: int) -> int:
         return now
@@ -197,7 +197,7 @@ class QueueWithoutRate(Model):
 
 @mutant("tenants")
 class FairByTheClock(Model):
-    """A tenant's next job stands a share behind its last one or the clock, not behind where the line has got to."""
+    """A tenant's next job is placed after its last one or the clock, not after the current front of the queue."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -215,7 +215,7 @@ class FairByTheClock(Model):
 
 @mutant("tenants")
 class FairToNobody(Model):
-    """Tenants are served in the order in which their jobs came."""
+    """Tenants are served in the order of their jobs."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -234,7 +234,7 @@ class FairWithoutWeights(Model):
 
 @mutant("order")
 class NewestLast(Model):
-    """Newest first is not listened to: such a job comes last into line, as all others do."""
+    """`lifo` is ignored: such a job is placed last, as all others are."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -244,7 +244,7 @@ class NewestLast(Model):
 
 @mutant("order")
 class NewestFirstUntilItIsDue(Model):
-    """A delayed job that wants to be newest first stands last when it falls due."""
+    """A delayed job with `lifo` is placed last when it becomes due."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)

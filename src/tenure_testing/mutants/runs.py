@@ -41,7 +41,7 @@ from tenure_testing.mutants.registry import mutant
 
 @mutant("lost claims")
 class ClaimsTwice(Model):
-    """A call claims whenever it arrives, whatever its number is."""
+    """A numbered call claims each time it arrives, even with a number that was used before."""
 
     def _has_seen(self, owner: Owner, lane: Lane, now: int) -> bool:
         self._hand_back(owner, lane, now)
@@ -50,7 +50,7 @@ class ClaimsTwice(Model):
 
 @mutant("lost claims")
 class KeepsLostClaims(Model):
-    """What a call has claimed whose answer was lost stays with its owner."""
+    """The claims of a call whose answer was lost stay with their owner."""
 
     def _hand_back(self, owner: Owner, lane: Lane, now: int) -> None:
         known = self._claims.get((owner.id, lane.id), LaneClaims())
@@ -59,7 +59,7 @@ class KeepsLostClaims(Model):
 
 @mutant("lost claims")
 class HandsBackWhatIsUnderWay(Model):
-    """A beat hands back what a call has claimed whose answer may still arrive."""
+    """A renewal puts back claims whose answer may still arrive."""
 
     def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Model.renew`."""
@@ -72,7 +72,7 @@ class HandsBackWhatIsUnderWay(Model):
 
 @mutant()
 class NoFence(Model):
-    """Whoever owns a job now may settle it, be it for a run long past."""
+    """The current owner of a job may settle it under the fence of an earlier run."""
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         return job.state is State.ACTIVE and job.owner == owner
@@ -80,7 +80,7 @@ class NoFence(Model):
 
 @mutant()
 class NoOwner(Model):
-    """Whoever knows the fence may settle the job."""
+    """Any caller that knows the fence may settle the job."""
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         return job.state is State.ACTIVE and job.fence == fence
@@ -88,7 +88,7 @@ class NoOwner(Model):
 
 @mutant()
 class NoStateGuard(Model):
-    """Whoever held a job last under its fence may settle it, whatever its state has become."""
+    """The last holder of a job may settle it under its fence in any state of the job."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -104,7 +104,7 @@ class NoStateGuard(Model):
 
 @mutant()
 class SuspectMayNotWrite(Model):
-    """A suspect may neither settle nor renew, though nobody has taken its lease."""
+    """A suspect may neither settle nor renew, although its lease was not taken."""
 
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         return super()._holds(job, owner, fence) and job.suspect_until is None
@@ -129,7 +129,7 @@ class ReclaimKeepsFence(Model):
 
 @mutant("coarse clock")
 class FenceIsTheTime(Model):
-    """A fence is the time alone, so that two of one instant are the same."""
+    """A fence is the time only, so that two fences of one instant are equal."""
 
     def _start(self, job: JobRecord, owner: Owner, now: int) -> Lease:
         return _again_under(self, super()._start(job, owner, now), now)
@@ -140,7 +140,7 @@ class FenceIsTheTime(Model):
 
 @mutant()
 class SettleTwice(Model):
-    """A settlement that comes again, its answer being lost, is applied again."""
+    """A settlement that is repeated after a lost answer is applied again."""
 
     def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
         verdict = super()._settle(owner, settlement, now)
@@ -154,7 +154,7 @@ class SettleTwice(Model):
 
 @mutant()
 class NoDuplicateRule(Model):
-    """A settlement that comes again, its answer being lost, is called lost."""
+    """A settlement that is repeated after a lost answer is refused as lost."""
 
     def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
         verdict = super()._settle(owner, settlement, now)
@@ -166,7 +166,7 @@ class NoDuplicateRule(Model):
 
 @mutant()
 class StallNotCharged(Model):
-    """A stall is charged to nothing."""
+    """A stall is not charged."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         if decision.charge == "stalls":
@@ -176,7 +176,7 @@ class StallNotCharged(Model):
 
 @mutant()
 class StallChargedAsFailure(Model):
-    """A stall uses up the attempts of honest failures."""
+    """A stall is charged as a failed attempt."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         if decision.charge == "stalls":
@@ -186,7 +186,7 @@ class StallChargedAsFailure(Model):
 
 @mutant()
 class PutBackToTheEnd(Model):
-    """A job put back at once loses its place in the line."""
+    """A job that is put back at once loses its place in the queue."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         super()._apply(job, decision, now)
@@ -207,7 +207,7 @@ class NoRest(Model):
 
 @mutant()
 class CancelForgotten(Model):
-    """A job that was asked to stop is put back all the same."""
+    """A job that was asked to stop is put back as if it was not."""
 
     def _settle(self, owner: Owner, settlement: Settlement, now: int) -> SettlementResult:
         job = self._jobs.get(settlement.ref)
@@ -237,7 +237,7 @@ class RunLeftOpen(Model):
 
 @mutant()
 class EnqueuedTwice(Model):
-    """An enqueue that comes again makes the job anew."""
+    """A repeated enqueue creates the job again."""
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         if (job := self._jobs.get(new.ref)) is not None and job.state is not State.ACTIVE:
@@ -247,7 +247,7 @@ class EnqueuedTwice(Model):
 
 @mutant()
 class IndexForgotten(Model):
-    """A job that moves on stays in the index it was in."""
+    """A job that changes its state stays in its old index."""
 
     def _replace(self, before: JobRecord, after: JobRecord) -> None:
         places = list(self._indexes._places(before))  # pyright: ignore[reportPrivateUsage]
@@ -269,7 +269,7 @@ class ClaimedBeforeItIsDue(Model):
 
 @mutant("hush")
 class PausedQueueGives(Model):
-    """A paused queue gives out its jobs."""
+    """A paused queue still gives out jobs."""
 
     def _paused(self, queue: str) -> bool:
         return False
@@ -277,7 +277,7 @@ class PausedQueueGives(Model):
 
 @mutant()
 class MoreThanOrdered(Model):
-    """A claim gives one more job than there is room for."""
+    """A claim returns one job more than requested."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, room=order.room + 1), now)
@@ -285,7 +285,7 @@ class MoreThanOrdered(Model):
 
 @mutant()
 class OutOfOrder(Model):
-    """A claim passes over the first in line."""
+    """A claim skips the first job of the queue."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         lines = [self._queues[queue].ready for queue in order.queues if len(self._queues[queue].ready) > 1]
@@ -300,7 +300,7 @@ class OutOfOrder(Model):
 
 @mutant("old and new code")
 class UnknownInLine(Model):
-    """A job that its worker does not know is put back in the common line."""
+    """A job that its worker does not know is put back as ready for all workers."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         if isinstance(decision, PutBack):
@@ -310,7 +310,7 @@ class UnknownInLine(Model):
 
 @mutant("old and new code")
 class GivenToWorkersThatDoNotKnowIt(Model):
-    """A claim does not look at what its caller knows."""
+    """A claim ignores which tasks its caller knows."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, tasks=None), now)
@@ -318,7 +318,7 @@ class GivenToWorkersThatDoNotKnowIt(Model):
 
 @mutant("old and new code")
 class UnknownNeverOffered(Model):
-    """A job that is parked until a worker knows its task is offered to no worker."""
+    """A job that is parked until a worker knows its task is never offered to any worker."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         return super()._claim(owner, structs.replace(order, tasks={}), now)
@@ -337,7 +337,7 @@ class StartNotCounted(Model):
 
 @mutant("rules")
 class SlotsIgnored(Model):
-    """A job starts though its key is at its limit."""
+    """A job starts although its key is at its limit."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -350,7 +350,7 @@ class SlotsIgnored(Model):
 
 @mutant("rules")
 class SlotsCounted(Model):
-    """A slot is a number instead of a holder, and a stall or a failure forgets to count it down."""
+    """A slot is a counter instead of a holder, and a stall or a failure does not decrease it."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         super()._apply(job, decision, now)
@@ -361,19 +361,19 @@ class SlotsCounted(Model):
 
 @mutant("rules")
 class NobodyUnparked(Model):
-    """A freed slot lets nobody back in line, neither at once nor by the sweep."""
+    """A freed slot unparks no job, neither at once nor by a sweep."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._indexes.unpark = self._nobody  # type: ignore[method-assign]
+        self._indexes.unpark = self._unpark_none  # type: ignore[method-assign]
 
-    def _nobody(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
+    def _unpark_none(self, queue: str, name: str, now: int, *, room: int | None = None) -> int:
         return 0
 
 
 @mutant("rules")
 class LimitForgotten(Model):
-    """A key keeps the first limit it was given, whatever later jobs say."""
+    """A key keeps its first limit, even if later jobs set another one."""
 
     def _enqueue(self, new: NewJob, now: int, offset: int) -> EnqueueResult:
         slots = {key.name: self._indexes.keys.get((new.queue, key.name)) for key in new.keys}
@@ -398,7 +398,7 @@ class PausedTaskGives(Model):
 
 @mutant("rules")
 class NeverExpires(Model):
-    """A sweep does not look for what has waited too long."""
+    """A sweep does not look for jobs that have waited too long."""
 
     def _expire_aged(self, now: int) -> int:
         return 0
@@ -406,7 +406,7 @@ class NeverExpires(Model):
 
 @mutant("coarse clock")
 class AgedOnlyAfterItsTime(Model):
-    """A job is not too old at the very end of its time, but after it (> for >=)."""
+    """A job expires only after the end of its time, not at it (> for >=)."""
 
     def _expire_aged(self, now: int) -> int:
         return super()._expire_aged(now - 1)
@@ -414,7 +414,7 @@ class AgedOnlyAfterItsTime(Model):
 
 @mutant("rules")
 class ClaimOfTheAged(Model):
-    """A claim does not ask how old a job is."""
+    """A claim does not check the age of a job."""
 
     def _claim(self, owner: Owner, order: ClaimRequest, now: int) -> list[Lease]:
         aged: dict[Ref, int] = {}
@@ -432,17 +432,17 @@ class ClaimOfTheAged(Model):
 
 @mutant("rules")
 class ExpiredInSilence(Model):
-    """What expires leaves no event."""
+    """Expiry records no event."""
 
     def _expire(self, job: JobRecord, now: int) -> None:
-        told = len(self._event_log.events)
+        recorded = len(self._event_log.events)
         super()._expire(job, now)
-        del self._event_log.events[told:]
+        del self._event_log.events[recorded:]
 
 
 @mutant("rules")
 class DiscardedAtOnce(Model):
-    """What expires is always discarded, though it shall be kept as expired."""
+    """Expired jobs are always discarded, even if they should be kept."""
 
     def _expire(self, job: JobRecord, now: int) -> None:
         super()._expire(structs.replace(job, policy=structs.replace(job.policy, on_expire="discard")), now)
@@ -450,7 +450,7 @@ class DiscardedAtOnce(Model):
 
 @mutant("rules")
 class ForgottenTooSoon(Model):
-    """What is over is forgotten a minute before its time."""
+    """Finished jobs are deleted a minute too early."""
 
     def _trim(self, now: int) -> int:
         return super()._trim(now + 60_000_000)
@@ -458,7 +458,7 @@ class ForgottenTooSoon(Model):
 
 @mutant("rules")
 class KeptForEver(Model):
-    """What is over is never forgotten."""
+    """Finished jobs are never deleted."""
 
     def _trim(self, now: int) -> int:
         return 0
@@ -466,7 +466,7 @@ class KeptForEver(Model):
 
 @mutant("rules")
 class RuleForEver(Model):
-    """A rule redrives a dead letter again and again, for its redrives are not counted."""
+    """A rule redrives a dead letter without end, because its redrives are not counted."""
 
     def _redrive(self, job: JobRecord, now: int, *, delay: int = 0, by: str | None, by_rule: bool = False) -> None:
         super()._redrive(job, now, delay=delay, by=by, by_rule=by_rule)
@@ -492,7 +492,7 @@ class RuleForgotten(Model):
 
 @mutant()
 class QuarantineForgotten(Model):
-    """Whoever went down with its process is put back unmarked."""
+    """A job that went down with its process is put back without quarantine."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         marked = isinstance(decision, PutBack) and decision.quarantine
@@ -501,7 +501,7 @@ class QuarantineForgotten(Model):
 
 @mutant()
 class QuarantineForGood(Model):
-    """Whoever was marked once stays so, however its next run ends."""
+    """A job in quarantine stays there after any end of its next run."""
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         again = isinstance(decision, PutBack) and job.quarantined
@@ -531,7 +531,7 @@ class PutBackNeverRestored(Model):
 
 @mutant("calm")
 class DeafToBeats(Model):
-    """A beat extends nothing."""
+    """A renewal extends no lease."""
 
     def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
         """Leave the lease unchanged."""
@@ -539,7 +539,7 @@ class DeafToBeats(Model):
 
 @mutant("calm")
 class BeatBeyondTheLimit(Model):
-    """A beat extends a lease past the run's limit and its progress clock."""
+    """A renewal extends a lease past the run's limit and its progress limit."""
 
     def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
         super()._extend(job, renewal, now)
@@ -549,7 +549,7 @@ class BeatBeyondTheLimit(Model):
 
 @mutant("calm")
 class BeatClearsSuspicion(Model):
-    """A beat ends the suspicion even of a run whose limit or progress clock has run out."""
+    """A renewal ends the suspicion even of a run whose limit or progress limit has passed."""
 
     def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
         super()._extend(job, renewal, now)
@@ -559,7 +559,7 @@ class BeatClearsSuspicion(Model):
 
 @mutant()
 class SuspectForGood(Model):
-    """A beat in the grace does not end the suspicion."""
+    """A renewal during the grace does not end the suspicion."""
 
     def _extend(self, job: JobRecord, renewal: LeaseRenewal, now: int) -> None:
         super()._extend(job, renewal, now)
@@ -582,7 +582,7 @@ class NoPauseGuard(Model):
 
 @mutant()
 class OnePhase(Model):
-    """A sweep takes in the same turn what it has just suspected."""
+    """A sweep reclaims at once what it has just suspected."""
 
     def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, and take all suspects."""
@@ -596,7 +596,7 @@ class OnePhase(Model):
 
 @mutant()
 class NoGrace(Model):
-    """A suspect has no grace: the next turn takes it."""
+    """A suspect has no grace: the next sweep reclaims it."""
 
     def _suspect(self, now: int, grace: int) -> int:
         return super()._suspect(now, 0)
@@ -604,7 +604,7 @@ class NoGrace(Model):
 
 @mutant("calm")
 class NobodySuspected(Model):
-    """A sweep does not look for leases that have run out."""
+    """A sweep does not look for expired leases."""
 
     def _suspect(self, now: int, grace: int) -> int:
         return 0
@@ -612,7 +612,7 @@ class NobodySuspected(Model):
 
 @mutant("coarse clock")
 class OutOnlyAfterItsEnd(Model):
-    """A lease is not out at its very end, but after it (> for >=)."""
+    """A lease expires only after its end, not at it (> for >=)."""
 
     def _suspect(self, now: int, grace: int) -> int:
         at_its_end = [self._jobs[ref] for at, ref in self._indexes.leases if at == now]
@@ -624,7 +624,7 @@ class OutOnlyAfterItsEnd(Model):
 
 @mutant("coarse clock")
 class OverOnlyAfterItsGrace(Model):
-    """A grace is not over at its very end, but after it (> for >=)."""
+    """A grace is over only after its end, not at it (> for >=)."""
 
     def sweep(self, bid: SweepRequest) -> SweepResult:
         """Sweep, with a microsecond more for suspects whose grace ends now."""
@@ -636,7 +636,7 @@ class OverOnlyAfterItsGrace(Model):
 
 @mutant("coarse clock")
 class DueOnlyAfterItsTime(Model):
-    """A delayed job is not due at its very instant, but after it (> for >=)."""
+    """A delayed job is due only after its instant, not at it (> for >=)."""
 
     def _promote_due(self, now: int) -> int:
         return super()._promote_due(now - 1)
@@ -644,7 +644,7 @@ class DueOnlyAfterItsTime(Model):
 
 @mutant("clock and death")
 class LeaseOfTheFuture(Model):
-    """A lease that ends further ahead than it is long, the clock having been set back, is believed."""
+    """A lease that ends too far ahead after the clock was set back is accepted."""
 
     def _suspect(self, now: int, grace: int) -> int:
         ahead = [self._jobs[ref] for at, ref in self._indexes.leases if at > now + self._jobs[ref].stall.lease]
@@ -656,7 +656,7 @@ class LeaseOfTheFuture(Model):
 
 @mutant("clock and death")
 class GraceOfTheFuture(Model):
-    """A grace that ends further ahead than it is long, the clock having been set back, is waited for."""
+    """A grace that ends too far ahead after the clock was set back is accepted."""
 
     def _suspect(self, now: int, grace: int) -> int:
         suspects = [self._jobs[ref] for _, ref in self._indexes.suspects]
@@ -668,7 +668,7 @@ class GraceOfTheFuture(Model):
 
 @mutant("death")
 class TermForLife(Model):
-    """The term of a leader that died never ends."""
+    """The term of a dead leader never ends."""
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
         if self._term is not None and self._term[0].owner != owner.id:
@@ -678,7 +678,7 @@ class TermForLife(Model):
 
 @mutant("death under a supervisor")
 class AnybodysDeath(Model):
-    """A supervisor takes back what the living hold, too."""
+    """A supervisor reclaims the jobs of live owners, too."""
 
     def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """Take every active job of any owner."""
@@ -692,7 +692,7 @@ class AnybodysDeath(Model):
 
 @mutant()
 class CancelledWhileItRuns(Model):
-    """A cancel ends an active job at once, instead of asking its run to stop."""
+    """A cancellation ends an active job at once, instead of asking its run to stop."""
 
     def _revise(self, revision: Revision, now: int) -> RevisionResult:
         job = self._jobs.get(revision.ref)
@@ -723,7 +723,7 @@ class LeftInTheIndex(Model):
 
 @mutant("")
 class RedriveKeepsBudgets(Model):
-    """A redrive gives no new budgets."""
+    """A redrive does not reset the counters of the job."""
 
     def _revise(self, revision: Revision, now: int) -> RevisionResult:
         before = self._jobs.get(revision.ref)
@@ -739,7 +739,7 @@ class RedriveKeepsBudgets(Model):
 
 @mutant("hearing")
 class LentToAll(Model):
-    """A batch of events is lent to every caller of a reader at once."""
+    """A batch of events is lent to all callers of a reader at the same time."""
 
     def events(
         self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
@@ -750,7 +750,7 @@ class LentToAll(Model):
 
 @mutant("hearing")
 class ReaderForgotten(Model):
-    """A reader's place in the log is not kept."""
+    """The position of a reader in the log is not stored."""
 
     def events(
         self, cursor: str | None, limit: int, reader: EventReader | None = None, of: Ref | None = None
@@ -765,7 +765,7 @@ class ReaderForgotten(Model):
 
 @mutant("", harmless=True)
 class AlwaysLeader(Model):
-    """Every bidder leads: elections save work, no job's safety rests on them."""
+    """Every candidate leads. Elections only save work; jobs are safe without them."""
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
         self._term = None
@@ -774,7 +774,7 @@ class AlwaysLeader(Model):
 
 @mutant("", harmless=True)
 class AnybodyResigns(Model):
-    """Whoever resigns ends the term of whoever leads."""
+    """A resignation ends the term of any leader."""
 
     def resign(self, term: Term) -> None:
         """End the current term."""

@@ -42,7 +42,7 @@ class CallRecords:
         self._holding = False
         """True if there ever was a unique key."""
 
-    def told(
+    def answered(
         self, new: NewJob, receipt: EnqueueResult, before: Mapping[Ref, JobRecord], job: JobRecord | None, now: int
     ) -> str:
         """Record the answer to a call, and return the log's name of its fate. `job`: the job that the answer names."""

@@ -60,7 +60,7 @@ class WorldEnvironment:
         self._failures: list[BaseException] = []
         storage = MemoryStorage(clock=self.clock)
         storage.model = self.model = model(self.clock)
-        self.witness = InvariantChecker(
+        self.checker = InvariantChecker(
             self.model,
             self.clock,
             self.fault_log,
@@ -71,7 +71,7 @@ class WorldEnvironment:
             failed_workers=self.failed_workers,
             slack=SLACK + MESSAGES * plan.rates.delay + TICKS * plan.tick,
         )
-        self.server = SimServer(loop, storage, self.witness, Random(f"net {seed}"))
+        self.server = SimServer(loop, storage, self.checker, Random(f"net {seed}"))
         self.server.rates = plan.rates
         if plan.rates.excuses:
             self.fault_log.begin("net", EVERYWHERE, 0.0)

@@ -65,26 +65,26 @@ class WorldFigures:
     @classmethod
     def of(cls, world: World, violation: Violation | None = None) -> "WorldFigures":
         """Return the figures of a world that has ended or was stopped by a violation."""
-        environment, witness, records = world.environment, world.environment.witness, world.environment.model.records
+        environment, checker, records = world.environment, world.environment.checker, world.environment.model.records
         faults = Counter({kind: n for kind, n in environment.fault_log.counts().items() if kind not in PARTING})
         figures = cls(
             seeds=1,
             seconds=environment.loop.time(),
-            calls=witness.steps,
+            calls=checker.steps,
             faults=faults + Counter(environment.server.counts) + environment.deeds,
             # Jobs that were deleted, discarded or kept long enough are gone. The checker has verified the reason of
             # each.
-            jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in witness.stories),
+            jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in checker.stories),
             features=Counter(name for job in records.values() for name in _features(job)),
-            verdicts=Counter(witness.verdicts),
-            receipts=Counter(witness.receipts),
-            ticks=witness.ticking.counts(),
-            runs=witness.runs,
-            again=witness.again,
-            announced=witness.announced,
-            repaired=witness.repaired,
+            verdicts=Counter(checker.verdicts),
+            receipts=Counter(checker.receipts),
+            ticks=checker.ticking.counts(),
+            runs=checker.runs,
+            again=checker.again,
+            announced=checker.announced,
+            repaired=checker.repaired,
         )
-        for one in witness.recoveries:
+        for one in checker.recoveries:
             figures.recoveries.setdefault(one.reason, []).append(one.seconds)
             if one.clear:
                 figures.clear.setdefault(one.reason, []).append(one.seconds)
@@ -149,7 +149,7 @@ class WorldFigures:
     def rows(self) -> list[tuple[str, str]]:
         """Return the figures as text, each with its name."""
         failed = ", ".join(str(failure.seed) for failure in self.failures[:20])
-        told = [
+        rows = [
             ("seeds", f"{self.seeds:,} ({len(self.failures)} failed{f': {failed}' if failed else ''})"),
             ("simulated", f"{self.seconds / 3600:,.1f} hours, {self.calls:,} storage calls"),
             ("faults", f"{sum(self.faults.values()):,}: {_listed(self.faults)}"),
@@ -162,12 +162,12 @@ class WorldFigures:
             ("never", ", ".join(f"{what} {n}" for what, n in self.outcomes.items())),
         ]
         for reason, of_all in _spreads(self.recoveries).items():
-            told.append((f"recovery, {reason}", spoken(of_all)))
+            rows.append((f"recovery, {reason}", spoken(of_all)))
             if reason in self.clear:
-                told.append(("  nothing else wrong", spoken(spread(self.clear[reason]))))
+                rows.append(("  nothing else wrong", spoken(spread(self.clear[reason]))))
         if self.failures:
-            told.append(("violations", _listed(self.violations)))
-        return told
+            rows.append(("violations", _listed(self.violations)))
+        return rows
 
 
 def _features(job: JobRecord) -> Iterator[str]:

@@ -110,7 +110,7 @@ Its payload and `run_at` may come from several calls and are checked apart.
 BY_ITSELF = frozenset({"enqueue", "plan", "exchange", "sweep", "revise"})
 """Verbs that may find a job that has waited too long."""
 
-Told = Counter[tuple[type[AnyEvent], Ref, int]]
+EventCounts = Counter[tuple[type[AnyEvent], Ref, int]]
 """How many events of a class were recorded for a run of a job."""
 
 
@@ -188,7 +188,7 @@ class InvariantChecker:
         self._claims_at: dict[tuple[str, int], int] = {}
         """When each lane was last used. `_claims` has each lane's highest number and its unacknowledged claims."""
 
-        self._buriers: dict[str, str] = {}
+        self._recoverers: dict[str, str] = {}
         """The owner ids that recoveries use, each with the name of its supervisor."""
 
     @property
@@ -206,13 +206,13 @@ class InvariantChecker:
             return answer
         changed = [ref for ref, job in records.items() if before.get(ref) is not job] if before != records else []
         gone = [ref for ref in before if ref not in records]
-        told = self._told()
-        expected: Told = Counter()
+        recorded = self._new_events()
+        expected: EventCounts = Counter()
         match verb, args, answer:
             case "enqueue", (jobs,), _:
                 expected = self._enqueued(dict(enumerate(jobs)), answer, before)  # type: ignore[arg-type]
             case "plan", (changes,), _:
-                made = self.ticking.planned(changes, answer, before, told, self._clock.now())  # type: ignore[arg-type]
+                made = self.ticking.planned(changes, answer, before, recorded, self._clock.now())  # type: ignore[arg-type]
                 created = [EnqueueResult("created", job.ref) for job in made.values()]
                 expected = self._enqueued(made, created, before)
             case "exchange", (Owner() as owner, settlements, order), ExchangeResult():
@@ -232,15 +232,15 @@ class InvariantChecker:
             case _:
                 pass
         expected.update(self._passed(verb, before, changed, gone))
-        self._events_are(told, expected, verb)
+        self._events_are(recorded, expected, verb)
         if changed or gone:
             for ref in changed:
                 was = before.get(ref)
                 # A forgotten job has no past: an enqueue of its id creates a new job.
-                anew = was is not None and verb == "enqueue" and self._forgettable(was)
-                self._moved(verb, None if anew else was, records[ref])
+                recreated = was is not None and verb == "enqueue" and self._forgettable(was)
+                self._moved(verb, None if recreated else was, records[ref])
             for ref in gone:
-                self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and nobody deleted it")
+                self._require(self.stories[ref].deleted, "I8", f"{ref} has vanished, and no call deleted it")
             self._indexed(records)
             self.calls.hold(records, changed, gone, self._clock.now())
             self.sharing.stand(before, records, [*changed, *gone])
@@ -250,20 +250,20 @@ class InvariantChecker:
 
     def _enqueued(
         self, jobs: Mapping[int, NewJob], receipts: Sequence[EnqueueResult], before: Mapping[Ref, JobRecord]
-    ) -> Told:
+    ) -> EventCounts:
         """Record the results of new jobs, by their places in the call.
 
         Return the events that must be recorded for them.
         """
-        expected: Told = Counter()
+        expected: EventCounts = Counter()
         there = dict(before)
         for (offset, job), receipt in zip(jobs.items(), receipts, strict=True):
             self.receipts[receipt.made] += 1
             named = self._model.records.get(receipt.ref)
-            what = self.calls.told(job, receipt, there, named, self._clock.now())
+            what = self.calls.answered(job, receipt, there, named, self._clock.now())
             if what in (self._setting("queue", job.queue).record or ()):
-                told_of = receipt.ref if what in ("debounced", "collected") else job.ref
-                expected[ON_CALL[what], told_of, 0] += 1
+                subject = receipt.ref if what in ("debounced", "collected") else job.ref
+                expected[ON_CALL[what], subject, 0] += 1
             if receipt.made in ("created", "replaced"):
                 self._limits.update(((job.queue, key.name), key.limit) for key in job.keys)
                 self._placed(job, named, offset)
@@ -305,8 +305,8 @@ class InvariantChecker:
         order: ClaimRequest | None,
         answer: ExchangeResult,
         before: Mapping[Ref, JobRecord],
-    ) -> Told:
-        expected: Told = Counter()
+    ) -> EventCounts:
+        expected: EventCounts = Counter()
         over: list[Ref] = []
         for asked, verdict in zip(settlements, answer.verdicts, strict=True):
             self._require((verdict.ref, verdict.fence) == (asked.ref, asked.fence), "I2", "verdicts out of order")
@@ -357,9 +357,11 @@ class InvariantChecker:
             self._none_left(order)
         return expected
 
-    def _handed_back(self, owner: Owner, lane: Lane, before: Mapping[Ref, JobRecord], over: Sequence[Ref]) -> Told:
+    def _handed_back(
+        self, owner: Owner, lane: Lane, before: Mapping[Ref, JobRecord], over: Sequence[Ref]
+    ) -> EventCounts:
         """Record the put-back of a lane's unanswered claims after their calls were over (I19)."""
-        expected: Told = Counter()
+        expected: EventCounts = Counter()
         highest, runs = self._claims.get((owner.id, lane.id), (0, []))
         self._claims_at[owner.id, lane.id] = self._clock.now()
         for number, ref, fence in runs:
@@ -373,7 +375,7 @@ class InvariantChecker:
         )
         return expected
 
-    def _settled(self, job: JobRecord, asked: Settlement) -> Told:
+    def _settled(self, job: JobRecord, asked: Settlement) -> EventCounts:
         """Record the settlement of a run. Return the events that must be recorded for it."""
         story = self._story(job.ref)
         run, decision = story.run, asked.decision
@@ -550,7 +552,7 @@ class InvariantChecker:
         before: Mapping[Ref, JobRecord],
         changed: Sequence[Ref],
         sent_ago: float,
-    ) -> Told:
+    ) -> EventCounts:
         now = self._clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
         exclusive = {asked.ref: asked.exclusive for asked in beat.renewals if asked.extend}
@@ -575,7 +577,7 @@ class InvariantChecker:
                     # The sign is older than the renewal that carries it, and the holder measures from the sign.
                     story.run.signed = now - asked.silent / SECOND
                     story.run.gave_sign = max(story.run.gave_sign, story.run.signed - sent_ago)
-        expected: Told = Counter()
+        expected: EventCounts = Counter()
         for lane in beat.lanes:
             expected.update(self._handed_back(beat.owner, lane, before, []))
         freed = {ref for _, ref, _ in expected}
@@ -652,10 +654,10 @@ class InvariantChecker:
         match job.state:
             case State.ACTIVE if job.suspect_until is None:
                 if not now < (job.lease_until or 0) <= now + longest_lease(job.stall):
-                    flaw = f"its lease ends at {job.lease_until}, and nobody suspects it"
+                    flaw = f"its lease ends at {job.lease_until}, and it is not suspected"
             case State.ACTIVE:
                 if was.suspect_until is not None and was.suspect_until <= now:
-                    flaw = "its grace was over, and nobody took it"
+                    flaw = "its grace was over, and it was not reclaimed"
                 elif job.suspect_until is not None and job.suspect_until > now + max(job.stall.lease // 2, grace):
                     flaw = "its grace ends further ahead than it is long"
             case State.WAITING if job.parked_under is not None and self._has_room(job):
@@ -694,11 +696,11 @@ class InvariantChecker:
         return active < self._limits[job.queue, name]
 
     def _reclaimed(self, dead: str, owner: Owner, answer: ReclaimResult, before: Mapping[Ref, JobRecord]) -> None:
-        self._buriers[owner.id] = owner.name
+        self._recoverers[owner.id] = owner.name
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
             self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {shown(was)}")
-            mine = self._buriers.get(dead, owner.name) == owner.name
+            mine = self._recoverers.get(dead, owner.name) == owner.name
             self._require(mine, "I5", f"{was.ref}: taken from {dead}, a name of another supervisor's")
             self._taken(owner, stalled, was)
 
@@ -711,7 +713,7 @@ class InvariantChecker:
         self._rises(story, job.fence)
         self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
-        lost_by = next(one for one in reversed(run.holders) if one not in self._buriers)
+        lost_by = next(one for one in reversed(run.holders) if one not in self._recoverers)
         self._recoveries.excused(was, run, stalled.reason, self._clock.uptime(), lost_by=lost_by)
         run.taken = job.fence
         limit = was.run_until is not None and was.run_until <= self._clock.now()
@@ -724,8 +726,8 @@ class InvariantChecker:
 
     def _revised(
         self, revisions: Sequence[Revision], answers: Sequence[RevisionResult], before: Mapping[Ref, JobRecord]
-    ) -> Told:
-        expected: Told = Counter()
+    ) -> EventCounts:
+        expected: EventCounts = Counter()
         expired = {ref for ref, job in self._model.records.items() if job.state is State.EXPIRED}
         unfinished = {ref for ref, job in before.items() if job.state not in TERMINAL} - expired
         for revision, answer in zip(revisions, answers, strict=True):
@@ -774,9 +776,11 @@ class InvariantChecker:
                 self._limits[was.queue, key.name] = key.limit
         unfinished.add(was.ref)
 
-    def _passed(self, verb: str, before: Mapping[Ref, JobRecord], changed: Sequence[Ref], gone: Sequence[Ref]) -> Told:
+    def _passed(
+        self, verb: str, before: Mapping[Ref, JobRecord], changed: Sequence[Ref], gone: Sequence[Ref]
+    ) -> EventCounts:
         """Record the changes that time alone caused in this step: expired, forgotten, and redriven by a rule."""
-        expected: Told = Counter()
+        expected: EventCounts = Counter()
         ruled: list[JobRecord] = []
         now = self._clock.now()
         for ref in changed:
@@ -882,7 +886,7 @@ class InvariantChecker:
         if seen:
             self._fail("I1", f"indexed without a record: {list(seen)}")
 
-    def _told(self) -> list[AnyEvent]:
+    def _new_events(self) -> list[AnyEvent]:
         page = self._model.events(str(self._cursor), 10_000, None)
         for event in page.events:
             self._cursor += 1
@@ -893,14 +897,14 @@ class InvariantChecker:
             self._require(event.cursor == str(self._cursor), "I15", f"after event {self._cursor - 1}: {event.cursor}")
         return list(page.events)
 
-    def _events_are(self, told: Sequence[AnyEvent], expected: Told, verb: str) -> None:
-        if not told and not expected:
+    def _events_are(self, recorded: Sequence[AnyEvent], expected: EventCounts, verb: str) -> None:
+        if not recorded and not expected:
             return
         # The storage may or may not record a refused renewal, because the renewal may cross its settlement. Only a
         # worker knows which of its handlers ignore a stop.
-        heard: Told = Counter(
+        heard: EventCounts = Counter(
             (type(event), Ref(event.queue, event.id), event.run)
-            for event in told
+            for event in recorded
             if isinstance(event, JobEvent) and not (verb == "renew" and isinstance(event, RunFenced | JobStopIgnored))
         )
         self._require(
@@ -925,10 +929,10 @@ class InvariantChecker:
 
     def _rates(self, job: JobRecord, *, queue: bool = False) -> list[RateKey]:
         """Return the rates that a start of the job uses, including its queue's own rate if `queue` is set."""
-        told = self._setting("task", job.task).rate
-        rates = [rate for rate in job.rates if told is None or not is_of_task(rate.name, job.task)]
-        if told is not None:
-            rates.append(told)
+        task_rate = self._setting("task", job.task).rate
+        rates = [rate for rate in job.rates if task_rate is None or not is_of_task(rate.name, job.task)]
+        if task_rate is not None:
+            rates.append(task_rate)
         own = self._setting("queue", job.queue).rate
         if queue and own is not None:
             rates.append(own)
@@ -988,5 +992,5 @@ def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:
             return "put back", charge, reason or ""
 
 
-def _listed(told: Told) -> list[tuple[str, str, int]]:
-    return [(kind.__name__, ref.id, run) for kind, ref, run in told.elements()]
+def _listed(counts: EventCounts) -> list[tuple[str, str, int]]:
+    return [(kind.__name__, ref.id, run) for kind, ref, run in counts.elements()]

@@ -183,10 +183,10 @@ class SimServer:
         self._maybe_double(request)
         match request.verb, request.args:
             case "exchange", (Owner() as owner, settlements, _) if settlements and self.hit("echo", self.rates.echo):
-                args = (self._somebody(owner), settlements, None)
+                args = (self._some_owner(owner), settlements, None)
                 self._echo(request, args, lambda: self.storage.exchange(*args))
             case "renew", (RenewRequest() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
-                again = RenewRequest(self._somebody(beat.owner), beat.renewals)
+                again = RenewRequest(self._some_owner(beat.owner), beat.renewals)
                 self._echo(request, (again,), lambda: self.storage.renew(again))
             case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
                 self._echo(request, (changes,), lambda: self.storage.plan(changes))
@@ -223,7 +223,7 @@ class SimServer:
         """Return a second arrival of a request. No caller receives its answer."""
         return Request(request.net, request.verb, args, call, self.loop.create_future(), request.sent_at)
 
-    def _somebody(self, owner: Owner) -> Owner:
+    def _some_owner(self, owner: Owner) -> Owner:
         self._owners[owner.id] = owner
         return owner if self.rng.random() < 0.5 else self.rng.choice(list(self._owners.values()))
 

@@ -28,7 +28,7 @@ FAREWELL = 3 * FORCED_GRACE + 0.1
 RESTART = 1.0
 """Seconds until a process that found no storage is started again."""
 
-BURIAL = 10.0
+RECOVERY_TIME = 10.0
 """Seconds that a supervisor allows for the crash recovery of a dead child."""
 
 NOTICED = 0.01
@@ -74,7 +74,7 @@ class SimulatedNode:
         self._lives = 0
         self._ended = asyncio.Event()
         self._supervisor = Node(f"{name} supervisor")
-        self._burial = CrashRecovery(
+        self._crash_recovery = CrashRecovery(
             Owner(f"supervisor of {name}", f"supervisor of {name}"),
             clock=environment.host_clock,
             rng=Random(f"{environment.seed} {name} supervisor"),
@@ -174,23 +174,23 @@ class SimulatedNode:
     def kill(self) -> None:
         """Kill the process. Its supervisor, if it has one, recovers its jobs."""
         environment, dead = self._environment, self.owner
-        environment.note("killed", self.worker.owner.name if self.worker is not None else "nobody")
+        environment.note("killed", self.worker.owner.name if self.worker is not None else "no worker")
         environment.died[dead] = environment.loop.time()
         environment.fault_log.begin("kill", dead, environment.loop.time())
         self._gone()
         if self.supervised:
             environment.spawn(
-                self._supervisor, self._bury(DeadWorker(dead, 1, ProcessExit(-9), environment.host_clock.now()))
+                self._supervisor, self._recover(DeadWorker(dead, 1, ProcessExit(-9), environment.host_clock.now()))
             )
 
     async def _hear(self, event: JobStalled) -> None:
         """Handle the event of a stall, as a user's handler would."""
         self._environment.heard[event.cursor] += 1
 
-    async def _bury(self, deceased: DeadWorker) -> None:
+    async def _recover(self, dead: DeadWorker) -> None:
         """Recover the jobs of a dead process, as its supervisor does."""
         await asyncio.sleep(NOTICED)
-        await self._burial.recover(deceased, SimNet(self._environment.server), within=BURIAL)
+        await self._crash_recovery.recover(dead, SimNet(self._environment.server), within=RECOVERY_TIME)
 
     def _gone(self) -> None:
         """Remove the process."""

@@ -147,8 +147,8 @@ class WorldPlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of fault that the plan enables."""
-        told = [kind for kind in FAULTS if kind in self.faults or kind in {name for _, name in self.at}]
-        return (*told, *(kind for kind in MESSAGE_FAULTS if getattr(self.rates, kind)))
+        enabled = [kind for kind in FAULTS if kind in self.faults or kind in {name for _, name in self.at}]
+        return (*enabled, *(kind for kind in MESSAGE_FAULTS if getattr(self.rates, kind)))
 
     @property
     def timing(self) -> Timing:

@@ -14,7 +14,7 @@ from tenure_testing.simulation.call_checks import Require
 OF_SCHEDULES = (ScheduleFired, ScheduleSkipped, ScheduleMissed)
 """The events that report ticks."""
 
-Told = Counter[tuple[type[ScheduleFired | ScheduleSkipped | ScheduleMissed], str]]
+TickEventCounts = Counter[tuple[type[ScheduleFired | ScheduleSkipped | ScheduleMissed], str]]
 """How many events of a class were recorded for a schedule."""
 
 Standing = tuple[str | None, State]
@@ -63,12 +63,12 @@ class TickChecks:
         changes: Sequence[Change],
         answers: Sequence[ScheduleResult],
         before: Mapping[Ref, JobRecord],
-        told: Sequence[AnyEvent],
+        recorded: Sequence[AnyEvent],
         now: int,
     ) -> dict[int, NewJob]:
         """Record the results of changes. Return the new jobs by the places of their changes in the call."""
         made: dict[int, NewJob] = {}
-        expected: Told = Counter()
+        expected: TickEventCounts = Counter()
         living = {ref: (job.schedule, job.state) for ref, job in before.items() if job.state not in TERMINAL}
         for number, (change, answer) in enumerate(zip(changes, answers, strict=True)):
             course = self.courses.get(change.name)
@@ -98,13 +98,15 @@ class TickChecks:
                     expected.update(self._ticked(course, change, answer, living, now))
                     if answer.ref is not None and change.job is not None:
                         made[number] = change.job
-        heard: Told = Counter((type(event), event.name) for event in told if isinstance(event, OF_SCHEDULES))
-        self._require(heard == expected, "I12", f"{heard - expected} told, {expected - heard} kept back: {changes}")
+        heard: TickEventCounts = Counter(
+            (type(event), event.name) for event in recorded if isinstance(event, OF_SCHEDULES)
+        )
+        self._require(heard == expected, "I12", f"{heard - expected} recorded, {expected - heard} missing: {changes}")
         return made
 
     def _ticked(
         self, course: Course, asked: Tick, answer: ScheduleResult, living: dict[Ref, Standing], now: int
-    ) -> Told:
+    ) -> TickEventCounts:
         """Record the result of a tick. Return the events that must be recorded for it."""
         current = asked.expected == course.last and not course.paused
         if answer.verdict == "superseded":
@@ -121,7 +123,7 @@ class TickChecks:
         course.set_back |= asked.tick < course.last
         course.last = asked.tick
         course.given_up += asked.missed
-        expected: Told = Counter({(ScheduleMissed, asked.name): bool(asked.missed)})
+        expected: TickEventCounts = Counter({(ScheduleMissed, asked.name): bool(asked.missed)})
         if asked.job is not None:
             self._fired(course, asked, asked.job, answer, living)
             expected[ScheduleSkipped if answer.ref is None else ScheduleFired, asked.name] += 1
@@ -139,7 +141,7 @@ class TickChecks:
         again = asked.tick in course.made
         fired = answer.ref is not None
         sound = fired == free or (again and not fired)
-        self._require(sound, "I12", f"{asked} made {answer.ref} beside {others}")
+        self._require(sound, "I12", f"{asked} made {answer.ref} next to {others}")
         if answer.ref is None:
             course.skipped += 1
             return

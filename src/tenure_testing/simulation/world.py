@@ -100,7 +100,7 @@ class World:
         without = "".join(f" --without {kind}" for kind in self._without)
         return f"python -m tenure_testing.simulate --seed {self.seed}{scenario}{without}"
 
-    def told(self) -> str:
+    def trace_text(self) -> str:
         """Return the trace as text. Two runs of one seed give the same text, byte by byte."""
         return "\n".join(f"{at:10.3f}  {' '.join(map(str, words))}" for at, words in self.environment.trace)
 
@@ -163,8 +163,8 @@ class World:
         environment, timing, net = self.environment, self.plan.timing, SimNet(self.environment.server)
         await asyncio.sleep(timing.recovery_bound.total_seconds())
         environment.look()
-        environment.witness.ticking.finish(environment.clock.now(), micros(2 * timing.sweep) + SECOND)
-        names = list(environment.witness.ticking.courses)
+        environment.checker.ticking.finish(environment.clock.now(), micros(2 * timing.sweep) + SECOND)
+        names = list(environment.checker.ticking.courses)
         await self._insist(lambda: net.plan([PauseSchedule(name, paused=True) for name in names]))
 
     async def _insist(self, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -271,11 +271,11 @@ class World:
         """Compare what the handlers did with what the storage knows."""
         by_job: dict[Ref, list[Any]] = {}
         for entry in self.environment.journal.entries:
-            story = self.environment.witness.stories.get(entry.ref)
+            story = self.environment.checker.stories.get(entry.ref)
             run = story.runs.get(entry.fence) if story is not None else None
             if run is None or (run.number, run.owner) != (entry.run, entry.owner):
-                raise Violation(f"I17: {entry} began, and there is no such run: {run}")
-            given = self.environment.witness.calls.given.get((entry.ref, entry.fence))
+                raise Violation(f"I17: {entry} began, and the history has no such run: {run}")
+            given = self.environment.checker.calls.given.get((entry.ref, entry.fence))
             right = None if given is None else tuple(n for call in given for n in json.decode(call)["items"])
             if entry.items != right:
                 raise Violation(f"I13: {entry} was given {entry.items}, and has gathered {right}")
@@ -286,14 +286,14 @@ class World:
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
         self._check_rights()
         began = {(entry.ref, entry.fence) for entry in self.environment.journal.entries}
-        for one in self.environment.witness.counted:
+        for one in self.environment.checker.counted:
             if one not in began:
                 raise Violation(f"I18: the put-back of {one} was counted, and it had not begun")
-        for one in self.environment.witness.uncounted:
+        for one in self.environment.checker.uncounted:
             if one in began:
                 raise Violation(f"I18: the put-back of {one} was not counted, and it had begun")
         for ref in self._acknowledged:
-            story = self.environment.witness.stories.get(ref)
+            story = self.environment.checker.stories.get(ref)
             if story is None or (ref not in self.environment.model.records and not story.deleted):
                 raise Violation(f"I8: {ref} was acknowledged and is lost")
 
@@ -331,7 +331,7 @@ class World:
         if not self.plan.hearing:
             return
         troubled = any(trouble.kind != "farewell" for trouble in self.environment.fault_log.all)
-        for cursor in self.environment.witness.stalls:
+        for cursor in self.environment.checker.stalls:
             times = self.environment.heard[cursor]
             if not times or (times > 1 and not troubled):
                 raise Violation(f"events: the stall at {cursor} was heard of {times} times")
