@@ -12,17 +12,17 @@ _PACKAGE = "tenure.storage.sqlite"
 _PARAMETER = re.compile(r"(?<![\w:'])(?<!--):([a-z_]+)")
 
 Order = Callable[[Mapping[str, Any]], Sequence[Any]]
-"""Puts named values in the order of a statement's numbered parameters."""
+"""Puts named values in the order in which a statement uses them."""
 
 
-def numbered(text: str) -> tuple[str, Order]:
-    """Return a statement with numbers in place of the names of its parameters, and the order of these.
+def positional(text: str) -> tuple[str, Order]:
+    """Return a statement with `?` in place of each use of a named parameter, and the order of these uses.
 
     `sqlite3` looks up each name at each call, which takes 0.1 microseconds. For the 34 parameters of a new job, that
-    would make an enqueue 10 % slower.
+    would make an enqueue 10 % slower. Numbers (`?1`) would do as well, but Python 3.14 refuses them with a sequence.
     """
-    names = list(dict.fromkeys(_PARAMETER.findall(text)))
-    sql = _PARAMETER.sub(lambda found: f"?{names.index(found[1]) + 1}", text)
+    names = _PARAMETER.findall(text)
+    sql = _PARAMETER.sub("?", text)
     match names:
         case []:
             return sql, lambda values: ()
@@ -38,4 +38,4 @@ STATEMENTS = {
     for name, text in statements(_PACKAGE, "sql", file.name).items()
 }
 
-NUMBERED = {name: numbered(text) for name, text in STATEMENTS.items()}
+POSITIONAL = {name: positional(text) for name, text in STATEMENTS.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from tenure.storage.sql.columns import Row, UndecodableRow, UndecodableText
 from tenure.storage.sql.transaction import NO_VALUES, Lanes, Transaction, Values
-from tenure.storage.sqlite.statements import NUMBERED
+from tenure.storage.sqlite.statements import POSITIONAL
 
 _NOT_TEXT = "Could not decode to UTF-8"
 """The start of sqlite3's error message for text that is not UTF-8. No data was changed before it, except by
@@ -23,7 +23,7 @@ class SQLiteTransaction(Transaction):
 
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
         """See `Transaction.all`. A row with text that is not UTF-8 becomes a `UndecodableRow`."""
-        sql, order = NUMBERED[statement]
+        sql, order = POSITIONAL[statement]
         try:
             return self._execute(sql, order(values)).fetchall()
         except sqlite3.OperationalError as error:
@@ -33,12 +33,12 @@ class SQLiteTransaction(Transaction):
 
     def run(self, statement: str, values: Values = NO_VALUES) -> int:
         """See `Transaction.run`."""
-        sql, order = NUMBERED[statement]
+        sql, order = POSITIONAL[statement]
         return self._execute(sql, order(values)).rowcount
 
     def many(self, statement: str, values: Sequence[Values]) -> int:
         """See `Transaction.many`."""
-        sql, order = NUMBERED[statement]
+        sql, order = POSITIONAL[statement]
         return self._cursor.executemany(sql, map(order, values)).rowcount if values else 0
 
     def is_fatal(self, error: Exception) -> bool:
