@@ -14,7 +14,7 @@ from tenure import Tenure
 from tenure.core.events import AnyEvent, JobCompleted, JobReleased, JobRetried, JobStalled
 from tenure.core.job import Ref
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.errors import StorageError
+from tenure.errors import StorageError, StorageUnavailableError
 from tests.system.farm import Farm, Line, timing_of
 
 SECOND = 1_000_000
@@ -93,9 +93,21 @@ class Ordeal:
     async def recover(self) -> dict[int, int]:
         """Note that the storage is well now; return by process how many microseconds later it began a job."""
         well_at = self.farm.storage_now()
-        # As many as keep all of them busy, whatever is left of the line; past whatever the producer suffers.
+        # Enough jobs to keep all workers busy, enqueued without the link that the producer uses. This storage is opened
+        # here for the first time, so it has no earlier route to wait on and may meet a change of roles. It tries again;
+        # the bound is measured from `well_at` anyway.
         calls = [self.nap.call(self.seconds).job for _ in range(20 * len(self.workers))]
-        self.acknowledged += [receipt.ref for receipt in await self.farm.storage.enqueue(calls)]
+
+        async def enqueued() -> bool:
+            try:
+                receipts = await self.farm.storage.enqueue(calls)
+            except StorageUnavailableError as error:
+                self.refused.append(error)
+                return False
+            self.acknowledged += [receipt.ref for receipt in receipts]
+            return True
+
+        await self.farm.until(enqueued, within=PATIENCE)
 
         def resumed() -> dict[int, int]:
             after = [line for line in self.starts() if line.at > well_at]
