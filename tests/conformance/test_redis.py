@@ -10,7 +10,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance import StorageConformance
-from tenure_testing.conformance.helpers import told_of
+from tenure_testing.conformance.helpers import events_of
 
 
 @pytest.mark.redis
@@ -21,5 +21,5 @@ class TestRedis(StorageConformance):
         await storage.open()
         yield storage
         # No index may ever contradict its records, whatever is asked in whatever order.
-        assert await told_of(storage, JobRepaired) == []
+        assert await events_of(storage, JobRepaired) == []
         await storage.close()

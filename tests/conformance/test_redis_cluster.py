@@ -10,7 +10,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance import StorageConformance
-from tenure_testing.conformance.helpers import told_of
+from tenure_testing.conformance.helpers import events_of
 
 
 @pytest.mark.cluster
@@ -23,5 +23,5 @@ class TestRedisCluster(StorageConformance):
         storage = RedisStorage(read(f"{cluster_url}&partitions=3"), clock=clock)
         await storage.open()
         yield storage
-        assert await told_of(storage, JobRepaired) == []
+        assert await events_of(storage, JobRepaired) == []
         await storage.close()

@@ -30,10 +30,10 @@ from tenure_testing.conformance.helpers import (
     bid,
     claim,
     enqueue,
+    events_of,
     new_job,
     record,
     settle,
-    told_of,
 )
 from tests.redis_books import troubles
 from tests.redis_records import folded, unfolded
@@ -163,7 +163,7 @@ async def test_a_stray_entry_holds_up_nobody_and_is_taken_out(cell: Cell, index:
     await everything_ends(cell)
 
     assert cell.wrong() == []
-    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {member}
+    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {member}
     # What was over is over.
     ended = await record(cell.storage, Ref(Q, "ended"))
     assert (ended.state, ended.starts, ended.result) == (State.COMPLETED, 1, b"1")
@@ -200,7 +200,7 @@ async def test_an_entry_that_is_missing_is_put_back(cell: Cell, gone: str) -> No
     await everything_ends(cell)
 
     assert cell.wrong() == []
-    assert await told_of(cell.storage, JobRepaired)
+    assert await events_of(cell.storage, JobRepaired)
 
 
 @pytest.mark.parametrize("id_", ["waits", "later", "holder", "kept-out", "too-soon", "unique", "gathers", "nightly"])
@@ -211,7 +211,7 @@ async def test_a_record_that_is_gone_holds_up_nobody(cell: Cell, id_: str) -> No
     await all_verbs_go_on(cell)
     await everything_ends(cell, but=id_)
 
-    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {id_}
+    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {id_}
 
 
 @pytest.mark.parametrize(

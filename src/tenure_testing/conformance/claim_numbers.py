@@ -21,6 +21,7 @@ from tenure_testing.conformance.helpers import (
     Conformance,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -28,7 +29,6 @@ from tenure_testing.conformance.helpers import (
     recover,
     settle,
     settled,
-    told_of,
 )
 
 
@@ -114,7 +114,7 @@ class ClaimNumbersConformance(Conformance):
         clock.advance(1)
         following = await call(storage, 3, answered=1, room=0)
         details = [await look(storage, lease.ref) for lease in lost]
-        events = await told_of(storage, JobReleased)
+        events = await events_of(storage, JobReleased)
 
         assert following.leases == ()
         assert (await record(storage, kept.ref)).state is State.ACTIVE
@@ -177,15 +177,15 @@ class ClaimNumbersConformance(Conformance):
     async def test_lanes_and_owners_are_numbered_apart(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         lost = await call(storage, 1)
-        beside = await call(storage, 1, lane=1)
+        in_lane = await call(storage, 1, lane=1)
         other = await call(storage, 1, owner=BOB)
         await call(storage, 2, lane=1, room=0)
         await call(storage, 2, owner=BOB, room=0)
-        before = [(await record(storage, answer.leases[0].ref)).state for answer in (lost, beside, other)]
+        before = [(await record(storage, answer.leases[0].ref)).state for answer in (lost, in_lane, other)]
         await call(storage, 2, answered=0, room=0)
-        after = [(await record(storage, answer.leases[0].ref)).state for answer in (lost, beside, other)]
+        after = [(await record(storage, answer.leases[0].ref)).state for answer in (lost, in_lane, other)]
 
-        assert [answer.seen for answer in (lost, beside, other)] == [False] * 3
+        assert [answer.seen for answer in (lost, in_lane, other)] == [False] * 3
         assert before == [State.ACTIVE] * 3
         assert after == [State.WAITING, State.ACTIVE, State.ACTIVE]
 
@@ -231,7 +231,7 @@ class ClaimNumbersConformance(Conformance):
         await storage.revise([CancelJob(lost.ref, reason="enough", by="me")])
         await call(storage, 2, answered=0)
         job = await record(storage, lost.ref)
-        [cancelled] = await told_of(storage, JobCancelled)
+        [cancelled] = await events_of(storage, JobCancelled)
 
         assert (job.state, job.releases, job.reason) == (State.CANCELLED, 0, "enough")
         assert (cancelled.reason, cancelled.by, cancelled.was) == ("enough", "me", State.ACTIVE)

@@ -36,6 +36,7 @@ from tenure_testing.conformance.helpers import (
     claim_one,
     counted,
     enqueue,
+    events_of,
     look,
     new_job,
     record,
@@ -43,7 +44,6 @@ from tenure_testing.conformance.helpers import (
     stalled,
     states,
     sweep_all,
-    told_of,
     watch,
 )
 
@@ -303,7 +303,7 @@ class CollectConformance(Conformance):
 
         assert receipt.made == "created"
         assert await states(storage) == {"call-0": State.EXPIRED, "later": State.DELAYED}
-        assert [event.id for event in await told_of(storage, JobExpired)] == ["call-0"]
+        assert [event.id for event in await events_of(storage, JobExpired)] == ["call-0"]
 
     async def test_what_is_due_but_has_not_begun_gathers_on(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(1, FEW))
@@ -378,7 +378,7 @@ class CollectConformance(Conformance):
     async def test_what_is_gathered_is_told_of_where_it_is_asked_for(self, storage: Storage) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(record=("collected",)))
         await storage.enqueue(calls(3))
-        events = await told_of(storage, JobCollected)
+        events = await events_of(storage, JobCollected)
 
         assert [(event.id, event.key, event.count) for event in events] == [
             ("call-0", "mails", 2),

@@ -45,6 +45,7 @@ from tenure_testing.conformance.helpers import (
     RAISED,
     REAPER,
     Conformance,
+    all_events,
     apply,
     beat,
     claim,
@@ -61,7 +62,6 @@ from tenure_testing.conformance.helpers import (
     stalled,
     start,
     sweep_all,
-    told,
     watch,
 )
 from tenure_testing.conformance.notices import PATIENCE, QUIET, ready, subscribed, woken_by
@@ -561,7 +561,7 @@ class ConcurrencyKeysConformance(Conformance):
         await claim(storage)
 
         assert (await glance(storage)).parked == 2
-        assert await told(storage) == []
+        assert await all_events(storage) == []
 
     @pytest.mark.statement(75, 79)
     async def test_a_limit_raised_lets_more_in_at_once(self, storage: Storage, clock: ManualClock) -> None:

@@ -42,6 +42,7 @@ from tenure_testing.conformance.helpers import (
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -51,7 +52,6 @@ from tenure_testing.conformance.helpers import (
     stalled,
     start,
     sweep_all,
-    told_of,
     watch,
 )
 
@@ -188,9 +188,9 @@ class CrashesConformance(Conformance):
             ("released", outcome.reason),
             ("stalled", "process_died"),
         ] * 2
-        assert [event.reason for event in await told_of(storage, JobReleased)] == [outcome.reason] * 2
+        assert [event.reason for event in await events_of(storage, JobReleased)] == [outcome.reason] * 2
         assert [
-            (event.count, event.action, event.reason, event.owner) for event in await told_of(storage, JobStalled)
+            (event.count, event.action, event.reason, event.owner) for event in await events_of(storage, JobStalled)
         ] == [
             (1, "recovered", "process_died", ALICE.id),
             (2, "failed", "process_died", ALICE.id),
@@ -325,9 +325,12 @@ class CrashesConformance(Conformance):
         first, second = await start(storage, new_job("first")), await start(storage, new_job("second"))
         for _ in range(2):
             clock.advance(5)
-            told, untold = LeaseRenewal(first.ref, first.fence, trace=HERE), LeaseRenewal(second.ref, second.fence)
+            with_trace, without_trace = (
+                LeaseRenewal(first.ref, first.fence, trace=HERE),
+                LeaseRenewal(second.ref, second.fence),
+            )
 
-            assert await storage.renew(RenewRequest(ALICE, (told, untold))) == RenewResult()
+            assert await storage.renew(RenewRequest(ALICE, (with_trace, without_trace))) == RenewResult()
 
             jobs = [await record(storage, lease.ref) for lease in (first, second)]
             assert {(job.heard_at, job.lease_until) for job in jobs} == {(clock.now(), clock.now() + 20 * SECOND)}
@@ -450,11 +453,11 @@ class CrashesConformance(Conformance):
             assert pulse == RenewResult()
 
         await storage.renew(RenewRequest(ALICE, events=(hung,)))
-        told = await told_of(storage, WorkerHung)
+        hung_events = await events_of(storage, WorkerHung)
 
         assert await worker(storage) == structs.replace(begun, seen_ago=30 * SECOND, turned_ago=30_100_000)
         assert (await record(storage, lease.ref)).heard_at == clock.now()
-        assert [(event.owner, event.blocked_for, event.stack) for event in told] == [(ALICE.id, 5.0, HERE)]
+        assert [(event.owner, event.blocked_for, event.stack) for event in hung_events] == [(ALICE.id, 5.0, HERE)]
 
     async def test_who_renews_for_a_worker_that_was_never_seen_makes_none_up(self, storage: Storage) -> None:
         lease = await start(storage)
@@ -474,7 +477,7 @@ class CrashesConformance(Conformance):
         last = await storage.renew(RenewRequest(ALICE, last=True))
 
         assert before == ()
-        assert [set(told) for told in repeated] == [{"quiet", "stop"}] * 3
+        assert [set(given) for given in repeated] == [{"quiet", "stop"}] * 3
         # The keeper of a worker that hangs receives the orders, too.
         assert set(unowned.orders or ()) == {"quiet", "stop"}
         assert fewer == last.orders == ("stop",)
@@ -534,6 +537,6 @@ async def worker(storage: Storage) -> WorkerSurvey:
 
 async def orders(storage: Storage) -> tuple[str, ...]:
     """Return the orders that Alice receives with a renewal."""
-    told = (await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))).orders
-    assert told is not None
-    return told
+    given = (await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))).orders
+    assert given is not None
+    return given

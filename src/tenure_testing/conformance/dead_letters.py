@@ -37,6 +37,7 @@ from tenure_testing.conformance.helpers import (
     claim_one,
     counted,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -48,7 +49,6 @@ from tenure_testing.conformance.helpers import (
     stalled,
     start,
     sweep_all,
-    told_of,
 )
 from tenure_testing.conformance.notices import woken_by
 
@@ -195,7 +195,7 @@ class DeadLettersConformance(Conformance):
         revised = await storage.revise([RedriveJob(lease.ref, "ops"), RedriveJob(lease.ref, "ops")])
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.FAILED), ("refused", State.WAITING)]
-        assert len(await told_of(storage, JobRedriven)) == 1
+        assert len(await events_of(storage, JobRedriven)) == 1
         assert len(await claim(storage)) == 1
 
     async def test_a_redriven_job_whose_record_could_not_be_read_still_does_not_run(self, storage: Storage) -> None:
@@ -281,7 +281,7 @@ class DeadLettersConformance(Conformance):
         revised = await storage.revise([RedriveJob(ref, "ops", delay=SECOND) for ref in refs])
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.CANCELLED), ("done", State.EXPIRED)]
-        assert [(event.id, event.by, event.was) for event in await told_of(storage, JobRedriven)] == [
+        assert [(event.id, event.by, event.was) for event in await events_of(storage, JobRedriven)] == [
             ("cancelled", "ops", "cancelled"),
             ("expired", "ops", "expired"),
         ]
@@ -317,11 +317,11 @@ class DeadLettersConformance(Conformance):
 
         assert (dead.redrive_at, dead.redrives, dead.starts) == (None, 2, 6)
         assert (await record(storage, new_job().ref)).state is State.FAILED
-        assert [(event.by, event.was, event.run) for event in await told_of(storage, JobRedriven)] == [
+        assert [(event.by, event.was, event.run) for event in await events_of(storage, JobRedriven)] == [
             ("rule", "failed", 2),
             ("rule", "failed", 4),
         ]
-        assert len(await told_of(storage, JobFailed)) == 3
+        assert len(await events_of(storage, JobFailed)) == 3
 
     @pytest.mark.parametrize("outcome", [RAISED, TimedOut(ERROR)], ids=["raised", "timed out"])
     async def test_a_rule_is_for_what_another_time_may_change(self, storage: Storage, outcome: Outcome) -> None:
@@ -394,7 +394,7 @@ class DeadLettersConformance(Conformance):
         await sweep_all(storage)
 
         assert (await record(storage, lease.ref)).state is State.WAITING
-        assert [event.by for event in await told_of(storage, JobRedriven)] == ["ops", "rule"]
+        assert [event.by for event in await events_of(storage, JobRedriven)] == ["ops", "rule"]
 
     async def test_a_person_gives_the_rule_its_times_again(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
@@ -433,7 +433,7 @@ class DeadLettersConformance(Conformance):
         for reaper in (REAPER, DEPUTY):
             await sweep_all(storage, reaper)
 
-        assert len(await told_of(storage, JobRedriven)) == 1
+        assert len(await events_of(storage, JobRedriven)) == 1
         assert len(await claim(storage)) == 1
 
     async def test_a_rule_wakes_the_queue(self, storage: Storage, clock: ManualClock) -> None:

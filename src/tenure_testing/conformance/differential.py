@@ -54,11 +54,11 @@ from tenure_testing.conformance.helpers import (
     ERROR,
     REAPER,
     Conformance,
+    all_events,
     bid,
     new_job,
     settled,
     stalled,
-    told,
 )
 
 STEPS = 150
@@ -150,7 +150,7 @@ class History:
             [_unnumbered(event) for event in (await self._storage.events(ref=ref)).events],
             [_unnumbered(event) for event in (await self._model.events(ref=ref)).events],
         )
-        self._agree(self._logged(await told(self._storage)), self._logged(await told(self._model)))
+        self._agree(self._logged(await all_events(self._storage)), self._logged(await all_events(self._model)))
 
     def _ordered(self, jobs: Sequence[JobRecord]) -> list[JobRecord]:
         """Return a listing in its order if the storage defines one, else sorted by job."""

@@ -14,6 +14,7 @@ from tenure_testing.conformance.helpers import (
     RAISED,
     RETURNED,
     Conformance,
+    all_events,
     beat,
     claim,
     claim_one,
@@ -25,7 +26,6 @@ from tenure_testing.conformance.helpers import (
     record,
     settle,
     start,
-    told,
 )
 
 STRANGE_IDS = (
@@ -283,7 +283,7 @@ class EnqueueConformance(Conformance):
         assert (await look(storage, Ref(name, name))).job.result == RETURNED.result
         assert [found.ref for found in (await storage.find(Query(queues=(name,), id=name))).jobs] == [job.ref]
         assert (await storage.revise([CancelJob(job.ref)]))[0].verdict == "refused"
-        assert [getattr(event, "id", None) for event in await told(storage)] == [name, name]
+        assert [getattr(event, "id", None) for event in await all_events(storage)] == [name, name]
 
     @pytest.mark.fault("W-P15")
     @pytest.mark.statement(120)

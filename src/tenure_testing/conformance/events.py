@@ -65,11 +65,13 @@ from tenure_testing.conformance.helpers import (
     QUEUE,
     RAISED,
     Conformance,
+    all_events,
     beat,
     bid,
     claim,
     claim_one,
     enqueue,
+    events_of,
     new_job,
     new_jobs,
     record,
@@ -77,8 +79,6 @@ from tenure_testing.conformance.helpers import (
     settle,
     start,
     sweep_all,
-    told,
-    told_of,
     watch,
 )
 
@@ -116,7 +116,7 @@ class EventsConformance(Conformance):
         await settle(storage, ALICE, lease, outcome)
         await settle(storage, ALICE, lease, outcome)
 
-        assert names(await told(storage)) == [name]
+        assert names(await all_events(storage)) == [name]
 
     async def test_each_stall_is_told_in_one_event_and_a_failure_in_one_more(
         self, storage: Storage, clock: ManualClock
@@ -126,7 +126,7 @@ class EventsConformance(Conformance):
         await claim_one(storage)
         await recover(storage, clock)
 
-        assert names(await told(storage)) == ["stalled", "stalled", "failed"]
+        assert names(await all_events(storage)) == ["stalled", "stalled", "failed"]
 
     async def test_each_move_of_an_operator_is_told_in_one_event(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=2 * SECOND))
@@ -137,13 +137,13 @@ class EventsConformance(Conformance):
         await claim(storage)
         await storage.revise([RedriveJob(ref), RedriveJob(ref), DeleteJob(ref), DeleteJob(ref), RedriveJob(ref)])
 
-        assert names(await told(storage)) == ["cancelled", "redriven", "expired", "redriven", "deleted"]
+        assert names(await all_events(storage)) == ["cancelled", "redriven", "expired", "redriven", "deleted"]
 
     async def test_a_deletion_says_who_did_it_and_what_it_was(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
         await storage.revise([DeleteJob(lease.ref, "ops")])
-        (event,) = await told_of(storage, JobDeleted)
+        (event,) = await events_of(storage, JobDeleted)
 
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
         assert (event.by, event.was) == ("ops", "completed")
@@ -152,7 +152,7 @@ class EventsConformance(Conformance):
         lease = await start(storage, new_job(policy=ONCE))
         await settle(storage, ALICE, lease, RAISED)
         await storage.revise([RedriveJob(lease.ref, "ops", delay=SECOND)])
-        (event,) = await told_of(storage, JobRedriven)
+        (event,) = await events_of(storage, JobRedriven)
 
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
         assert (event.by, event.was) == ("ops", "failed")
@@ -163,7 +163,7 @@ class EventsConformance(Conformance):
         await enqueue(storage, new_job(ttl=90 * SECOND, policy=Policy(on_expire="discard")))
         clock.advance(100.25)
         await sweep_all(storage)
-        (event,) = await told_of(storage, JobExpired)
+        (event,) = await events_of(storage, JobExpired)
 
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 0)
         assert (event.ttl, event.age, event.on_expire) == (90.0, 100.25, "discard")
@@ -173,7 +173,7 @@ class EventsConformance(Conformance):
         await storage.tune(THIS_QUEUE, Settings(paused=True), by="ops")
         clock.advance(1)
         await storage.tune(THIS_QUEUE, Settings(paused=False))
-        paused, resumed = await told(storage)
+        paused, resumed = await all_events(storage)
 
         assert isinstance(paused, QueuePaused)
         assert isinstance(resumed, QueueResumed)
@@ -185,14 +185,14 @@ class EventsConformance(Conformance):
     async def test_nobody_is_told_what_nobody_asked_for(self, storage: Storage, clock: ManualClock) -> None:
         await a_whole_life(storage, clock)
 
-        assert names(await told(storage)) == ["retried", "stalled", "completed"]
+        assert names(await all_events(storage)) == ["retried", "stalled", "completed"]
 
     async def test_a_queue_records_all_that_it_is_asked_to(self, storage: Storage, clock: ManualClock) -> None:
         settings = await storage.tune(THIS_QUEUE, Settings(record=ALL))
         await a_whole_life(storage, clock)
 
         assert settings.record == ALL
-        assert names(await told(storage)) == [
+        assert names(await all_events(storage)) == [
             "enqueued",
             "rescheduled",
             "started",
@@ -213,18 +213,18 @@ class EventsConformance(Conformance):
         await storage.tune(THIS_QUEUE, Settings(record=(name,)))
         await a_whole_life(storage, clock)
 
-        assert set(names(await told(storage))) == {"retried", "stalled", "completed", name}
+        assert set(names(await all_events(storage))) == {"retried", "stalled", "completed", name}
 
     async def test_one_queue_records_for_itself_only(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("queue", "mail"), Settings(record=ALL))
         await storage.tune(Target("task", "add"), Settings(record=ALL))
         await a_whole_life(storage, clock)
 
-        assert names(await told(storage)) == ["retried", "stalled", "completed"]
+        assert names(await all_events(storage)) == ["retried", "stalled", "completed"]
 
         await enqueue(storage, new_job(queue="mail"))
 
-        assert [event.queue for event in await told_of(storage, JobEnqueued)] == ["mail"]
+        assert [event.queue for event in await events_of(storage, JobEnqueued)] == ["mail"]
 
     async def test_a_queue_can_be_told_to_record_no_more(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("enqueued", "started")))
@@ -235,7 +235,7 @@ class EventsConformance(Conformance):
         await start(storage, new_job("third"))
 
         assert settings.record == ()
-        assert ids(await told(storage)) == ["first", "first", "second", "second"]
+        assert ids(await all_events(storage)) == ["first", "first", "second", "second"]
 
     async def test_what_is_recorded_outlives_the_connection(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("started",)))
@@ -243,13 +243,13 @@ class EventsConformance(Conformance):
         await storage.open()
         await start(storage)
 
-        assert names(await told(storage)) == ["started"]
+        assert names(await all_events(storage)) == ["started"]
 
     async def test_an_enqueue_says_when_it_is_due(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("enqueued",)))
         await enqueue(storage, new_job("now"), new_job("later", delay=90 * SECOND, priority=3, boost=180 * SECOND))
         await storage.enqueue([new_job("now")])
-        now, later = await told_of(storage, JobEnqueued)
+        now, later = await events_of(storage, JobEnqueued)
 
         assert (now.queue, now.id, now.task, now.run, now.priority) == (QUEUE, "now", "add", 0, 0)
         assert (now.due_at, now.at) == (moment(clock.now()), moment(clock.now()))
@@ -262,7 +262,7 @@ class EventsConformance(Conformance):
         due = clock.now() - SECOND
         await storage.revise([RescheduleJob(new_job().ref, priority=5, boost=300 * SECOND, by="ops")])
         await storage.revise([RescheduleJob(new_job().ref, delay=10 * SECOND)])
-        first, second = await told_of(storage, JobRescheduled)
+        first, second = await events_of(storage, JobRescheduled)
 
         assert (first.id, first.run, first.due_at, first.priority, first.by) == ("job", 0, moment(due), 5, "ops")
         assert (second.due_at, second.priority, second.by) == (moment(clock.now() + 10 * SECOND), 5, None)
@@ -273,13 +273,13 @@ class EventsConformance(Conformance):
         await settle(storage, ALICE, first, RAISED)
         clock.advance(1)
         second = await claim_one(storage, BOB)
-        told_first, told_second = await told_of(storage, JobStarted)
+        first_event, second_event = await events_of(storage, JobStarted)
 
-        assert (told_first.id, told_first.task, told_first.run, told_first.attempt) == ("job", "add", 1, 1)
-        assert (told_first.owner, told_first.host, told_first.pid) == (ALICE.id, ALICE.host, ALICE.pid)
-        assert (told_first.fence, told_first.redelivered) == (first.fence, False)
-        assert (told_second.run, told_second.attempt, told_second.owner) == (2, 2, BOB.id)
-        assert (told_second.fence, told_second.redelivered) == (second.fence, True)
+        assert (first_event.id, first_event.task, first_event.run, first_event.attempt) == ("job", "add", 1, 1)
+        assert (first_event.owner, first_event.host, first_event.pid) == (ALICE.id, ALICE.host, ALICE.pid)
+        assert (first_event.fence, first_event.redelivered) == (first.fence, False)
+        assert (second_event.run, second_event.attempt, second_event.owner) == (2, 2, BOB.id)
+        assert (second_event.fence, second_event.redelivered) == (second.fence, True)
 
     async def test_progress_is_told_as_it_comes(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("progressed",)))
@@ -291,7 +291,9 @@ class EventsConformance(Conformance):
             )
         await storage.renew(RenewRequest(BOB, (LeaseRenewal(lease.ref, lease.fence, progress=0.75),)))
 
-        assert [(event.id, event.run, event.value, event.note) for event in await told_of(storage, JobProgressed)] == [
+        assert [
+            (event.id, event.run, event.value, event.note) for event in await events_of(storage, JobProgressed)
+        ] == [
             ("job", 1, 0.25, "a quarter"),
             ("job", 1, 0.5, None),
         ]
@@ -302,7 +304,7 @@ class EventsConformance(Conformance):
         await watch(storage, clock, 20)
         await beat(storage, ALICE, [lease])
         await watch(storage, clock, 22)
-        first, second = await told_of(storage, JobSuspected)
+        first, second = await events_of(storage, JobSuspected)
 
         assert (first.id, first.run, first.owner, first.silent_for) == ("job", 1, ALICE.id, 20.0)
         assert second.silent_for == 20.0
@@ -315,12 +317,12 @@ class EventsConformance(Conformance):
         await enqueue(storage, *new_jobs(2), new_job(queue="mail"))
         await storage.revise([last_move(Ref(QUEUE, "job-0000"))])
 
-        assert await told_of(storage, QueueDrained) == []
+        assert await events_of(storage, QueueDrained) == []
 
         await storage.revise([last_move(Ref(QUEUE, "job-0001"))])
 
-        assert names(await told(storage)) == [name, name, "queue_drained"]
-        assert [event.queue for event in await told_of(storage, QueueDrained)] == [QUEUE]
+        assert names(await all_events(storage)) == [name, name, "queue_drained"]
+        assert [event.queue for event in await events_of(storage, QueueDrained)] == [QUEUE]
 
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
     async def test_a_queue_is_drained_by_an_expiry_too(
@@ -334,7 +336,7 @@ class EventsConformance(Conformance):
         clock.advance(1)
         await claim(storage)
 
-        assert names(await told(storage)) == ["expired", "expired", "queue_drained"]
+        assert names(await all_events(storage)) == ["expired", "expired", "queue_drained"]
 
     async def test_a_queue_is_not_drained_while_a_job_rests_or_runs(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
@@ -343,12 +345,12 @@ class EventsConformance(Conformance):
         await settle(storage, ALICE, first)
         await settle(storage, ALICE, second, RAISED)
 
-        assert await told_of(storage, QueueDrained) == []
+        assert await events_of(storage, QueueDrained) == []
 
         clock.advance(1)
         await settle(storage, ALICE, await claim_one(storage))
 
-        assert len(await told_of(storage, QueueDrained)) == 1
+        assert len(await events_of(storage, QueueDrained)) == 1
 
     async def test_a_queue_is_not_drained_while_a_job_waits_once_more(
         self, storage: Storage, clock: ManualClock
@@ -360,11 +362,11 @@ class EventsConformance(Conformance):
         await enqueue(storage, new_job("other"))
         await storage.revise([CancelJob(Ref(QUEUE, "other"))])
 
-        assert await told_of(storage, QueueDrained) == []
+        assert await events_of(storage, QueueDrained) == []
 
         await settle(storage, ALICE, await claim_one(storage))
 
-        assert len(await told_of(storage, QueueDrained)) == 1
+        assert len(await events_of(storage, QueueDrained)) == 1
 
     async def test_to_delete_what_is_over_drains_no_queue(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
@@ -374,7 +376,7 @@ class EventsConformance(Conformance):
         await storage.revise([DeleteJob(job.ref) for job in new_jobs(2)])
 
         # The end of the second job drained the queue, and later changes did not drain it again.
-        assert names(await told(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
+        assert names(await all_events(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
 
     async def test_a_queue_is_drained_each_time_anew(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
@@ -383,7 +385,7 @@ class EventsConformance(Conformance):
         await storage.revise([RedriveJob(Ref(QUEUE, "first"))])
         await settle(storage, ALICE, await claim_one(storage))
 
-        assert len(await told_of(storage, QueueDrained)) == 3
+        assert len(await events_of(storage, QueueDrained)) == 3
 
     # ── of one job ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -419,7 +421,7 @@ class EventsConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await interwoven(storage, clock)
-        whole = {event.cursor: event for event in await told(storage)}
+        whole = {event.cursor: event for event in await all_events(storage)}
         of_one = (await storage.events(ref=Ref(QUEUE, "b"))).events
 
         assert all(whole[event.cursor] == event for event in of_one)
@@ -431,7 +433,7 @@ class EventsConformance(Conformance):
         page = await storage.events(ref=Ref("mail", "job"))
 
         assert [event.queue for event in page.events if isinstance(event, JobEvent)] == ["mail"]
-        assert (await storage.events(ref=Ref("mail", "nobody"))).events == ()
+        assert (await storage.events(ref=Ref("mail", "missing"))).events == ()
 
     async def test_one_jobs_events_can_be_read_from_now_on(self, storage: Storage) -> None:
         lease = await start(storage)

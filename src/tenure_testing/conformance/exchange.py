@@ -46,12 +46,14 @@ from tenure_testing.conformance.helpers import (
     REAPER,
     RETURNED,
     Conformance,
+    all_events,
     apply,
     beat,
     bid,
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -62,8 +64,6 @@ from tenure_testing.conformance.helpers import (
     settled,
     stalled,
     start,
-    told,
-    told_of,
     watch,
 )
 
@@ -363,8 +363,8 @@ class SettleConformance(Conformance):
 
         assert (detail.job.state, detail.job.reason, detail.job.failures) == (State.FAILED, "exhausted", 3)
         assert [run.ended for run in detail.runs] == ["raised", "raised", "raised"]
-        assert [event.next_attempt for event in await told_of(storage, JobRetried)] == [2, 3]
-        assert [(event.attempt, event.reason) for event in await told_of(storage, JobFailed)] == [(3, "exhausted")]
+        assert [event.next_attempt for event in await events_of(storage, JobRetried)] == [2, 3]
+        assert [(event.attempt, event.reason) for event in await events_of(storage, JobFailed)] == [(3, "exhausted")]
 
     @pytest.mark.fault("F10")
     @pytest.mark.statement(12, 13)
@@ -429,8 +429,8 @@ class SettleConformance(Conformance):
         assert await settle(storage, ALICE, lease, Returned(b"first")) == "done"
         assert await settle(storage, ALICE, lease, Returned(b"second")) == "duplicate"
         assert (await record(storage, lease.ref)).result == b"first"
-        assert [event.result for event in await told_of(storage, JobCompleted)] == [b"first"]
-        assert len(await told(storage)) == 1
+        assert [event.result for event in await events_of(storage, JobCompleted)] == [b"first"]
+        assert len(await all_events(storage)) == 1
 
     async def test_a_put_back_repeated_is_a_duplicate_and_charged_once(
         self, storage: Storage, clock: ManualClock
@@ -442,7 +442,7 @@ class SettleConformance(Conformance):
         assert await apply(storage, ALICE, asked) == "duplicate"
         job = await record(storage, lease.ref)
         assert (job.state, job.failures) == (State.DELAYED, 1)
-        assert len(await told(storage)) == 1
+        assert len(await all_events(storage)) == 1
 
     @pytest.mark.fault("W-P4")
     async def test_an_exchange_repeated_after_a_lost_reply_settles_once(self, storage: Storage) -> None:
@@ -467,7 +467,7 @@ class SettleConformance(Conformance):
         assert await settle(storage, ALICE, old, Returned(b"late")) == "lost"
         assert await look(storage, old.ref) == before
 
-        refused = await told_of(storage, RunFenced)
+        refused = await events_of(storage, RunFenced)
         assert [(event.fence, event.current_fence, event.owner, event.write) for event in refused] == [
             (old.fence, new.fence, ALICE.id, "settle")
         ]
@@ -479,7 +479,7 @@ class SettleConformance(Conformance):
 
         assert await settle(storage, BOB, lease) == "lost"
         assert await look(storage, lease.ref) == before
-        assert [event.owner for event in await told_of(storage, RunFenced)] == [BOB.id]
+        assert [event.owner for event in await events_of(storage, RunFenced)] == [BOB.id]
         assert await settle(storage, ALICE, lease) == "done"
 
     @pytest.mark.fault("F7", "W-N5")
@@ -507,7 +507,7 @@ class SettleConformance(Conformance):
         await storage.revise([DeleteJob(lease.ref)])
 
         assert await settle(storage, ALICE, lease) == "gone"
-        assert await told_of(storage, RunFenced) == []
+        assert await events_of(storage, RunFenced) == []
 
     @pytest.mark.statement(91)
     async def test_a_lease_that_is_out_but_not_taken_still_settles(self, storage: Storage, clock: ManualClock) -> None:
@@ -571,11 +571,11 @@ class SettleConformance(Conformance):
             job = await record(storage, lease.ref)
             assert (job.state, job.reason, job.finished) == (State.CANCELLED, "enough", clock.now())
             assert (job.failures, job.stalls, job.releases) == (0, 0, 0)
-        events = await told_of(storage, JobCancelled)
+        events = await events_of(storage, JobCancelled)
         assert [(event.id, event.reason, event.was) for event in events] == [
             (lease.ref.id, "enough", "active") for lease in leases
         ]
-        assert len(await told(storage)) == 3
+        assert len(await all_events(storage)) == 3
 
     @pytest.mark.fault("W-P14")
     async def test_work_done_before_the_cancel_was_heard_counts(self, storage: Storage) -> None:
@@ -584,7 +584,7 @@ class SettleConformance(Conformance):
         await settle(storage, ALICE, lease, RETURNED)
 
         assert (await record(storage, lease.ref)).state is State.COMPLETED
-        assert [event.cancel_too_late for event in await told_of(storage, JobCompleted)] == [True]
+        assert [event.cancel_too_late for event in await events_of(storage, JobCompleted)] == [True]
 
     async def test_a_failure_for_good_stands_beside_a_cancel(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=NEVER_AGAIN))
@@ -614,11 +614,11 @@ class SettleConformance(Conformance):
         await enqueue(storage, *new_jobs(2))
         one, two = await claim(storage)
         await settle(storage, ALICE, one)
-        gone = structs.replace(settled(old), ref=Ref(QUEUE, "nobody"))
+        gone = structs.replace(settled(old), ref=Ref(QUEUE, "missing"))
         answer = await storage.exchange(ALICE, [settled(old), settled(one), gone, settled(two)])
 
         assert [verdict.verdict for verdict in answer.verdicts] == ["lost", "duplicate", "gone", "done"]
-        assert [verdict.ref.id for verdict in answer.verdicts] == ["old", "job-0000", "nobody", "job-0001"]
+        assert [verdict.ref.id for verdict in answer.verdicts] == ["old", "job-0000", "missing", "job-0001"]
 
     async def test_a_full_exchange_settles_them_all(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(SETTLE_LIMIT + CLAIM_LIMIT))
@@ -655,7 +655,7 @@ class SettleConformance(Conformance):
         clock.advance(1)
         await settle(storage, ALICE, await claim_one(storage), Interrupted("shutdown"))
         await settle(storage, BOB, await claim_one(storage, BOB), RETURNED)
-        retried, released, completed = await told(storage)
+        retried, released, completed = await all_events(storage)
 
         assert isinstance(retried, JobRetried)
         assert (retried.attempt, retried.delay, retried.error, retried.run) == (1, 1.0, ERROR, 1)

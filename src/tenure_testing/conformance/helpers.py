@@ -279,7 +279,7 @@ async def counted(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
     return {state: count for state, count in (await glance(storage, queue)).counts.items() if count}
 
 
-async def told(storage: Storage) -> list[AnyEvent]:
+async def all_events(storage: Storage) -> list[AnyEvent]:
     """Return all events since the storage was created."""
     events: list[AnyEvent] = []
     cursor: str | None = None
@@ -291,6 +291,6 @@ async def told(storage: Storage) -> list[AnyEvent]:
         cursor = page.next
 
 
-async def told_of(storage: Storage, kind: type[E]) -> list[E]:
+async def events_of(storage: Storage, kind: type[E]) -> list[E]:
     """Return all events of one class since the storage was created."""
-    return [event for event in await told(storage) if isinstance(event, kind)]
+    return [event for event in await all_events(storage) if isinstance(event, kind)]

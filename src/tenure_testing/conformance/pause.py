@@ -27,6 +27,7 @@ from tenure_testing.conformance.helpers import (
     QUEUE,
     RAISED,
     Conformance,
+    all_events,
     bid,
     claim,
     claim_one,
@@ -41,7 +42,6 @@ from tenure_testing.conformance.helpers import (
     settled,
     start,
     sweep_all,
-    told,
     watch,
 )
 from tenure_testing.conformance.notices import woken_by
@@ -302,4 +302,4 @@ class PauseConformance(Conformance):
             claimed.append(len(await claim(storage)))
 
         assert claimed == [0, 0, 0, 1, 0]
-        assert not [event for event in await told(storage) if type(event).__name__.startswith("Queue")]
+        assert not [event for event in await all_events(storage) if type(event).__name__.startswith("Queue")]

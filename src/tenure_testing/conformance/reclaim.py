@@ -22,6 +22,7 @@ from tenure_testing.conformance.helpers import (
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -29,7 +30,6 @@ from tenure_testing.conformance.helpers import (
     settle,
     stalled,
     start,
-    told_of,
     watch,
 )
 
@@ -62,7 +62,7 @@ class ReclaimConformance(Conformance):
         again = await claim_one(storage, BOB)
 
         assert (again.ref, again.run, again.job.stalls, again.job.attempt) == (lease.ref, 2, 1, 1)
-        event = (await told_of(storage, JobStalled))[0]
+        event = (await events_of(storage, JobStalled))[0]
         assert (event.action, event.reason) == ("recovered", "process_died")
 
     @pytest.mark.fault("W-N6", "W-P9")
@@ -76,7 +76,7 @@ class ReclaimConformance(Conformance):
         job = await record(storage, new_job().ref)
 
         assert (job.state, job.reason, job.stalls, job.failures) == (State.FAILED, "crashed", 2, 0)
-        assert [event.reason for event in await told_of(storage, JobFailed)] == ["crashed"]
+        assert [event.reason for event in await events_of(storage, JobFailed)] == ["crashed"]
 
     async def test_a_job_that_must_not_run_twice_fails_when_its_worker_died(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=Policy(on_worker_lost="fail")))
@@ -180,7 +180,7 @@ class ReclaimConformance(Conformance):
             await apply(storage, REAPER, stalled(taken))
 
         assert (await record(storage, lease.ref)).state is State.CANCELLED
-        assert await told_of(storage, JobStalled) == []
+        assert await events_of(storage, JobStalled) == []
 
     async def test_a_dead_worker_is_shown_as_dead(self, storage: Storage) -> None:
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))

@@ -35,11 +35,13 @@ from tenure_testing.conformance.helpers import (
     LEASE,
     QUEUE,
     Conformance,
+    all_events,
     beat,
     bid,
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -47,8 +49,6 @@ from tenure_testing.conformance.helpers import (
     recover,
     settle,
     start,
-    told,
-    told_of,
     watch,
 )
 
@@ -130,7 +130,7 @@ class RenewConformance(Conformance):
         assert await beat(storage, ALICE, [old]) == RenewResult(lost=((old.ref, old.fence),))
         assert await record(storage, old.ref) == new.job
 
-        refused = await told_of(storage, RunFenced)
+        refused = await events_of(storage, RunFenced)
         assert [(event.fence, event.current_fence, event.owner, event.write) for event in refused] == [
             (old.fence, new.fence, ALICE.id, "renew")
         ]
@@ -158,7 +158,7 @@ class RenewConformance(Conformance):
         await settle(storage, ALICE, lease)
 
         assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
-        assert await told_of(storage, RunFenced) == []
+        assert await events_of(storage, RunFenced) == []
         assert (await record(storage, lease.ref)).state is State.COMPLETED
 
     async def test_a_beat_for_an_unknown_job_is_lost(self, storage: Storage) -> None:
@@ -167,7 +167,7 @@ class RenewConformance(Conformance):
         await storage.revise([DeleteJob(lease.ref)])
 
         assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
-        assert await told_of(storage, RunFenced) == []
+        assert await events_of(storage, RunFenced) == []
 
     async def test_only_exceptions_are_told(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
@@ -266,7 +266,7 @@ class RenewConformance(Conformance):
         reclaimed = await recover(storage, clock)
 
         assert [taken.reason for taken in reclaimed] == ["no_progress"]
-        assert [event.reason for event in await told_of(storage, JobStalled)] == ["no_progress"]
+        assert [event.reason for event in await events_of(storage, JobStalled)] == ["no_progress"]
         assert (await look(storage, lease.ref)).runs[0].reason == "no_progress"
 
     @pytest.mark.statement(28)
@@ -444,7 +444,7 @@ class RenewConformance(Conformance):
         await storage.renew(RenewRequest(ALICE, events=(began,)))
         clock.advance(1)
         await storage.renew(RenewRequest(ALICE, events=(ended,), last=True))
-        first, second = await told(storage)
+        first, second = await all_events(storage)
 
         assert isinstance(first, WorkerStarted)
         assert (first.owner, first.queues, first.concurrency) == (ALICE.id, ("default",), 10)
@@ -463,7 +463,7 @@ class RenewConformance(Conformance):
         # Another owner numbers its own events.
         other = WorkerStarted(owner=BOB.id, host="host-2", pid=102, queues=("default",), concurrency=10)
         await storage.renew(RenewRequest(BOB, worker=info, events=(other,), first_event=1))
-        events = await told(storage)
+        events = await all_events(storage)
 
         of_alice = [event for event in events if event != structs.replace(other, cursor=event.cursor, at=event.at)]
         assert [type(event) for event in of_alice] == [WorkerStarted, WorkerStopping, WorkerStopped]
@@ -527,9 +527,9 @@ class RenewConformance(Conformance):
             assert state.identity
             assert state.created > 0
             assert not state.trouble
-        told = {(state.partition, state.identity, state.created) for state in first.partitions}
-        assert {(state.partition, state.identity, state.created) for state in again.partitions} == told
-        assert {(state.partition, state.identity, state.created) for state in other.partitions} == told
+        expected = {(state.partition, state.identity, state.created) for state in first.partitions}
+        assert {(state.partition, state.identity, state.created) for state in again.partitions} == expected
+        assert {(state.partition, state.identity, state.created) for state in other.partitions} == expected
         assert len({state.place for state in first.partitions}) == len(first.partitions)
         assert not (await storage.renew(RenewRequest(ALICE, worker=worker))).partitions
 

@@ -50,6 +50,7 @@ from tenure_testing.conformance.helpers import (
     claim_one,
     counted,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -59,7 +60,6 @@ from tenure_testing.conformance.helpers import (
     start,
     states,
     sweep_all,
-    told_of,
 )
 from tenure_testing.conformance.notices import woken_by
 
@@ -246,7 +246,7 @@ class RetentionConformance(Conformance):
         await sweep_all(storage)
 
         assert await storage.get([ref]) == [None]
-        assert await told_of(storage, JobDeleted) == []
+        assert await events_of(storage, JobDeleted) == []
 
     async def test_a_late_settlement_of_what_was_trimmed_is_gone(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -328,7 +328,7 @@ class RetentionConformance(Conformance):
         assert (await storage.find(Query())).jobs == ()
         assert (await storage.find(Query(id=ref.id, states=(State.COMPLETED,)))).jobs == ()
         assert revised == [RevisionResult(ref, "gone")] * 5
-        assert await told_of(storage, JobDeleted) == []
+        assert await events_of(storage, JobDeleted) == []
 
     async def test_pages_pass_over_what_is_gone_but_not_swept(self, storage: Storage, clock: ManualClock) -> None:
         for number in range(6):
@@ -502,9 +502,9 @@ class RetentionConformance(Conformance):
     async def test_the_event_log_keeps_its_bound_without_sweeps(self, storage: Storage) -> None:
         kept = EVENTS_KEPT.count
         assert kept is not None
-        told = WorkerStarted(owner="o", host="h", pid=1, queues=(), concurrency=1)
+        started = WorkerStarted(owner="o", host="h", pid=1, queues=(), concurrency=1)
         for _ in range(kept // 1_000 + 25):
-            await storage.renew(RenewRequest(ALICE, events=(told,) * 1_000))
+            await storage.renew(RenewRequest(ALICE, events=(started,) * 1_000))
         (trimmed,) = (await storage.events(limit=0)).events
         last = places((await storage.events(EVENTS_END)).next)
 
@@ -573,7 +573,7 @@ class RetentionConformance(Conformance):
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
         refs += [Ref(QUEUE, name) for name in ("active", "waiting", "delayed")]
         before = [await look(storage, ref) for ref in refs]
-        revised = await storage.revise([RetainJob(ref, SECOND) for ref in (*refs, Ref(QUEUE, "nobody"))])
+        revised = await storage.revise([RetainJob(ref, SECOND) for ref in (*refs, Ref(QUEUE, "missing"))])
 
         assert [one.verdict for one in revised] == ["refused"] * 6 + ["gone"]
         assert [one.state and one.state.value for one in revised[:6]] == [ref.id for ref in refs]

@@ -25,9 +25,11 @@ from tenure_testing.conformance.helpers import (
     QUEUE,
     RAISED,
     Conformance,
+    all_events,
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -36,8 +38,6 @@ from tenure_testing.conformance.helpers import (
     settle,
     start,
     sweep_all,
-    told,
-    told_of,
     watch,
 )
 
@@ -55,7 +55,7 @@ class ReviseConformance(Conformance):
 
         job = await record(storage, new_job().ref)
         assert (job.state, job.reason, job.finished) == (State.CANCELLED, "enough", clock.now())
-        event = (await told_of(storage, JobCancelled))[0]
+        event = (await events_of(storage, JobCancelled))[0]
         assert (event.reason, event.by, event.was, event.run) == ("enough", "ops", "waiting", 0)
         assert await claim(storage) == []
 
@@ -67,7 +67,7 @@ class ReviseConformance(Conformance):
 
         assert [(one.verdict, one.state) for one in revised] == [("done", State.DELAYED)]
         assert await claim(storage) == []
-        assert [event.was for event in await told_of(storage, JobCancelled)] == ["delayed"]
+        assert [event.was for event in await events_of(storage, JobCancelled)] == ["delayed"]
 
     async def test_a_resting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -96,7 +96,7 @@ class ReviseConformance(Conformance):
         job = await record(storage, new_job().ref)
         await settle(storage, ALICE, holder)
         assert (job.state, job.parked_under) == (State.CANCELLED, None)
-        assert [event.was for event in await told_of(storage, JobCancelled)] == ["waiting"]
+        assert [event.was for event in await events_of(storage, JobCancelled)] == ["waiting"]
         assert await claim(storage) == []
 
     async def test_a_suspected_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
@@ -124,7 +124,7 @@ class ReviseConformance(Conformance):
         await storage.revise([CancelJob(lease.ref, "enough", "ops")])
         await storage.revise([CancelJob(lease.ref, "more than enough", "boss")])
         await settle(storage, ALICE, lease, Cancelled("enough"))
-        (event,) = await told_of(storage, JobCancelled)
+        (event,) = await events_of(storage, JobCancelled)
 
         assert (event.reason, event.by, event.was) == ("enough", "ops", "active")
 
@@ -140,7 +140,7 @@ class ReviseConformance(Conformance):
         assert [one.verdict for one in first + second] == ["asked", "asked"]
         assert (job.state, job.owner, job.fence) == (State.ACTIVE, ALICE.id, lease.fence)
         assert (job.cancel_at, job.cancel_reason) == (clock.now() - SECOND, "enough")
-        assert await told(storage) == []
+        assert await all_events(storage) == []
 
         await settle(storage, ALICE, lease, Cancelled("enough"))
 
@@ -178,7 +178,7 @@ class ReviseConformance(Conformance):
         assert (job.state, job.failures, job.stalls, job.releases) == (State.WAITING, 0, 0, 0)
         assert (job.error, job.reason, job.finished) == (None, None, None)
         assert (job.starts, job.fence, job.created) == (3, before.fence, before.created)
-        assert [(event.by, event.was) for event in await told_of(storage, JobRedriven)] == [("ops", "failed")]
+        assert [(event.by, event.was) for event in await events_of(storage, JobRedriven)] == [("ops", "failed")]
 
         again = await claim_one(storage)
 
@@ -222,7 +222,7 @@ class ReviseConformance(Conformance):
             ("refused", State.DELAYED),
             ("refused", State.WAITING),
         ]
-        assert await told_of(storage, JobRedriven) == []
+        assert await events_of(storage, JobRedriven) == []
 
     async def test_what_is_not_active_can_be_deleted(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("over"))
@@ -236,7 +236,7 @@ class ReviseConformance(Conformance):
         assert await storage.get(refs) == [None, None, None]
         assert (await storage.find(Query())).jobs == ()
         assert await claim(storage) == []
-        assert [(event.id, event.by, event.was) for event in await told_of(storage, JobDeleted)] == [
+        assert [(event.id, event.by, event.was) for event in await events_of(storage, JobDeleted)] == [
             ("over", "ops", "completed"),
             ("waiting", "ops", "waiting"),
             ("delayed", "ops", "delayed"),
@@ -315,18 +315,18 @@ class ReviseConformance(Conformance):
         ]
 
     async def test_an_unknown_job_is_gone(self, storage: Storage) -> None:
-        ref = Ref(QUEUE, "nobody")
+        ref = Ref(QUEUE, "missing")
         revised = await storage.revise([CancelJob(ref), RedriveJob(ref), DeleteJob(ref), RescheduleJob(ref, delay=0)])
 
         assert revised == [RevisionResult(ref, "gone")] * 4
-        assert await told(storage) == []
+        assert await all_events(storage) == []
 
     async def test_each_revision_has_its_verdict_in_order(self, storage: Storage) -> None:
         lease = await start(storage, new_job("active"))
         await enqueue(storage, new_job("waiting"))
         revised = await storage.revise(
             [
-                DeleteJob(Ref(QUEUE, "nobody")),
+                DeleteJob(Ref(QUEUE, "missing")),
                 CancelJob(Ref(QUEUE, "waiting")),
                 CancelJob(lease.ref),
                 DeleteJob(Ref(QUEUE, "waiting")),
@@ -335,7 +335,7 @@ class ReviseConformance(Conformance):
         )
 
         assert [(one.ref.id, one.verdict) for one in revised] == [
-            ("nobody", "gone"),
+            ("missing", "gone"),
             ("waiting", "done"),
             ("active", "asked"),
             ("waiting", "done"),

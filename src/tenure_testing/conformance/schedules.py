@@ -28,17 +28,17 @@ from tenure_testing.conformance.helpers import (
     ALICE,
     QUEUE,
     Conformance,
+    all_events,
     bid,
     claim_one,
     counted,
     enqueue,
+    events_of,
     new_job,
     record,
     recover,
     settle,
     states,
-    told,
-    told_of,
 )
 from tenure_testing.conformance.unique_keys import AT_WORK, IN_LINE, OVER, Stand
 
@@ -81,7 +81,7 @@ class SchedulesConformance(Conformance):
         assert after.last_id == tick_id(tick)
         job = await record(storage, Ref(QUEUE, tick_id(tick)))
         assert (job.state, job.schedule, job.tick) == (State.WAITING, "report", tick.tick)
-        (event,) = await told_of(storage, ScheduleFired)
+        (event,) = await events_of(storage, ScheduleFired)
         assert (event.name, event.tick, event.late_by) == ("report", moment(tick.tick), 1.5)
         assert (event.queue, event.id) == (QUEUE, tick_id(tick))
 
@@ -121,7 +121,7 @@ class SchedulesConformance(Conformance):
 
         assert verdicts == ["done"] + ["superseded"] * 9
         assert await counted(storage) == {State.WAITING: 1}
-        assert len(await told(storage)) == 1
+        assert len(await all_events(storage)) == 1
 
     async def test_each_tick_is_dealt_with_once_whoever_says_it_twice(
         self, storage: Storage, clock: ManualClock
@@ -136,7 +136,7 @@ class SchedulesConformance(Conformance):
             (known,) = (await storage.survey()).schedules
 
         assert len(await states(storage)) == 5
-        assert len(await told_of(storage, ScheduleFired)) == 5
+        assert len(await events_of(storage, ScheduleFired)) == 5
 
     async def test_one_who_is_behind_changes_nothing(self, storage: Storage, clock: ManualClock) -> None:
         first = await put(storage, clock)
@@ -147,7 +147,7 @@ class SchedulesConformance(Conformance):
 
         assert await storage.plan([ahead]) == [ScheduleResult("report", "superseded")]
         assert (await storage.survey()).schedules == before
-        assert await told(storage) == []
+        assert await all_events(storage) == []
         assert await states(storage) == {}
 
     @pytest.mark.parametrize("stand", [*IN_LINE, *AT_WORK], ids=lambda stand: stand.__name__)
@@ -161,14 +161,14 @@ class SchedulesConformance(Conformance):
         tick = tick_of(known)
         (planned,) = await storage.plan([tick])
         (after,) = (await storage.survey()).schedules
-        skipped = [(event.name, event.tick, event.reason) for event in await told_of(storage, ScheduleSkipped)]
+        skipped = [(event.name, event.tick, event.reason) for event in await events_of(storage, ScheduleSkipped)]
 
         assert planned == ScheduleResult("report", "done", Ref(QUEUE, tick_id(tick)) if fires else None)
         assert after.last_tick == tick.tick
         assert after.last_id == (tick_id(tick) if fires else None)
         assert len(await states(storage)) == 1 + fires
         assert skipped == ([] if fires else [("report", moment(tick.tick), "overlap")])
-        assert len(await told_of(storage, ScheduleFired)) == fires
+        assert len(await events_of(storage, ScheduleFired)) == fires
 
     @pytest.mark.fault("W-T20")
     async def test_one_that_waits_is_enough_though_another_is_at_work(
@@ -181,7 +181,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([tick_of(known)])
 
         assert planned == ScheduleResult("report", "done")
-        assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["overlap"]
+        assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["overlap"]
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
     async def test_a_tick_heeds_no_job_that_is_over(self, storage: Storage, clock: ManualClock, stand: Stand) -> None:
@@ -190,7 +190,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([tick_of(known)])
 
         assert planned.ref is not None
-        assert await told_of(storage, ScheduleSkipped) == []
+        assert await events_of(storage, ScheduleSkipped) == []
 
     async def test_a_tick_heeds_no_job_of_another_schedule(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
@@ -205,7 +205,7 @@ class SchedulesConformance(Conformance):
         await enqueue(storage, new_job(tick_id(tick)))
 
         assert await storage.plan([tick]) == [ScheduleResult("report", "done")]
-        assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
+        assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert (await storage.survey()).schedules[0].last_tick == tick.tick
 
     async def test_a_tick_whose_unique_key_another_holds_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
@@ -216,7 +216,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, merge=UniqueKey("k")))])
 
         assert planned == ScheduleResult("report", "done")
-        assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["duplicate"]
+        assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert list(await states(storage)) == ["holder"]
 
     @pytest.mark.parametrize(
@@ -231,12 +231,12 @@ class SchedulesConformance(Conformance):
         assert tick.job is not None
         clock.advance(60)
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, merge=key))])
-        (fired,) = await told_of(storage, ScheduleFired)
+        (fired,) = await events_of(storage, ScheduleFired)
 
         assert planned == ScheduleResult("report", "done", Ref(QUEUE, "waiting"))
         assert (fired.tick, fired.queue, fired.id) == (moment(tick.tick), QUEUE, "waiting")
         assert (await storage.survey()).schedules[0].last_id == "waiting"
-        assert await told_of(storage, ScheduleSkipped) == []
+        assert await events_of(storage, ScheduleSkipped) == []
         assert list(await states(storage)) == ["waiting"]
 
     async def test_a_tick_that_finds_its_window_full_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
@@ -248,7 +248,7 @@ class SchedulesConformance(Conformance):
         (planned,) = await storage.plan([structs.replace(tick, job=structs.replace(tick.job, throttle=throttle))])
 
         assert planned == ScheduleResult("report", "done")
-        assert [event.reason for event in await told_of(storage, ScheduleSkipped)] == ["throttled"]
+        assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["throttled"]
         assert (await storage.survey()).schedules[0].last_id is None
         assert list(await states(storage)) == ["first"]
 
@@ -257,7 +257,7 @@ class SchedulesConformance(Conformance):
         clock.advance(200)
         tick = structs.replace(tick_of(known), tick=known.last_tick + 3 * EVERY, job=None, missed=3)
         (planned,) = await storage.plan([tick])
-        events = await told(storage)
+        events = await all_events(storage)
 
         assert planned == ScheduleResult("report", "done")
         assert await states(storage) == {}
@@ -273,7 +273,7 @@ class SchedulesConformance(Conformance):
         clock.advance(200)
         await storage.plan([structs.replace(tick_of(known), missed=2)])
 
-        assert [type(event) for event in await told(storage)] == [ScheduleMissed, ScheduleFired]
+        assert [type(event) for event in await all_events(storage)] == [ScheduleMissed, ScheduleFired]
 
     async def test_a_paused_schedule_stands_still(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
@@ -412,7 +412,7 @@ class SchedulesConformance(Conformance):
         known = await put(storage, clock)
         clock.step_wall(-3600)
         await storage.plan([tick_of(known)])
-        (event,) = await told_of(storage, ScheduleFired)
+        (event,) = await events_of(storage, ScheduleFired)
 
         assert event.late_by == 0.0
 
@@ -437,7 +437,7 @@ class SchedulesConformance(Conformance):
         again = await storage.sweep(bid())
 
         assert {answer.verdict for answer in planned} == {"done"}
-        assert await told(storage) == []
+        assert await all_events(storage) == []
         assert (again.due, again.next_tick) == ((), EVERY)
         clock.advance(60)
         assert len((await storage.sweep(bid())).due) == 6

@@ -350,20 +350,20 @@ infos = st.none() | st.builds(
 )
 
 bys = st.sampled_from((None, "me"))
-nobody = st.just(Ref("", ""))
+no_ref = st.just(Ref("", ""))
 revisions: st.SearchStrategy[Revision] = st.one_of(
-    st.builds(CancelJob, nobody, st.sampled_from(("enough", "why", None)), bys),
-    st.builds(RedriveJob, nobody, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
-    st.builds(DeleteJob, nobody, bys, st.sampled_from((None, None, 0, 1))),
+    st.builds(CancelJob, no_ref, st.sampled_from(("enough", "why", None)), bys),
+    st.builds(RedriveJob, no_ref, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
+    st.builds(DeleteJob, no_ref, bys, st.sampled_from((None, None, 0, 1))),
     st.builds(
         RescheduleJob,
-        nobody,
+        no_ref,
         delay=st.sampled_from((None, 0, 1, 5 * SECOND)),
         priority=st.sampled_from((None, 2)),
         boost=st.sampled_from((None, 9, -SECOND)),
         by=bys,
     ),
-    st.builds(RetainJob, nobody, st.sampled_from((0, SECOND, DAY))),
+    st.builds(RetainJob, no_ref, st.sampled_from((0, SECOND, DAY))),
 )
 """Revisions without the job that they change. `ended` is relative to the end of the job."""
 

@@ -33,12 +33,14 @@ from tenure_testing.conformance.helpers import (
     REAPER,
     RETURNED,
     Conformance,
+    all_events,
     apply,
     beat,
     bid,
     claim,
     claim_one,
     enqueue,
+    events_of,
     look,
     new_job,
     new_jobs,
@@ -49,8 +51,6 @@ from tenure_testing.conformance.helpers import (
     stalled,
     start,
     sweep_all,
-    told,
-    told_of,
     watch,
 )
 
@@ -69,7 +69,7 @@ class SweepConformance(Conformance):
 
         job = await record(storage, lease.ref)
         assert (job.fence, job.owner, job.stalls, job.suspect_until) == (lease.fence, ALICE.id, 0, None)
-        assert await told(storage) == []
+        assert await all_events(storage) == []
 
     @pytest.mark.statement(15, 99)
     async def test_a_lease_that_is_out_is_only_suspected_at_first(self, storage: Storage, clock: ManualClock) -> None:
@@ -163,7 +163,7 @@ class SweepConformance(Conformance):
     async def test_a_recovery_is_told_once_with_all_that_is_known(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await recover(storage, clock)
-        events = await told(storage)
+        events = await all_events(storage)
 
         assert len(events) == 1
         event = events[0]
@@ -190,7 +190,7 @@ class SweepConformance(Conformance):
         assert [run.ended for run in detail.runs] == ["stalled", "stalled"]
         assert [found.ref for found in (await storage.find(Query(states=(State.FAILED,)))).jobs] == [job.ref]
 
-        events = (await told(storage))[1:]
+        events = (await all_events(storage))[1:]
 
         assert [type(event) for event in events] == [JobStalled, JobFailed]
         assert isinstance(events[0], JobStalled)
@@ -212,7 +212,7 @@ class SweepConformance(Conformance):
 
             assert job.stalls == count
             assert job.state is (State.FAILED if count > allowed else State.WAITING)
-        events = await told_of(storage, JobStalled)
+        events = await events_of(storage, JobStalled)
         assert [event.count for event in events] == list(range(1, allowed + 2))
         assert [event.action for event in events] == ["recovered"] * allowed + ["failed"]
         assert await claim(storage) == []
@@ -309,11 +309,11 @@ class SweepConformance(Conformance):
 
         await settle(storage, ALICE, lease, outcome)
         before = await look(storage, lease.ref)
-        events = await told(storage)
+        events = await all_events(storage)
 
         assert await watch(storage, clock, 60) == []
         assert await look(storage, lease.ref) == before
-        assert await told(storage) == events
+        assert await all_events(storage) == events
         assert await claim(storage) == []
 
     @pytest.mark.statement("21b", 104)
@@ -380,8 +380,8 @@ class SweepConformance(Conformance):
         job = await record(storage, lease.ref)
 
         assert (job.state, job.reason, job.stalls) == (State.CANCELLED, "enough", 0)
-        assert await told_of(storage, JobStalled) == []
-        assert [(event.reason, event.was) for event in await told_of(storage, JobCancelled)] == [("enough", "active")]
+        assert await events_of(storage, JobStalled) == []
+        assert [(event.reason, event.was) for event in await events_of(storage, JobCancelled)] == [("enough", "active")]
 
     @pytest.mark.statement(27)
     async def test_a_cancelled_job_without_a_stall_to_spare_is_cancelled_too(
@@ -392,7 +392,7 @@ class SweepConformance(Conformance):
         await recover(storage, clock)
 
         assert (await record(storage, lease.ref)).state is State.CANCELLED
-        assert await told_of(storage, JobFailed) == []
+        assert await events_of(storage, JobFailed) == []
 
     async def test_a_cancel_between_reclaim_and_settlement_ends_the_job(
         self, storage: Storage, clock: ManualClock
@@ -404,7 +404,7 @@ class SweepConformance(Conformance):
         job = await record(storage, lease.ref)
 
         assert (job.state, job.reason, job.stalls) == (State.CANCELLED, "enough", 0)
-        assert await told_of(storage, JobStalled) == []
+        assert await events_of(storage, JobStalled) == []
 
     async def test_a_job_that_must_not_run_twice_fails_at_its_first_stall(
         self, storage: Storage, clock: ManualClock
@@ -510,7 +510,7 @@ class SweepConformance(Conformance):
         job = await record(storage, lease.ref)
 
         assert (job.state, job.stalls) == (State.WAITING, 1)
-        assert len(await told_of(storage, JobStalled)) == 1
+        assert len(await events_of(storage, JobStalled)) == 1
         assert len(await claim(storage)) == 1
 
     async def test_a_stall_settled_twice_is_charged_once(self, storage: Storage, clock: ManualClock) -> None:
@@ -520,7 +520,7 @@ class SweepConformance(Conformance):
         assert await apply(storage, REAPER, stalled(taken)) == "done"
         assert await apply(storage, REAPER, stalled(taken)) == "duplicate"
         assert (await record(storage, lease.ref)).stalls == 1
-        assert len(await told_of(storage, JobStalled)) == 1
+        assert len(await events_of(storage, JobStalled)) == 1
 
     # ── clocks that jump or stop ──────────────────────────────────────────────────────────────────────────────────
 
@@ -649,7 +649,7 @@ class SweepConformance(Conformance):
 
         assert sorted(lease.lease.ref for lease in taken) == sorted(lease.ref for lease in leases)
         assert {verdict.verdict for verdict in verdicts} == {"done"}
-        assert len(await told_of(storage, JobStalled)) == count
+        assert len(await events_of(storage, JobStalled)) == count
         assert (await storage.survey([QUEUE])).queues[0].counts.get(State.WAITING) == count
 
     async def test_a_clock_set_back_is_seen_by_bounded_steps_too(self, storage: Storage, clock: ManualClock) -> None:
@@ -691,13 +691,13 @@ class SweepConformance(Conformance):
 
         assert (swept.stalled, swept.more, swept.terms, swept.retry_in) == ((), False, (), None)
         assert not any(swept.did.values())
-        assert await told(storage) == []
+        assert await all_events(storage) == []
 
     async def test_a_stall_is_kept_with_its_reason_and_post_mortem(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         taken = (await watch(storage, clock, 24))[0]
         await storage.exchange(REAPER, [settled(taken.lease, Stalled("loop_blocked", 24 * SECOND, ALICE.id, "frames"))])
-        event = (await told_of(storage, JobStalled))[0]
+        event = (await events_of(storage, JobStalled))[0]
 
         assert (event.reason, event.post_mortem, event.silent_for) == ("loop_blocked", "frames", 24.0)
         run = (await look(storage, lease.ref)).runs[0]
@@ -720,7 +720,7 @@ class ElectionConformance(Conformance):
         assert {(term.owner, term.length) for term in swept.terms} == {(REAPER.id, TERM)}
         assert swept.retry_in is None
         assert (await storage.survey()).leaders == swept.terms
-        acquired = await told_of(storage, LeadershipAcquired)
+        acquired = await events_of(storage, LeadershipAcquired)
         assert {(event.scope, event.owner, event.epoch) for event in acquired} == {
             (term.scope, REAPER.id, term.epoch) for term in swept.terms
         }
@@ -754,7 +754,7 @@ class ElectionConformance(Conformance):
 
             assert (await storage.sweep(bid(DEPUTY, term=TERM))).terms == ()
             assert (await storage.sweep(bid(term=TERM))).terms == first
-        assert len(await told_of(storage, LeadershipAcquired)) == len(first)
+        assert len(await events_of(storage, LeadershipAcquired)) == len(first)
 
     @pytest.mark.statement(109, 110)
     async def test_a_silent_leader_is_followed_when_its_term_is_over(
@@ -770,7 +770,7 @@ class ElectionConformance(Conformance):
 
         assert {term.owner for term in second} == {DEPUTY.id}
         assert _all_rose(first, second)
-        lost = await told_of(storage, LeadershipLost)
+        lost = await events_of(storage, LeadershipLost)
         assert sorted((event.scope, event.owner, event.epoch, event.reason) for event in lost) == sorted(
             (term.scope, REAPER.id, term.epoch, "expired") for term in first
         )
@@ -808,7 +808,7 @@ class ElectionConformance(Conformance):
         second = (await storage.sweep(bid(DEPUTY, term=TERM))).terms
 
         assert _all_rose(first, second)
-        lost = await told_of(storage, LeadershipLost)
+        lost = await events_of(storage, LeadershipLost)
         assert sorted((event.scope, event.owner, event.epoch, event.reason) for event in lost) == sorted(
             (term.scope, REAPER.id, term.epoch, "resigned") for term in first
         )
@@ -837,7 +837,7 @@ class ElectionConformance(Conformance):
         await storage.resign(term)
         await storage.resign(term)
 
-        assert len(await told_of(storage, LeadershipLost)) == 1
+        assert len(await events_of(storage, LeadershipLost)) == 1
 
     async def test_a_bid_without_a_term_sweeps_beside_the_leader(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
@@ -846,7 +846,7 @@ class ElectionConformance(Conformance):
 
         assert [one.lease.ref for one in taken] == [lease.ref]
         assert (await storage.survey()).leaders == terms
-        assert len(await told_of(storage, LeadershipAcquired)) == len(terms)
+        assert len(await events_of(storage, LeadershipAcquired)) == len(terms)
 
     async def test_bids_made_at_once_elect_one(self, storage: Storage) -> None:
         bidders = (REAPER, DEPUTY, ALICE, BOB)

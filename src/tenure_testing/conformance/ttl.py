@@ -29,12 +29,14 @@ from tenure_testing.conformance.helpers import (
     QUEUE,
     RAISED,
     Conformance,
+    all_events,
     beat,
     bid,
     claim,
     claim_one,
     counted,
     enqueue,
+    events_of,
     glance,
     look,
     new_job,
@@ -46,8 +48,6 @@ from tenure_testing.conformance.helpers import (
     start,
     states,
     sweep_all,
-    told,
-    told_of,
     watch,
 )
 
@@ -233,7 +233,7 @@ class TtlConformance(Conformance):
         assert job.error.type == "JobExpiredError"
         assert [run.ended for run in detail.runs] == ["raised"]
         assert [event.run for event in await expiries(storage)] == [1]
-        assert await told_of(storage, JobFailed) == []
+        assert await events_of(storage, JobFailed) == []
 
     @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Snoozed(2 * SECOND)])
     async def test_a_run_handed_back_too_late_is_not_followed_by_another(
@@ -258,11 +258,11 @@ class TtlConformance(Conformance):
         assert await claim(storage) == []
         job = await record(storage, lease.ref)
         assert (job.state, job.stalls, job.starts) == (State.EXPIRED, 1, 1)
-        assert [type(event).__name__ for event in await told(storage) if hasattr(event, "run")] == [
+        assert [type(event).__name__ for event in await all_events(storage) if hasattr(event, "run")] == [
             "JobStalled",
             "JobExpired",
         ]
-        assert [event.action for event in await told_of(storage, JobStalled)] == ["recovered"]
+        assert [event.action for event in await events_of(storage, JobStalled)] == ["recovered"]
 
     @pytest.mark.statement(62)
     async def test_a_running_job_is_left_alone(self, storage: Storage, clock: ManualClock) -> None:
@@ -445,7 +445,7 @@ class TtlConformance(Conformance):
         revised = await storage.revise([CancelJob(new_job().ref), RescheduleJob(new_job().ref, delay=0)])
 
         assert [(one.verdict, one.state) for one in revised] == [("refused", State.EXPIRED)] * 2
-        assert await told_of(storage, JobDeleted) == []
+        assert await events_of(storage, JobDeleted) == []
 
     async def test_the_time_of_a_settled_job_is_over_without_a_word(self, storage: Storage, clock: ManualClock) -> None:
         await settle(storage, ALICE, await start(storage, new_job("done", ttl=TTL)))
@@ -492,4 +492,4 @@ def mortal(name: str, on_expire: OnExpire = "fail", *, queue: str = QUEUE) -> Ne
 
 async def expiries(storage: Storage) -> list[JobExpired]:
     """Return the events about jobs that waited too long."""
-    return await told_of(storage, JobExpired)
+    return await events_of(storage, JobExpired)

@@ -12,17 +12,17 @@ from tenure_testing.conformance.helpers import (
     LEASE,
     QUEUE,
     Conformance,
+    all_events,
     beat,
     claim,
     claim_one,
     enqueue,
+    events_of,
     new_job,
     order,
     record,
     recover,
     start,
-    told,
-    told_of,
     watch,
 )
 
@@ -71,9 +71,9 @@ class TuneConformance(Conformance):
         for paused in (True, True, False, False):
             await storage.tune(THIS_QUEUE, Settings(paused=paused), by="ops")
 
-        assert [(event.queue, event.by) for event in await told_of(storage, QueuePaused)] == [(QUEUE, "ops")]
-        assert [(event.queue, event.by) for event in await told_of(storage, QueueResumed)] == [(QUEUE, "ops")]
-        assert len(await told(storage)) == 2
+        assert [(event.queue, event.by) for event in await events_of(storage, QueuePaused)] == [(QUEUE, "ops")]
+        assert [(event.queue, event.by) for event in await events_of(storage, QueueResumed)] == [(QUEUE, "ops")]
+        assert len(await all_events(storage)) == 2
 
     async def test_an_unset_field_stays(self, storage: Storage) -> None:
         setting = StallSetting(lease=8 * SECOND)

@@ -56,6 +56,7 @@ from tenure_testing.conformance.helpers import (
     claim_one,
     counted,
     enqueue,
+    events_of,
     look,
     new_job,
     record,
@@ -64,7 +65,6 @@ from tenure_testing.conformance.helpers import (
     start,
     states,
     sweep_all,
-    told_of,
 )
 
 UNIQUE = UniqueKey("report:1")
@@ -319,7 +319,7 @@ class UniqueConformance(Conformance):
         clock.advance(0.000_001)
 
         assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("created", B)]
-        assert [event.id for event in await told_of(storage, JobExpired)] == ["first"]
+        assert [event.id for event in await events_of(storage, JobExpired)] == ["first"]
         assert (await states(storage)).get("first") is (None if on_expire == "discard" else State.EXPIRED)
 
     async def test_who_runs_is_too_old_for_nothing(self, storage: Storage, clock: ManualClock) -> None:
@@ -328,7 +328,7 @@ class UniqueConformance(Conformance):
 
         assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
         assert (await record(storage, A)).state is State.ACTIVE
-        assert await told_of(storage, JobExpired) == []
+        assert await events_of(storage, JobExpired) == []
 
     @pytest.mark.parametrize("stand", [*IN_LINE, *AT_WORK], ids=lambda stand: stand.__name__)
     async def test_a_redrive_is_refused_while_another_holds_the_key(
@@ -340,7 +340,7 @@ class UniqueConformance(Conformance):
 
         assert (revised.verdict, revised.state, revised.holder) == ("refused", State.FAILED, B)
         assert (await record(storage, A)).state is State.FAILED
-        assert await told_of(storage, JobRedriven) == []
+        assert await events_of(storage, JobRedriven) == []
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
     async def test_a_redrive_takes_the_key_again_where_nobody_holds_it(
@@ -381,7 +381,7 @@ class UniqueConformance(Conformance):
 
         assert swept == []
         assert (job.state, job.redrive_at, job.redrives) == (State.FAILED, None, 0)
-        assert await told_of(storage, JobRedriven) == []
+        assert await events_of(storage, JobRedriven) == []
 
         await storage.revise([DeleteJob(B)])
         clock.advance(60)
@@ -487,7 +487,7 @@ class UniqueConformance(Conformance):
         await record_on_request(storage, "deduplicated")
         await enqueue(storage, new_job("first", merge=UNIQUE))
         await storage.enqueue([new_job("second", merge=UNIQUE, task="other"), new_job("first", merge=UNIQUE)])
-        events = await told_of(storage, JobDeduplicated)
+        events = await events_of(storage, JobDeduplicated)
 
         assert [(event.id, event.task, event.key, event.existing_id) for event in events] == [
             ("second", "other", "report:1", "first")
@@ -698,7 +698,7 @@ class DebounceConformance(Conformance):
     async def test_a_job_that_was_put_off_is_told_of_where_it_is_asked_for(self, storage: Storage) -> None:
         await record_on_request(storage, "debounced")
         await storage.enqueue([new_job("first", merge=DEBOUNCED), new_job("second", merge=DEBOUNCED, task="other")])
-        events = await told_of(storage, JobDebounced)
+        events = await events_of(storage, JobDebounced)
 
         assert [(event.id, event.task, event.key, event.replaced_by) for event in events] == [
             ("first", "other", "report:1", "second")
@@ -809,7 +809,7 @@ class ThrottleConformance(Conformance):
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         clock.advance(10)
         await storage.enqueue([new_job("third", throttle=THROTTLE)])
-        events = await told_of(storage, JobThrottled)
+        events = await events_of(storage, JobThrottled)
 
         assert [(event.id, event.key, event.retry_in) for event in events] == [("third", "mail", 50.0)]
 
