@@ -76,7 +76,7 @@ class ClaimNumbersConformance(Conformance):
         assert (late.leases, late.seen) == ((), True)
         assert (await record(storage, later.leases[0].ref)).state is State.ACTIVE
 
-    async def test_a_call_that_found_nothing_claims_nothing_when_it_arrives_again(self, storage: Storage) -> None:
+    async def test_a_repeated_call_that_found_nothing_claims_nothing(self, storage: Storage) -> None:
         nothing = await call(storage, 1)
         await enqueue(storage, *new_jobs(2))
         again = await call(storage, 1)
@@ -86,7 +86,7 @@ class ClaimNumbersConformance(Conformance):
         assert (again.leases, again.seen) == ((), True)
         assert ids(following.leases) == ["job-0000"]
 
-    async def test_a_repeated_call_settles_as_ever(self, storage: Storage) -> None:
+    async def test_a_repeated_call_still_settles(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         [lease] = (await call(storage, 1)).leases
         first = await call(storage, 2, settlements=[settled(lease)])
@@ -96,7 +96,7 @@ class ClaimNumbersConformance(Conformance):
         assert [verdict.verdict for verdict in again.verdicts] == ["duplicate"]
         assert (ids(first.leases), again.leases) == (["job-0001"], ())
 
-    async def test_calls_without_a_number_are_never_refused_and_change_no_number(self, storage: Storage) -> None:
+    async def test_calls_without_a_number_are_accepted_and_change_no_number(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         lost = await call(storage, 1)
         await claim_one(storage)
@@ -104,7 +104,7 @@ class ClaimNumbersConformance(Conformance):
 
         assert ids((await call(storage, 2, answered=0)).leases) == ids(lost.leases)
 
-    async def test_the_next_call_hands_back_what_was_claimed_by_one_whose_answer_was_lost(
+    async def test_the_next_call_releases_the_jobs_of_a_claim_with_a_lost_answer(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *new_jobs(5))
@@ -134,7 +134,7 @@ class ClaimNumbersConformance(Conformance):
         # The jobs have kept their places in the queue.
         assert ids((await call(storage, 1, owner=BOB, room=3)).leases) == [*ids(lost), "job-0003"]
 
-    async def test_the_call_that_hands_back_may_claim_the_same_again(self, storage: Storage) -> None:
+    async def test_a_call_that_releases_lost_jobs_may_claim_them_again(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         [lost] = (await call(storage, 1)).leases
         [again] = (await call(storage, 2, answered=0)).leases
@@ -144,7 +144,7 @@ class ClaimNumbersConformance(Conformance):
         assert await settle(storage, ALICE, lost) == "duplicate"
         assert await settle(storage, ALICE, again) == "done"
 
-    async def test_what_is_acknowledged_is_not_handed_back(self, storage: Storage) -> None:
+    async def test_an_acknowledged_claim_is_not_released(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         [first] = (await call(storage, 1)).leases
         # The second call is lost, and then the third.
@@ -156,7 +156,7 @@ class ClaimNumbersConformance(Conformance):
         job = await record(storage, lost[0].ref)
         assert (job.state, job.starts, job.releases, job.stalls) == (State.WAITING, 2, 2, 0)
 
-    async def test_what_has_passed_to_another_is_not_handed_back(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_reclaimed_by_another_owner_is_not_released(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(1))
         await call(storage, 1)
         await recover(storage, clock)
@@ -166,7 +166,7 @@ class ClaimNumbersConformance(Conformance):
         assert (await record(storage, theirs.ref)).owner == BOB.id
         assert await settle(storage, BOB, theirs) == "done"
 
-    async def test_what_its_reaper_holds_under_another_fence_is_not_handed_back(self, storage: Storage) -> None:
+    async def test_a_job_held_by_a_reaper_under_a_new_fence_is_not_released(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(1))
         await call(storage, 1)
         [taken] = (await storage.reclaim(ALICE.id, ALICE)).stalled
@@ -174,7 +174,7 @@ class ClaimNumbersConformance(Conformance):
 
         assert (await record(storage, taken.lease.ref)).fence == taken.lease.fence
 
-    async def test_lanes_and_owners_are_numbered_apart(self, storage: Storage) -> None:
+    async def test_each_lane_and_each_owner_has_its_own_numbers(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         lost = await call(storage, 1)
         in_lane = await call(storage, 1, lane=1)
@@ -189,7 +189,7 @@ class ClaimNumbersConformance(Conformance):
         assert before == [State.ACTIVE] * 3
         assert after == [State.WAITING, State.ACTIVE, State.ACTIVE]
 
-    async def test_a_beat_hands_back_what_a_call_has_lost_that_is_over(self, storage: Storage) -> None:
+    async def test_a_beat_releases_the_jobs_of_a_finished_call_with_a_lost_answer(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         [held] = (await call(storage, 1)).leases
         [lost] = (await call(storage, 2)).leases
@@ -203,7 +203,7 @@ class ClaimNumbersConformance(Conformance):
         assert (job.state, job.releases, job.stalls, job.reason) == (State.WAITING, 1, 0, "prefetch")
         assert (await record(storage, held.ref)).state is State.ACTIVE
 
-    async def test_a_beat_that_is_late_hands_back_nothing_that_was_answered(self, storage: Storage) -> None:
+    async def test_a_late_beat_releases_no_job_of_an_answered_call(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         await call(storage, 1)
         [won] = (await call(storage, 2, answered=0)).leases
@@ -212,7 +212,7 @@ class ClaimNumbersConformance(Conformance):
 
         assert (await record(storage, won.ref)).fence == won.fence
 
-    async def test_after_a_beat_has_said_that_a_call_is_over_it_claims_nothing(self, storage: Storage) -> None:
+    async def test_a_call_that_arrives_after_a_beat_reported_it_over_claims_nothing(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         await call(storage, 1)
         # As far as the worker knows, the second call was lost on its way to the storage.
@@ -225,7 +225,7 @@ class ClaimNumbersConformance(Conformance):
         # claimed.
         assert late.leases == () or (await record(storage, late.leases[0].ref)).releases == 1
 
-    async def test_a_lost_claim_of_a_job_that_was_asked_to_stop_ends_it(self, storage: Storage) -> None:
+    async def test_a_lost_claim_of_a_job_with_a_cancel_request_cancels_it(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(1))
         [lost] = (await call(storage, 1)).leases
         await storage.revise([CancelJob(lost.ref, reason="enough", by="me")])
@@ -236,7 +236,7 @@ class ClaimNumbersConformance(Conformance):
         assert (job.state, job.releases, job.reason) == (State.CANCELLED, 0, "enough")
         assert (cancelled.reason, cancelled.by, cancelled.was) == ("enough", "me", State.ACTIVE)
 
-    async def test_what_is_handed_back_leaves_its_slots(self, storage: Storage) -> None:
+    async def test_a_released_job_frees_its_concurrency_keys(self, storage: Storage) -> None:
         key = Key("key", 1)
         await enqueue(storage, new_job("a", keys=(key,)), new_job("b", keys=(key,)))
         lost = await call(storage, 1, room=2)
@@ -247,7 +247,7 @@ class ClaimNumbersConformance(Conformance):
         assert (ids(lost.leases), nothing.leases) == (["a"], ())
         assert len(won.leases) == 1
 
-    async def test_all_that_one_call_may_claim_is_handed_back(self, storage: Storage) -> None:
+    async def test_a_lost_claim_of_the_maximum_size_is_released_as_a_whole(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(128))
         lost = (await call(storage, 1, room=128)).leases
         await call(storage, 2, answered=0, room=0)
@@ -260,9 +260,7 @@ class ClaimNumbersConformance(Conformance):
         assert {(job.state, job.releases, job.stalls) for job in called} == {(State.WAITING, 1, 0)}
         assert {(job.state, job.releases, job.stalls) for job in beaten} == {(State.WAITING, 2, 0)}
 
-    async def test_a_run_that_was_given_back_before_is_handed_back_again_by_its_next_claim(
-        self, storage: Storage
-    ) -> None:
+    async def test_a_job_released_before_is_released_again_by_a_lost_claim(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(1))
         [lease] = (await call(storage, 1)).leases
         await settle(storage, ALICE, lease, Interrupted("worker_failed", begun=True))
@@ -274,14 +272,14 @@ class ClaimNumbersConformance(Conformance):
         # This put-back does not count among those that may loop, and does not end a series of them.
         assert job.put_back_used
 
-    async def test_a_storage_that_knows_nothing_of_a_lane_takes_its_word(self, storage: Storage) -> None:
+    async def test_an_unknown_lane_starts_with_the_number_of_its_first_call(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         first = await call(storage, 41, answered=17)
         following = await call(storage, 42)
 
         assert (ids(first.leases), ids(following.leases)) == (["job-0000"], ["job-0001"])
 
-    async def test_the_dead_are_charged_for_what_was_lost_as_for_all_else(self, storage: Storage) -> None:
+    async def test_a_dead_workers_lost_claims_are_reclaimed_like_its_other_runs(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(1))
         [lost] = (await call(storage, 1)).leases
         [taken] = (await storage.reclaim(ALICE.id, REAPER)).stalled

@@ -55,7 +55,9 @@ FIRST = Ref(QUEUE, "call-0")
 class CollectConformance(Conformance):
     """No collected call is lost or doubled, each call gets an answer, and none waits long."""
 
-    async def test_calls_gather_in_one_job_in_the_order_they_came(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_calls_are_collected_in_one_job_in_order_of_arrival(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         receipts = await storage.enqueue(calls(2)) + await storage.enqueue(calls(5)[2:])
         clock.advance(10)
         lease = await claim_one(storage)
@@ -65,7 +67,7 @@ class CollectConformance(Conformance):
         assert (lease.ref, lease.job.gathered) == (FIRST, 5)
         assert unframed(lease.job.payload) == [b"0", b"1", b"2", b"3", b"4"]
 
-    async def test_whoever_looks_sees_what_is_gathered(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lookup_shows_the_calls_collected_so_far(self, storage: Storage, clock: ManualClock) -> None:
         for number, call in enumerate(calls(4)):
             await storage.enqueue([call])
             job = await record(storage, FIRST)
@@ -94,7 +96,7 @@ class CollectConformance(Conformance):
         assert unframed(lease.job.payload) == [b"%d" % number for number in range(1000)]
         assert await counted(storage) == {State.ACTIVE: 1}
 
-    async def test_each_call_puts_the_start_off(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_call_delays_the_start(self, storage: Storage, clock: ManualClock) -> None:
         for call in calls(4):
             await storage.enqueue([call])
             clock.advance(9.999_999)
@@ -106,7 +108,7 @@ class CollectConformance(Conformance):
         assert (await claim_one(storage)).job.gathered == 4
 
     @pytest.mark.fault("W-T22")
-    async def test_a_steady_stream_is_gathered_no_longer_than_it_may_be(
+    async def test_a_steady_stream_is_collected_for_the_longest_wait_at_most(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         began, key = clock.now(), CollectKey("mails", 10 * SECOND, 1000, 25 * SECOND)
@@ -121,7 +123,7 @@ class CollectConformance(Conformance):
     @pytest.mark.parametrize(
         "key", [CollectKey("mails", 2 * SECOND, 1000, 10 * SECOND), DebounceKey("mails", 2 * SECOND, 10 * SECOND)]
     )
-    async def test_a_clock_set_back_makes_no_stream_wait_longer_than_it_may(
+    async def test_a_clock_set_back_does_not_extend_the_longest_wait_of_a_stream(
         self, storage: Storage, clock: ManualClock, key: CollectKey | DebounceKey
     ) -> None:
         await enqueue(storage, new_job("call-0", merge=key))
@@ -134,7 +136,7 @@ class CollectConformance(Conformance):
 
         assert started == [10 * SECOND]
 
-    async def test_as_many_as_there_may_be_start_at_once(self, storage: Storage) -> None:
+    async def test_a_batch_with_the_maximum_number_of_calls_starts_at_once(self, storage: Storage) -> None:
         receipts = await storage.enqueue(calls(7, FEW))
         leases = await claim(storage)
 
@@ -142,7 +144,7 @@ class CollectConformance(Conformance):
         assert [unframed(lease.job.payload) for lease in leases] == [[b"0", b"1", b"2"], [b"3", b"4", b"5"]]
         assert (await record(storage, Ref(QUEUE, "call-6"))).state is State.DELAYED
 
-    async def test_what_has_gathered_as_many_bytes_as_there_may_be_starts_at_once(self, storage: Storage) -> None:
+    async def test_a_batch_with_the_maximum_number_of_bytes_starts_at_once(self, storage: Storage) -> None:
         large = [structs.replace(call, payload=bytes(PAYLOAD_LIMIT)) for call in calls(10)]
         receipts = [(await storage.enqueue([call]))[0] for call in large]
         full, rest = [await record(storage, Ref(QUEUE, name)) for name in ("call-0", "call-8")]
@@ -152,13 +154,13 @@ class CollectConformance(Conformance):
         assert (rest.state, rest.gathered, rest.gathered_bytes) == (State.DELAYED, 2, 2 * (PAYLOAD_LIMIT + 4))
         assert len((await claim_one(storage)).job.payload) == full.gathered_bytes
 
-    async def test_a_lone_call_that_is_as_many_as_there_may_be_starts_at_once(self, storage: Storage) -> None:
+    async def test_a_single_call_that_reaches_the_maximum_starts_at_once(self, storage: Storage) -> None:
         await storage.enqueue(calls(2, CollectKey("mails", 10 * SECOND, 1)))
 
         assert [lease.job.gathered for lease in await claim(storage)] == [1, 1]
 
     @pytest.mark.fault("W-T21")
-    async def test_each_gathered_call_is_answered_for_by_its_job(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lookup_of_a_collected_call_finds_its_batch(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(3))
         refs = [call.ref for call in calls(3)]
 
@@ -172,7 +174,7 @@ class CollectConformance(Conformance):
         assert found[2] is not None
         assert found[2].job.state is State.COMPLETED
 
-    async def test_a_call_retried_after_a_lost_reply_is_gathered_once(
+    async def test_a_call_retried_after_a_lost_reply_is_collected_once(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.enqueue(calls(3))
@@ -192,7 +194,7 @@ class CollectConformance(Conformance):
         assert await storage.enqueue(calls(3)) == [EnqueueResult("duplicate", FIRST)] * 3
         assert await counted(storage) == {State.COMPLETED: 1}
 
-    async def test_an_id_twice_in_one_batch_is_gathered_once(self, storage: Storage) -> None:
+    async def test_an_id_twice_in_one_enqueue_is_collected_once(self, storage: Storage) -> None:
         first, second, _ = calls(3)
 
         assert await storage.enqueue([first, second, second, first]) == [
@@ -203,7 +205,7 @@ class CollectConformance(Conformance):
         ]
         assert (await record(storage, FIRST)).gathered == 2
 
-    async def test_what_has_begun_gathers_no_more(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_batch_that_has_started_collects_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(2))
         clock.advance(10)
         lease = await claim_one(storage)
@@ -218,7 +220,7 @@ class CollectConformance(Conformance):
         assert receipt == EnqueueResult("gathered", late[0].ref)
         assert (again.ref, unframed(again.job.payload)) == (FIRST, [b"0", b"1"])
 
-    async def test_nothing_gathered_is_lost_when_its_run_fails_or_stalls(
+    async def test_no_collected_call_is_lost_when_the_run_fails_or_stalls(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.enqueue(calls(3))
@@ -233,7 +235,7 @@ class CollectConformance(Conformance):
         assert [verdict.verdict for verdict in verdicts] == ["done"]
         assert [unframed(found.job.payload) for found in (lease, taken.lease, again)] == [[b"0", b"1", b"2"]] * 3
 
-    async def test_a_redrive_runs_with_all_that_was_gathered(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redriven_batch_runs_with_all_its_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(3))
         clock.advance(10)
         await settle(storage, ALICE, await claim_one(storage), Rejected(ERROR))
@@ -241,9 +243,7 @@ class CollectConformance(Conformance):
 
         assert unframed((await claim_one(storage)).job.payload) == [b"0", b"1", b"2"]
 
-    async def test_who_is_called_off_while_it_gathers_gathers_no_more(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_cancelled_batch_collects_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(2))
         await storage.revise([CancelJob(FIRST)])
         (receipt,) = await storage.enqueue([new_job("later", merge=COLLECTED, payload=b"later")])
@@ -255,7 +255,7 @@ class CollectConformance(Conformance):
         assert unframed((await record(storage, FIRST)).payload) == [b"0", b"1"]
 
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_what_was_gathered_goes_with_its_job(
+    async def test_collected_calls_are_deleted_with_their_batch(
         self, storage: Storage, clock: ManualClock, by_sweep: bool
     ) -> None:
         await storage.enqueue(calls(3, policy=Policy(result_ttl=5 * SECOND)))
@@ -271,7 +271,7 @@ class CollectConformance(Conformance):
         assert [receipt.made for receipt in await storage.enqueue(calls(3))] == ["created", "gathered", "gathered"]
         assert unframed((await record(storage, FIRST)).payload) == [b"0", b"1", b"2"]
 
-    async def test_an_id_whose_result_is_over_begins_anew(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_id_with_an_expired_result_starts_a_new_batch(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(3, policy=Policy(result_ttl=0)))
         clock.advance(10)
         lease = await claim_one(storage)
@@ -284,7 +284,7 @@ class CollectConformance(Conformance):
         assert again.fence > lease.fence
         assert unframed(again.job.payload) == [b"0", b"1"]
 
-    async def test_each_call_brings_its_time_to_live(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_call_extends_the_time_to_live_of_its_batch(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(1, ttl=15 * SECOND))
         clock.advance(9)
         await storage.enqueue(calls(2, ttl=15 * SECOND)[1:])
@@ -296,7 +296,7 @@ class CollectConformance(Conformance):
 
         assert (await claim_one(storage)).job.gathered == 2
 
-    async def test_who_is_too_old_to_start_gathers_no_more(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_expired_batch_collects_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(2, ttl=5 * SECOND))
         clock.advance(5)
         (receipt,) = await storage.enqueue([new_job("later", merge=COLLECTED)])
@@ -305,7 +305,7 @@ class CollectConformance(Conformance):
         assert await states(storage) == {"call-0": State.EXPIRED, "later": State.DELAYED}
         assert [event.id for event in await events_of(storage, JobExpired)] == ["call-0"]
 
-    async def test_what_is_due_but_has_not_begun_gathers_on(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_due_batch_collects_until_it_starts(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue(calls(1, FEW))
         clock.advance(10)
         await sweep_all(storage)
@@ -321,9 +321,7 @@ class CollectConformance(Conformance):
 
         assert (await claim_one(storage)).job.gathered == 3
 
-    async def test_who_waits_for_a_slot_gathers_on_and_keeps_its_place(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_parked_batch_collects_and_keeps_its_place(self, storage: Storage, clock: ManualClock) -> None:
         slot, key = Key("printer"), CollectKey("mails", 0, 3)
         await enqueue(storage, new_job("holder", keys=(slot,)))
         held = await claim_one(storage)
@@ -340,7 +338,9 @@ class CollectConformance(Conformance):
 
         assert (await claim_one(storage)).ref == FIRST
 
-    async def test_who_is_put_off_leaves_its_place_to_others(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_parked_batch_that_a_call_delays_leaves_its_place(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await storage.tune(Target("task", "add"), Settings(paused=True))
         await storage.enqueue(calls(1, FEW))
         clock.advance(10)
@@ -354,7 +354,7 @@ class CollectConformance(Conformance):
         assert await counted(storage) == {State.DELAYED: 1}
 
     @pytest.mark.parametrize("kept", [True, False])
-    async def test_a_sweep_forgets_jobs_by_how_many_calls_they_answer_for(
+    async def test_a_sweep_deletes_a_bounded_number_of_collected_calls(
         self, storage: Storage, clock: ManualClock, kept: bool
     ) -> None:
         key, policy = CollectKey("mails", 10 * SECOND, 400), Policy(on_expire="fail" if kept else "discard")
@@ -369,13 +369,13 @@ class CollectConformance(Conformance):
         assert [turn.more for turn in swept] == [True, not kept, not kept, False]
         assert await storage.get([call.ref for call in calls(1200)]) == [None] * 1200
 
-    async def test_an_operator_may_let_it_start_early(self, storage: Storage) -> None:
+    async def test_an_operator_can_start_a_batch_early(self, storage: Storage) -> None:
         await storage.enqueue(calls(2))
         await storage.revise([RescheduleJob(FIRST, delay=0)])
 
         assert unframed((await claim_one(storage)).job.payload) == [b"0", b"1"]
 
-    async def test_what_is_gathered_is_told_of_where_it_is_asked_for(self, storage: Storage) -> None:
+    async def test_collected_calls_are_recorded_as_events_on_request(self, storage: Storage) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(record=("collected",)))
         await storage.enqueue(calls(3))
         events = await events_of(storage, JobCollected)

@@ -94,7 +94,7 @@ class ConcurrencyKeysConformance(Conformance):
     """A key never exceeds its limit, releases the next job at once in its own order, and delays no other job."""
 
     @pytest.mark.statement(68, 70, 76)
-    async def test_no_more_of_a_key_run_than_its_limit_whoever_asks(self, storage: Storage) -> None:
+    async def test_at_most_the_limit_of_a_key_runs_across_workers(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(5, PAIR))
         held = [(ALICE, lease) for lease in await claim(storage, ALICE, room=10)]
 
@@ -113,7 +113,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await counted(storage) == {State.COMPLETED: 5}
 
     @pytest.mark.statement(68, 70)
-    async def test_of_a_singleton_one_runs_whoever_has_room(self, storage: Storage) -> None:
+    async def test_one_job_of_a_singleton_runs_at_a_time(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(12))
         leases = await claim(storage, room=10)
 
@@ -121,7 +121,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await claim(storage, BOB, room=10) == []
 
     @pytest.mark.statement(68, 76, 77)
-    async def test_claims_made_at_once_never_pass_a_limit(self, storage: Storage) -> None:
+    async def test_concurrent_claims_never_exceed_a_limit(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(40, Key("three", 3)))
         owners = [Owner(f"{number:016x}") for number in range(10)]
         answers = await asyncio.gather(*(claim(storage, owner, room=2) for owner in owners))
@@ -129,7 +129,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert sum(map(len, answers)) == 3
 
     @pytest.mark.statement(76, 77)
-    async def test_workers_in_several_threads_never_pass_a_limit_and_do_all_of_it(self, storage: Storage) -> None:
+    async def test_workers_in_threads_never_exceed_a_limit_and_finish_all_jobs(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(60, PAIR))
         running: set[Ref] = set()
         most = 0
@@ -178,7 +178,7 @@ class ConcurrencyKeysConformance(Conformance):
 
     @pytest.mark.fault("W-T12")
     @pytest.mark.statement(81)
-    async def test_who_came_later_does_not_pass_who_was_parked(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_later_job_does_not_overtake_a_parked_job(self, storage: Storage, clock: ManualClock) -> None:
         holder = await start(storage, new_job("holder", keys=(PRINTER,)))
         clock.advance(1)
         await enqueue(storage, new_job("z-parked", keys=(PRINTER,)))
@@ -189,7 +189,7 @@ class ConcurrencyKeysConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["z-parked"]
 
-    async def test_the_most_urgent_of_the_parked_goes_first(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_parked_job_with_the_best_score_starts_first(self, storage: Storage, clock: ManualClock) -> None:
         holder = await start(storage, new_job("holder", keys=(PRINTER,)))
         for name, boost in (("usual", 0), ("urgent", 60 * SECOND), ("idle", -60 * SECOND)):
             clock.advance(1)
@@ -205,7 +205,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert order_ == ["idle", "urgent", "usual"]
 
     @pytest.mark.statement(69, 77)
-    async def test_the_next_one_starts_in_the_very_exchange_that_makes_room(self, storage: Storage) -> None:
+    async def test_the_exchange_that_frees_a_slot_starts_the_next_job(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(3))
         lease = await claim_one(storage)
         await claim(storage, BOB)
@@ -216,7 +216,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await claim(storage, BOB) == []
 
     @pytest.mark.statement(24, 69)
-    async def test_who_makes_room_wakes_the_queue(self, storage: Storage) -> None:
+    async def test_a_freed_slot_wakes_the_queue(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2))
         lease = await claim_one(storage)
         await claim(storage, BOB)
@@ -229,7 +229,7 @@ class ConcurrencyKeysConformance(Conformance):
     @pytest.mark.fault("F3", "W-T13", "W-N8")
     @pytest.mark.statement(24, 69, 77)
     @pytest.mark.parametrize("outcome", WAYS_OUT, ids=lambda outcome: type(outcome).__name__)
-    async def test_whatever_ends_a_run_frees_its_slot_once(self, storage: Storage, outcome: Outcome) -> None:
+    async def test_every_outcome_frees_the_slot_of_a_run_once(self, storage: Storage, outcome: Outcome) -> None:
         lease = await start(storage, new_job("holder", keys=(PRINTER,)))
         await enqueue(storage, *keyed(3))
 
@@ -243,7 +243,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await claim(storage, ALICE) == []
         assert (await glance(storage)).parked == 2
 
-    async def test_a_run_handed_back_gets_its_slot_again_before_the_others(self, storage: Storage) -> None:
+    async def test_a_released_run_gets_its_slot_again_before_the_others(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(3))
         lease = await claim_one(storage)
         await claim(storage)
@@ -255,7 +255,7 @@ class ConcurrencyKeysConformance(Conformance):
     @pytest.mark.statement(24, 69, 77)
     @pytest.mark.parametrize("max_stalls", [0, 1])
     @pytest.mark.parametrize("cancelled", [False, True])
-    async def test_whatever_comes_of_a_stall_frees_its_slot_once(
+    async def test_every_decision_about_a_stall_frees_its_slot_once(
         self, storage: Storage, clock: ManualClock, max_stalls: int, cancelled: bool
     ) -> None:
         lease = await start(storage, new_job("holder", keys=(PRINTER,), stall=StallTerms(max_stalls=max_stalls)))
@@ -326,7 +326,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await claim(storage, BOB) == []
 
     @pytest.mark.statement(72)
-    async def test_of_a_crashed_singleton_exactly_one_goes_on(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_exactly_one_job_of_a_crashed_singleton_continues(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *(new_job(f"job-{n}", keys=(PRINTER,), stall=StallTerms(max_stalls=0)) for n in "abc"))
         await claim(storage)
         await recover(storage, clock)
@@ -351,7 +351,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [leased.ref.id for leased in await claim(storage, BOB)] == ["job-1"]
 
     @pytest.mark.statement(73)
-    async def test_a_resting_job_holds_no_slot(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_between_two_attempts_holds_no_slot(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *keyed(2))
         first = await claim_one(storage)
         await settle(storage, ALICE, first, RAISED)
@@ -366,7 +366,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage, BOB)] == ["job-0"]
 
     @pytest.mark.statement(71)
-    async def test_delayed_jobs_fall_due_while_a_singleton_runs(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_delayed_jobs_become_due_while_a_singleton_runs(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("holder", keys=(PRINTER,)))
         await enqueue(storage, new_job("later", keys=(PRINTER,), delay=5 * SECOND))
         clock.advance(5)
@@ -380,7 +380,7 @@ class ConcurrencyKeysConformance(Conformance):
 
     @pytest.mark.fault("W-T12", "W-N11")
     @pytest.mark.statement(80)
-    async def test_a_free_job_is_found_behind_150_that_are_not(self, storage: Storage) -> None:
+    async def test_a_claim_finds_a_free_job_behind_150_blocked_jobs(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(151), new_job("z-free"))
         await claim(storage, room=1)
         answer = await order(storage, BOB, room=1)
@@ -390,7 +390,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert (await glance(storage)).parked == 150
 
     @pytest.mark.statement(80, 82)
-    async def test_a_claim_looks_at_no_more_than_its_share_and_at_each_once(self, storage: Storage) -> None:
+    async def test_a_claim_inspects_a_bounded_number_of_jobs_and_each_once(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(SCAN_LIMIT + 51), new_job("z-free"))
         await claim(storage, room=1)
         parked: list[int] = []
@@ -412,7 +412,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert (answer.leases, answer.left, answer.next_due) == ((), False, None)
 
     @pytest.mark.statement(82)
-    async def test_a_blocked_job_is_nothing_to_ask_for_again(self, storage: Storage) -> None:
+    async def test_a_claim_does_not_report_blocked_jobs_as_left(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2))
         lease = await claim_one(storage)
         await claim(storage, BOB)
@@ -437,7 +437,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["job-0", "scan-0", "z-free"]
 
     @pytest.mark.statement(74)
-    async def test_a_key_means_something_within_its_queue_only(self, storage: Storage) -> None:
+    async def test_a_key_counts_within_its_queue_only(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2), *keyed(2, queue="mail"))
         answer = await order(storage, ALICE, QUEUE, "mail", room=5)
 
@@ -454,7 +454,7 @@ class ConcurrencyKeysConformance(Conformance):
 
         assert len(await claim(storage)) == 21
 
-    async def test_a_job_of_two_keys_takes_both_or_none(self, storage: Storage) -> None:
+    async def test_a_job_with_two_keys_takes_both_or_neither(self, storage: Storage) -> None:
         scanner = Key("scanner")
         holder = await start(storage, new_job("holder", keys=(scanner,)))
         await enqueue(storage, new_job("both", keys=(PRINTER, scanner)), new_job("printer", keys=(PRINTER,)))
@@ -468,7 +468,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await claim(storage) == []
         assert (await record(storage, Ref(QUEUE, "both"))).parked_under == "printer"
 
-    async def test_a_job_of_two_keys_is_parked_under_the_first_that_is_full(self, storage: Storage) -> None:
+    async def test_a_job_with_two_keys_is_parked_under_the_first_full_key(self, storage: Storage) -> None:
         scanner = Key("scanner")
         await enqueue(storage, new_job("a", keys=(PRINTER,)), new_job("b", keys=(scanner,)))
         await enqueue(storage, new_job("both", keys=(PRINTER, scanner)), new_job("turned", keys=(scanner, PRINTER)))
@@ -477,7 +477,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert (await record(storage, Ref(QUEUE, "both"))).parked_under == "printer"
         assert (await record(storage, Ref(QUEUE, "turned"))).parked_under == "scanner"
 
-    async def test_a_job_of_two_keys_gives_both_back(self, storage: Storage) -> None:
+    async def test_a_job_with_two_keys_frees_both(self, storage: Storage) -> None:
         scanner = Key("scanner")
         both = await start(storage, new_job("both", keys=(PRINTER, scanner)))
         await enqueue(storage, *keyed(2), *keyed(2, scanner, prefix="scan"))
@@ -488,7 +488,7 @@ class ConcurrencyKeysConformance(Conformance):
 
         assert {lease.ref.id for lease in await claim(storage)} == {"job-0", "scan-0"}
 
-    async def test_who_is_let_in_and_cannot_start_passes_its_turn_on(
+    async def test_a_released_job_that_cannot_start_passes_its_turn_on(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         scanner = Key("scanner")
@@ -505,7 +505,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert (await record(storage, Ref(QUEUE, "both"))).parked_under == "scanner"
 
     @pytest.mark.parametrize("way_off", WAYS_OFF, ids=["cancel", "delete", "reschedule"])
-    async def test_who_leaves_the_line_before_it_starts_passes_its_turn_on(
+    async def test_a_released_job_that_leaves_the_queue_passes_its_turn_on(
         self, storage: Storage, way_off: Callable[[Ref], Revision]
     ) -> None:
         await enqueue(storage, *keyed(3))
@@ -519,7 +519,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [leased.ref.id for leased in await claim(storage)] == ["job-2"]
 
     @pytest.mark.parametrize("way_off", WAYS_OFF, ids=["cancel", "delete", "reschedule"])
-    async def test_who_leaves_while_parked_frees_nobodys_slot(
+    async def test_a_parked_job_that_leaves_frees_no_slot_of_another(
         self, storage: Storage, way_off: Callable[[Ref], Revision]
     ) -> None:
         await enqueue(storage, *keyed(3))
@@ -535,7 +535,7 @@ class ConcurrencyKeysConformance(Conformance):
 
         assert [leased.ref.id for leased in await claim(storage)] == ["job-2"]
 
-    async def test_a_parked_job_waits_and_says_for_what(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_parked_job_shows_the_key_that_it_waits_for(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *keyed(2))
         await claim(storage)
         clock.advance(3)
@@ -555,7 +555,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await record(storage, Ref(QUEUE, "job-1")) == answer.leases[0].job
         assert (await glance(storage)).parked == 0
 
-    async def test_to_be_parked_is_nothing_to_tell(self, storage: Storage) -> None:
+    async def test_parking_records_no_event(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(3))
         await claim(storage)
         await claim(storage)
@@ -564,7 +564,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert await all_events(storage) == []
 
     @pytest.mark.statement(75, 79)
-    async def test_a_limit_raised_lets_more_in_at_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_raised_limit_releases_more_jobs_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *keyed(5))
         await claim(storage)
         clock.advance(1)
@@ -575,7 +575,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["job-1", "job-2"]
 
     @pytest.mark.statement(75, 79)
-    async def test_a_limit_lowered_lets_the_running_ones_finish(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lowered_limit_lets_running_jobs_finish(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *keyed(5, Key("printer", 3)))
         held = await claim(storage)
         clock.advance(1)
@@ -594,13 +594,13 @@ class ConcurrencyKeysConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["job-3"]
 
     @pytest.mark.statement(79)
-    async def test_the_latest_limit_counts_for_those_who_came_with_another(self, storage: Storage) -> None:
+    async def test_the_latest_limit_applies_to_jobs_enqueued_with_another(self, storage: Storage) -> None:
         await enqueue(storage, new_job("a", keys=(PAIR,)), new_job("b", keys=(Key("pair", 1),)))
 
         assert [lease.ref.id for lease in await claim(storage)] == ["a"]
         assert (await record(storage, Ref(QUEUE, "a"))).keys == (PAIR,)
 
-    async def test_an_enqueue_that_makes_nothing_sets_no_limit(self, storage: Storage) -> None:
+    async def test_an_enqueue_that_creates_no_job_sets_no_limit(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(3))
         receipts = await storage.enqueue([new_job("job-0", keys=(Key("printer", 3),))])
 
@@ -608,7 +608,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert len(await claim(storage)) == 1
 
     @pytest.mark.statement(77)
-    async def test_a_key_that_nobody_names_is_forgotten(self, storage: Storage) -> None:
+    async def test_a_key_without_jobs_is_forgotten(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2))
         for name in ("job-0", "job-1"):
             await storage.revise([CancelJob(Ref(QUEUE, name))])
@@ -653,7 +653,7 @@ class ConcurrencyKeysConformance(Conformance):
     @pytest.mark.fault("F3", "W-T13")
     @pytest.mark.statement(77, 78, 83)
     @pytest.mark.parametrize("seed", range(2))
-    async def test_after_a_thousand_random_steps_no_slot_is_lost_or_won(
+    async def test_a_thousand_random_steps_neither_lose_nor_add_a_slot(
         self, storage: Storage, clock: ManualClock, seed: int
     ) -> None:
         walk = Walk(storage, clock, Random(seed))

@@ -65,7 +65,7 @@ class CrashesConformance(Conformance):
 
     # ── quarantine ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_who_went_down_with_its_process_is_marked_until_it_has_run_to_an_end(self, storage: Storage) -> None:
+    async def test_a_job_of_a_died_process_is_quarantined_until_a_run_ends(self, storage: Storage) -> None:
         lease = await crashed(storage)
         waiting = await record(storage, lease.ref)
         listed = (await storage.find(Query())).jobs
@@ -80,7 +80,7 @@ class CrashesConformance(Conformance):
         assert running == again.job
         assert not (await record(storage, lease.ref)).quarantined
 
-    async def test_a_mark_lasts_while_its_run_is_renewed_suspected_and_taken(
+    async def test_quarantine_outlasts_renewal_suspicion_and_reclaim_of_the_run(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await crashed(storage)
@@ -97,20 +97,20 @@ class CrashesConformance(Conformance):
         assert (await record(storage, again.ref)).quarantined
 
     @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Unknown()])
-    async def test_a_run_that_came_to_nothing_leaves_the_mark(self, storage: Storage, outcome: Outcome) -> None:
+    async def test_an_inconclusive_run_leaves_the_job_in_quarantine(self, storage: Storage, outcome: Outcome) -> None:
         await crashed(storage)
         await settle(storage, ALICE, await claim_one(storage), outcome)
 
         assert (await claim_one(storage)).job.quarantined
 
     @pytest.mark.parametrize("outcome", [RAISED, Snoozed(SECOND), Rejected(ERROR), RETURNED, Stalled("no_progress")])
-    async def test_a_run_that_ended_by_itself_takes_the_mark_away(self, storage: Storage, outcome: Outcome) -> None:
+    async def test_a_run_that_ended_by_itself_ends_the_quarantine(self, storage: Storage, outcome: Outcome) -> None:
         lease = await crashed(storage)
         await settle(storage, ALICE, await claim_one(storage), outcome)
 
         assert not (await record(storage, lease.ref)).quarantined
 
-    async def test_what_is_put_back_for_later_is_marked_through_all_that_becomes_of_it(
+    async def test_a_delayed_job_in_quarantine_keeps_it_through_every_change(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
@@ -126,7 +126,7 @@ class CrashesConformance(Conformance):
         assert all(job.quarantined for job in (delayed, moved, promoted))
         assert (await claim_one(storage)).job.quarantined
 
-    async def test_nobody_who_is_over_is_marked(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_no_terminal_job_is_quarantined(self, storage: Storage, clock: ManualClock) -> None:
         cancelled = await crashed(storage, new_job(queue="cancelled"))
         expired = await crashed(storage, new_job(queue="expired", ttl=9 * SECOND))
         failed = await crashed(storage, new_job(queue="failed"))
@@ -144,7 +144,7 @@ class CrashesConformance(Conformance):
 
         assert not any(lease.job.quarantined for lease in again)
 
-    async def test_a_job_that_is_asked_to_stop_is_over_and_not_put_back_into_quarantine(self, storage: Storage) -> None:
+    async def test_a_put_back_with_a_cancel_request_ends_the_job(self, storage: Storage) -> None:
         await crashed(storage)
         lease = await claim_one(storage)
         await storage.revise([CancelJob(lease.ref, "enough")])
@@ -155,7 +155,7 @@ class CrashesConformance(Conformance):
         assert asked.quarantined
         assert (job.state, job.quarantined) == (State.CANCELLED, False)
 
-    async def test_a_late_settlement_neither_marks_nor_unmarks(self, storage: Storage) -> None:
+    async def test_a_late_settlement_changes_no_quarantine(self, storage: Storage) -> None:
         lease = await crashed(storage)
         marked = await settle(storage, ALICE, lease)
         again = await claim_one(storage, BOB)
@@ -169,7 +169,7 @@ class CrashesConformance(Conformance):
     # ── put-backs by workers that failed ──────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("outcome", [FAILED_WORKER, Interrupted("shutdown", begun=True, stopping=False)])
-    async def test_every_second_counted_put_back_in_a_row_is_a_stall_and_max_count_holds(
+    async def test_every_second_counted_put_back_in_a_row_is_charged_as_a_stall(
         self, storage: Storage, outcome: Interrupted
     ) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=1)))
@@ -211,7 +211,7 @@ class CrashesConformance(Conformance):
         ],
         ids=repr,
     )
-    async def test_a_put_back_that_does_not_count_is_never_charged_and_leaves_the_free_one_as_it_was(
+    async def test_an_uncounted_put_back_is_free_and_leaves_the_free_one_unused(
         self, storage: Storage, outcome: Outcome
     ) -> None:
         lease = await start(storage)
@@ -229,7 +229,7 @@ class CrashesConformance(Conformance):
         assert job.put_back_used
 
     @pytest.mark.parametrize("outcome", [RAISED, Stalled("no_progress"), Stalled("process_died")], ids=repr)
-    async def test_a_charge_between_two_counted_put_backs_makes_the_second_free_again(
+    async def test_a_charge_between_two_counted_put_backs_makes_the_second_free(
         self, storage: Storage, clock: ManualClock, outcome: Outcome
     ) -> None:
         await settle(storage, ALICE, await start(storage), FAILED_WORKER)
@@ -243,7 +243,7 @@ class CrashesConformance(Conformance):
         assert (job.state, job.releases, job.put_back_used) == (State.WAITING, 2, True)
         assert job.failures + job.stalls == 1
 
-    async def test_a_used_put_back_is_known_while_its_next_run_is_renewed_and_taken(
+    async def test_a_used_put_back_stays_recorded_through_renewal_and_reclaim(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await settle(storage, ALICE, await start(storage), structs.replace(FAILED_WORKER, delay=5 * SECOND))
@@ -260,9 +260,7 @@ class CrashesConformance(Conformance):
         assert beaten.put_back_used
         assert taken.lease.job.put_back_used
 
-    async def test_the_free_put_back_of_a_job_that_is_over_is_there_again(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_terminal_job_has_its_free_put_back_again(self, storage: Storage, clock: ManualClock) -> None:
         names = ("cancelled", "expired", "failed", "completed")
         refs = [new_job(queue=name).ref for name in names]
         for name in names:
@@ -282,7 +280,7 @@ class CrashesConformance(Conformance):
         assert [job.state for job in over] == [State.CANCELLED, State.EXPIRED, State.FAILED, State.COMPLETED]
         assert not any(job.put_back_used for job in (*over, *again))
 
-    async def test_an_error_that_tells_of_a_shortage_is_put_back_once_uncharged(
+    async def test_an_error_about_a_shortage_is_put_back_once_uncharged(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         shortage = structs.replace(RAISED, shortage=True)
@@ -302,7 +300,7 @@ class CrashesConformance(Conformance):
 
     # ── where a handler was ───────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_where_a_handler_is_stands_with_its_run_until_it_is_told_anew(self, storage: Storage) -> None:
+    async def test_a_run_keeps_its_last_trace_until_a_beat_brings_another(self, storage: Storage) -> None:
         lease = await start(storage)
         before = await trace(storage, lease.ref)
         # The first renewal, a usual one, and one that carries more than the trace.
@@ -319,9 +317,7 @@ class CrashesConformance(Conformance):
         assert before is None
         assert seen == [HERE, HERE, THERE, THERE, ""]
 
-    async def test_where_a_handler_is_hurts_nothing_else_of_its_beat(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_trace_changes_nothing_else_of_its_beat(self, storage: Storage, clock: ManualClock) -> None:
         first, second = await start(storage, new_job("first")), await start(storage, new_job("second"))
         for _ in range(2):
             clock.advance(5)
@@ -337,7 +333,9 @@ class CrashesConformance(Conformance):
 
         assert [await trace(storage, lease.ref) for lease in (first, second)] == [HERE, None]
 
-    async def test_who_only_asks_tells_where_it_is_all_the_same(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_renewal_that_extends_nothing_still_stores_its_trace(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         clock.advance(5)
         seen = await traced(storage, LeaseRenewal(lease.ref, lease.fence, extend=False, trace=HERE))
@@ -345,7 +343,7 @@ class CrashesConformance(Conformance):
         assert seen == HERE
         assert await record(storage, lease.ref) == lease.job
 
-    async def test_a_refused_beat_tells_nobody_where_its_handler_is(self, storage: Storage) -> None:
+    async def test_a_refused_beat_stores_no_trace(self, storage: Storage) -> None:
         old = await crashed(storage)
         new = await claim_one(storage, BOB)
         late = LeaseRenewal(old.ref, old.fence, trace=HERE)
@@ -359,7 +357,7 @@ class CrashesConformance(Conformance):
         assert await trace(storage, new.ref) == THERE
 
     @pytest.mark.parametrize("died", [True, False])
-    async def test_who_takes_a_run_reads_where_it_was_and_then_it_is_forgotten(
+    async def test_a_reclaim_returns_the_trace_and_its_settlement_deletes_it(
         self, storage: Storage, clock: ManualClock, died: bool
     ) -> None:
         lease = await start(storage)
@@ -383,7 +381,7 @@ class CrashesConformance(Conformance):
         assert [run.trace for run in runs] == [None, None]
 
     @pytest.mark.parametrize("outcome", [RETURNED, RAISED, Rejected(ERROR), Interrupted("shutdown")])
-    async def test_where_a_handler_was_is_forgotten_with_its_end(self, storage: Storage, outcome: Outcome) -> None:
+    async def test_a_settlement_deletes_the_trace_of_its_run(self, storage: Storage, outcome: Outcome) -> None:
         lease = await start(storage)
 
         assert await traced(storage, LeaseRenewal(lease.ref, lease.fence, trace=HERE)) == HERE
@@ -392,9 +390,7 @@ class CrashesConformance(Conformance):
 
         assert [run.trace for run in (await look(storage, lease.ref)).runs] == [None]
 
-    async def test_where_a_handler_is_stands_through_suspicion_and_a_wish_to_stop(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_trace_outlasts_suspicion_and_a_cancel_request(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, trace=HERE),)))
         await storage.revise([CancelJob(lease.ref)])
@@ -406,7 +402,7 @@ class CrashesConformance(Conformance):
         assert suspected.runs[-1].trace == HERE
         assert await trace(storage, lease.ref) == THERE
 
-    async def test_as_much_is_kept_of_each_as_may_be_told(self, storage: Storage) -> None:
+    async def test_traces_of_the_maximum_length_are_kept_in_full(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(60))
         leases = await claim(storage)
         texts = [f"{number:02}" + "☃" * (TRACE_KEPT - 2) for number in range(60)]
@@ -423,7 +419,7 @@ class CrashesConformance(Conformance):
 
     # ── how a worker is ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_a_beat_tells_how_its_worker_is(self, storage: Storage) -> None:
+    async def test_a_beat_stores_the_state_of_its_worker(self, storage: Storage) -> None:
         await storage.renew(
             RenewRequest(ALICE, worker=WorkerInfo(concurrency=10, lag=250_000, memory=9 << 30, quiet=True))
         )
@@ -438,7 +434,7 @@ class CrashesConformance(Conformance):
         assert held_up.unstopped == (Ref("default", "1"), Ref("other", "é"))
         assert idle.unstopped == ()
 
-    async def test_who_renews_for_a_worker_that_hangs_does_not_speak_for_it(
+    async def test_an_external_renewal_does_not_report_the_worker_as_alive(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
@@ -459,13 +455,13 @@ class CrashesConformance(Conformance):
         assert (await record(storage, lease.ref)).heard_at == clock.now()
         assert [(event.owner, event.blocked_for, event.stack) for event in hung_events] == [(ALICE.id, 5.0, HERE)]
 
-    async def test_who_renews_for_a_worker_that_was_never_seen_makes_none_up(self, storage: Storage) -> None:
+    async def test_an_external_renewal_creates_no_unknown_worker(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence),)))
 
         assert (await storage.survey()).workers == ()
 
-    async def test_a_worker_is_told_its_orders_with_each_beat_until_it_is_gone(self, storage: Storage) -> None:
+    async def test_each_beat_returns_the_orders_of_its_worker_until_it_leaves(self, storage: Storage) -> None:
         target = Target("worker", ALICE.id)
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         before = await orders(storage)
@@ -483,7 +479,7 @@ class CrashesConformance(Conformance):
         assert fewer == last.orders == ("stop",)
         assert await orders(storage) == ()
 
-    async def test_the_orders_of_a_worker_that_vanished_are_forgotten_with_its_record(
+    async def test_the_orders_of_a_lost_worker_are_deleted_with_its_record(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))

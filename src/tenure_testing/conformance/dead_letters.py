@@ -141,7 +141,7 @@ class DeadLettersConformance(Conformance):
         assert await found("mail") == {"mail"}
         assert await found("mail", "add") == {"mail", "add"}
 
-    async def test_all_that_is_asked_for_must_hold(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_all_conditions_of_a_query_must_hold(self, storage: Storage, clock: ManualClock) -> None:
         begin = clock.now()
         cases: tuple[tuple[str, tuple[str, ...], Outcome], ...] = (
             ("mail", ("eu",), RAISED),
@@ -165,7 +165,7 @@ class DeadLettersConformance(Conformance):
 
         assert [job.id for job in (await storage.find(query)).jobs] == ["job-0"]
 
-    async def test_pages_of_what_is_asked_for_join(self, storage: Storage) -> None:
+    async def test_pages_of_a_filtered_query_join(self, storage: Storage) -> None:
         await enqueue(
             storage,
             *(
@@ -198,7 +198,7 @@ class DeadLettersConformance(Conformance):
         assert len(await events_of(storage, JobRedriven)) == 1
         assert len(await claim(storage)) == 1
 
-    async def test_a_redriven_job_whose_record_could_not_be_read_still_does_not_run(self, storage: Storage) -> None:
+    async def test_a_redriven_job_with_an_unreadable_record_still_does_not_run(self, storage: Storage) -> None:
         for name, keys in (("plain", ()), ("keyed", (Key("k", 1),))):
             lease = await start(storage, new_job(name, keys=keys, policy=ONCE))
             error = unreadable_record("headers: garbage")
@@ -212,7 +212,7 @@ class DeadLettersConformance(Conformance):
             assert again.job.unreadable == "headers: garbage"
             assert await settle(storage, ALICE, again, Unreadable(error)) == "done"
 
-    async def test_a_redrive_wakes_the_queue_and_who_waits_for_the_job(self, storage: Storage) -> None:
+    async def test_a_redrive_wakes_the_queue_and_listeners_of_the_job(self, storage: Storage) -> None:
         for topic in (queue_topic(QUEUE), job_topic(new_job().ref)):
             lease = await start(storage)
             await settle(storage, ALICE, lease, Rejected(ERROR))
@@ -221,7 +221,7 @@ class DeadLettersConformance(Conformance):
             notices.close()
             await storage.revise([DeleteJob(lease.ref)])
 
-    async def test_a_redrive_put_off_is_due_in_its_turn(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_delayed_redrive_becomes_due_after_its_delay(self, storage: Storage, clock: ManualClock) -> None:
         for name in ("first", "second"):
             await settle(storage, ALICE, await start(storage, new_job(name, policy=ONCE)), RAISED)
         clock.advance(5)
@@ -239,7 +239,7 @@ class DeadLettersConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["second", "a-later", "first"]
 
-    async def test_a_paced_redrive_lets_them_go_one_by_one(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_paced_redrive_releases_jobs_one_by_one(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(4))
         for lease in await claim(storage):
             await settle(storage, ALICE, lease, Rejected(ERROR))
@@ -251,7 +251,9 @@ class DeadLettersConformance(Conformance):
 
         assert turns == [["job-0000"], ["job-0001"], ["job-0002"], ["job-0003"]]
 
-    async def test_a_redriven_job_begins_anew_and_remembers(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redriven_job_has_fresh_budgets_and_keeps_its_runs(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         job = new_job(policy=RULED, stall=StallTerms(max_stalls=5))
         await enqueue(storage, job)
         await claim_one(storage)
@@ -272,7 +274,7 @@ class DeadLettersConformance(Conformance):
         assert [run.number for run in detail.runs] == [1, 2, 3, 4]
         assert detail.job.created == dead.created
 
-    async def test_what_was_cancelled_or_expired_goes_back_too(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_cancelled_and_expired_jobs_can_be_redriven(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("cancelled"), new_job("expired", ttl=1))
         await storage.revise([CancelJob(Ref(QUEUE, "cancelled"), "enough", "ops")])
         clock.advance(1)
@@ -290,7 +292,7 @@ class DeadLettersConformance(Conformance):
 
     # ── by a rule ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_a_rule_redrives_after_its_time_twice_as_late_each_time_and_only_so_often(
+    async def test_a_rule_redrives_with_doubling_delays_up_to_its_count(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job(policy=RULED))
@@ -324,14 +326,14 @@ class DeadLettersConformance(Conformance):
         assert len(await events_of(storage, JobFailed)) == 3
 
     @pytest.mark.parametrize("outcome", [RAISED, TimedOut(ERROR)], ids=["raised", "timed out"])
-    async def test_a_rule_is_for_what_another_time_may_change(self, storage: Storage, outcome: Outcome) -> None:
+    async def test_a_rule_redrives_raised_and_timed_out_jobs(self, storage: Storage, outcome: Outcome) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, outcome)
 
         assert (await record(storage, lease.ref)).redrive_at is not None
 
     @pytest.mark.parametrize("died", [False, True])
-    async def test_a_rule_is_for_what_stalled_too(self, storage: Storage, clock: ManualClock, died: bool) -> None:
+    async def test_a_rule_redrives_stalled_jobs(self, storage: Storage, clock: ManualClock, died: bool) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE, stall=StallTerms(max_stalls=0)))
         await lose(storage, clock, died)
         dead = await record(storage, lease.ref)
@@ -344,7 +346,7 @@ class DeadLettersConformance(Conformance):
         assert ((await record(storage, lease.ref)).state, len(await claim(storage))) == (State.WAITING, 1)
 
     @pytest.mark.parametrize("outcome", NO_MATTER_OF_TIME, ids=lambda outcome: type(outcome).__name__)
-    async def test_a_rule_is_not_for_what_is_final(
+    async def test_a_rule_does_not_redrive_rejected_jobs(
         self, storage: Storage, clock: ManualClock, outcome: Outcome
     ) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
@@ -357,7 +359,7 @@ class DeadLettersConformance(Conformance):
         assert await record(storage, lease.ref) == before
 
     @pytest.mark.parametrize("died", [False, True])
-    async def test_a_rule_is_not_for_what_must_not_run_twice(
+    async def test_a_rule_does_not_redrive_jobs_that_must_not_run_twice(
         self, storage: Storage, clock: ManualClock, died: bool
     ) -> None:
         policy = Policy(on_worker_lost="fail", redrive=Redriving(after=MINUTE, times=3))
@@ -369,7 +371,7 @@ class DeadLettersConformance(Conformance):
 
         assert (job.state, job.redrive_at) == (State.FAILED, None)
 
-    async def test_a_job_without_a_rule_stays_where_it_is(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_failed_job_without_a_rule_stays_failed(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(policy=ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(29 * 86_400)
@@ -377,7 +379,7 @@ class DeadLettersConformance(Conformance):
 
         assert (await record(storage, lease.ref)).state is State.FAILED
 
-    async def test_a_person_may_come_before_the_rule(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_operator_can_redrive_before_the_rule(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(30)
@@ -396,7 +398,9 @@ class DeadLettersConformance(Conformance):
         assert (await record(storage, lease.ref)).state is State.WAITING
         assert [event.by for event in await events_of(storage, JobRedriven)] == ["ops", "rule"]
 
-    async def test_a_person_gives_the_rule_its_times_again(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redrive_by_an_operator_resets_the_count_of_the_rule(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(60)
@@ -412,7 +416,7 @@ class DeadLettersConformance(Conformance):
         assert (dead.redrives, dead.redrive_at) == (0, clock.now() + MINUTE)
 
     @pytest.mark.parametrize("way_off", [DeleteJob, RedriveJob], ids=["delete", "redrive"])
-    async def test_a_rule_leaves_alone_what_is_dead_no_more(
+    async def test_a_rule_ignores_jobs_that_are_no_longer_failed(
         self, storage: Storage, clock: ManualClock, way_off: Callable[[Ref], DeleteJob | RedriveJob]
     ) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
@@ -426,7 +430,7 @@ class DeadLettersConformance(Conformance):
         assert swept.did["redriven"] == 0
         assert await claim(storage) == []
 
-    async def test_a_rule_acts_once_whoever_sweeps(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_rule_acts_once_with_two_reapers(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(60)
@@ -466,7 +470,7 @@ class DeadLettersConformance(Conformance):
 
         assert (await claim_one(storage)).run == 2
 
-    async def test_a_redriven_job_is_refused_to_whoever_asks_late(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_second_redrive_is_refused(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(policy=RULED_ONCE))
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(60)

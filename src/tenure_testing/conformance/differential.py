@@ -87,7 +87,7 @@ class DifferentialConformance(Conformance):
     one_log = True
 
     @pytest.mark.parametrize("seed", range(20))
-    async def test_any_history_is_the_models(self, storage: Storage, clock: ManualClock, seed: int) -> None:
+    async def test_any_history_equals_that_of_the_model(self, storage: Storage, clock: ManualClock, seed: int) -> None:
         history = History(storage, clock, Random(seed), one_log=self.one_log)
         for _ in range(STEPS):
             await history.step()

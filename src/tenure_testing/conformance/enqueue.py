@@ -45,7 +45,7 @@ STRANGE_IDS = (
 class EnqueueConformance(Conformance):
     """Each job is stored once, completely, and in its place in the queue."""
 
-    async def test_a_job_is_remembered_as_it_was_wished_for(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_enqueued_job_is_stored_with_all_its_fields(self, storage: Storage, clock: ManualClock) -> None:
         job = NewJob(
             queue="reports",
             id="wish",
@@ -111,14 +111,14 @@ class EnqueueConformance(Conformance):
         assert (kept.starts, kept.failures, kept.stalls, kept.releases, kept.fence) == (0, 0, 0, 0, 0)
         assert (kept.owner, kept.lease_until, kept.started, kept.finished) == (None, None, None, None)
 
-    async def test_a_claim_hands_out_the_job_whole(self, storage: Storage) -> None:
+    async def test_a_claim_returns_the_whole_job(self, storage: Storage) -> None:
         payload = bytes(range(256)) * 4096
         lease = await start(storage, new_job(payload=payload))
 
         assert lease.job.payload == payload
         assert lease.job == await record(storage, lease.ref)
 
-    async def test_a_known_id_makes_nothing_new(self, storage: Storage) -> None:
+    async def test_a_known_id_creates_no_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job(payload=b"first"))
         receipts = await storage.enqueue([new_job(payload=b"second", delay=5 * SECOND)])
 
@@ -135,7 +135,7 @@ class EnqueueConformance(Conformance):
         assert [receipt.ref for receipt in receipts] == [job.ref for job in new_jobs(4)]
         assert len(await claim(storage)) == 4
 
-    async def test_a_job_named_twice_in_one_call_is_made_once(self, storage: Storage) -> None:
+    async def test_an_id_twice_in_one_call_creates_one_job(self, storage: Storage) -> None:
         receipts = await storage.enqueue([new_job(payload=b"first"), new_job(payload=b"second")])
 
         assert [receipt.made for receipt in receipts] == ["created", "duplicate"]
@@ -150,7 +150,7 @@ class EnqueueConformance(Conformance):
         assert [during[0].made, after[0].made] == ["duplicate", "duplicate"]
         assert await claim(storage) == []
 
-    async def test_an_id_means_something_within_its_queue_only(self, storage: Storage) -> None:
+    async def test_an_id_counts_within_its_queue_only(self, storage: Storage) -> None:
         await enqueue(storage, new_job(queue="mail", payload=b"mail"), new_job(queue="reports", payload=b"reports"))
         mail = await claim_one(storage, queue="mail")
         await settle(storage, ALICE, mail)
@@ -159,7 +159,7 @@ class EnqueueConformance(Conformance):
         assert (await record(storage, Ref("reports", "job"))).state is State.WAITING
         assert (await claim_one(storage, queue="reports")).job.payload == b"reports"
 
-    async def test_nothing_enqueued_is_nothing_remembered(self, storage: Storage) -> None:
+    async def test_an_empty_enqueue_stores_nothing(self, storage: Storage) -> None:
         assert await storage.enqueue([]) == []
         assert (await storage.find(Query())).jobs == ()
 
@@ -194,7 +194,9 @@ class EnqueueConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["z-older", "a-younger"]
 
     @pytest.mark.fault("W-T10", "W-B12")
-    async def test_a_boost_overtakes_what_is_less_older(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_boost_overtakes_jobs_that_are_older_by_less_than_it(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await enqueue(storage, new_job("old"))
         clock.advance(1)
         await enqueue(storage, new_job("middle"))
@@ -211,7 +213,7 @@ class EnqueueConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["usual", "idle"]
 
-    async def test_a_delayed_job_falls_due_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_delayed_job_is_due_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(delay=5 * SECOND))
         clock.advance(4.999_999)
 
@@ -222,7 +224,7 @@ class EnqueueConformance(Conformance):
 
         assert (await claim_one(storage)).job.run_at == clock.now()
 
-    async def test_an_instant_is_taken_as_it_is_given(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_due_time_is_stored_unchanged(self, storage: Storage, clock: ManualClock) -> None:
         at = clock.now() + 1_234_567
         await enqueue(storage, new_job(run_at=at))
 
@@ -241,7 +243,7 @@ class EnqueueConformance(Conformance):
         # A `run_at` in the past gives no priority: the job counts from its enqueue time.
         assert [lease.ref.id for lease in await claim(storage)] == ["usual", "past"]
 
-    async def test_what_fell_due_earlier_goes_before_what_came_later(
+    async def test_a_job_due_earlier_starts_before_a_job_enqueued_later(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("z-delayed", delay=5 * SECOND))
@@ -250,7 +252,7 @@ class EnqueueConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["z-delayed", "a-later"]
 
-    async def test_many_delayed_jobs_all_fall_due(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_many_delayed_jobs_all_become_due(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *(new_job(f"job-{number:03}", delay=SECOND) for number in range(250)))
         clock.advance(1)
         claimed: list[str] = []
@@ -268,7 +270,9 @@ class EnqueueConformance(Conformance):
     @pytest.mark.fault("W-P5", "W-P18")
     @pytest.mark.statement(120)
     @pytest.mark.parametrize("name", STRANGE_IDS, ids=range(len(STRANGE_IDS)))
-    async def test_a_strange_id_lives_a_whole_life(self, storage: Storage, clock: ManualClock, name: str) -> None:
+    async def test_a_job_with_an_unusual_id_passes_through_all_verbs(
+        self, storage: Storage, clock: ManualClock, name: str
+    ) -> None:
         job = new_job(name, queue=name)
         lease = await start(storage, job)
         pulse = await beat(storage, ALICE, [lease])
@@ -287,7 +291,7 @@ class EnqueueConformance(Conformance):
 
     @pytest.mark.fault("W-P15")
     @pytest.mark.statement(120)
-    async def test_ids_that_look_alike_stay_apart(self, storage: Storage) -> None:
+    async def test_ids_that_look_alike_are_different(self, storage: Storage) -> None:
         names = ["a", "A", "a ", "a:", "a/", "ä", "a\u0308", "1", "01", "1.0"]
         await enqueue(storage, *(new_job(name) for name in names))
 

@@ -111,14 +111,14 @@ class EventsConformance(Conformance):
     # ── by default ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize(("outcome", "name"), OUTCOMES)
-    async def test_each_settlement_is_told_in_one_event(self, storage: Storage, outcome: Outcome, name: str) -> None:
+    async def test_each_settlement_records_one_event(self, storage: Storage, outcome: Outcome, name: str) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, outcome)
         await settle(storage, ALICE, lease, outcome)
 
         assert names(await all_events(storage)) == [name]
 
-    async def test_each_stall_is_told_in_one_event_and_a_failure_in_one_more(
+    async def test_each_stall_records_one_event_and_a_failure_another(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await start(storage)
@@ -128,7 +128,7 @@ class EventsConformance(Conformance):
 
         assert names(await all_events(storage)) == ["stalled", "stalled", "failed"]
 
-    async def test_each_move_of_an_operator_is_told_in_one_event(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_change_by_an_operator_records_one_event(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=2 * SECOND))
         ref = new_job().ref
         await storage.revise([CancelJob(ref), CancelJob(ref), RedriveJob(ref), RedriveJob(ref)])
@@ -139,7 +139,7 @@ class EventsConformance(Conformance):
 
         assert names(await all_events(storage)) == ["cancelled", "redriven", "expired", "redriven", "deleted"]
 
-    async def test_a_deletion_says_who_did_it_and_what_it_was(self, storage: Storage) -> None:
+    async def test_a_deletion_event_names_the_caller_and_the_old_state(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
         await storage.revise([DeleteJob(lease.ref, "ops")])
@@ -148,7 +148,7 @@ class EventsConformance(Conformance):
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
         assert (event.by, event.was) == ("ops", "completed")
 
-    async def test_a_redrive_says_who_did_it_and_what_it_was(self, storage: Storage) -> None:
+    async def test_a_redrive_event_names_the_caller_and_the_old_state(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=ONCE))
         await settle(storage, ALICE, lease, RAISED)
         await storage.revise([RedriveJob(lease.ref, "ops", delay=SECOND)])
@@ -157,7 +157,7 @@ class EventsConformance(Conformance):
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
         assert (event.by, event.was) == ("ops", "failed")
 
-    async def test_an_expiry_says_how_long_and_how_old_and_what_came_of_it(
+    async def test_an_expiry_event_has_the_wait_the_limit_and_the_action(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job(ttl=90 * SECOND, policy=Policy(on_expire="discard")))
@@ -169,7 +169,7 @@ class EventsConformance(Conformance):
         assert (event.ttl, event.age, event.on_expire) == (90.0, 100.25, "discard")
         assert event.at == moment(clock.now())
 
-    async def test_a_pause_says_who_did_it(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_pause_event_names_the_caller(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(paused=True), by="ops")
         clock.advance(1)
         await storage.tune(THIS_QUEUE, Settings(paused=False))
@@ -182,12 +182,12 @@ class EventsConformance(Conformance):
 
     # ── on request ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_nobody_is_told_what_nobody_asked_for(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_optional_events_are_not_recorded_by_default(self, storage: Storage, clock: ManualClock) -> None:
         await a_whole_life(storage, clock)
 
         assert names(await all_events(storage)) == ["retried", "stalled", "completed"]
 
-    async def test_a_queue_records_all_that_it_is_asked_to(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_queue_records_all_requested_events(self, storage: Storage, clock: ManualClock) -> None:
         settings = await storage.tune(THIS_QUEUE, Settings(record=ALL))
         await a_whole_life(storage, clock)
 
@@ -207,7 +207,7 @@ class EventsConformance(Conformance):
         ]
 
     @pytest.mark.parametrize("name", ALL)
-    async def test_a_queue_records_nothing_but_what_it_is_asked_to(
+    async def test_a_queue_records_only_the_requested_optional_events(
         self, storage: Storage, clock: ManualClock, name: OnRequest
     ) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=(name,)))
@@ -215,7 +215,9 @@ class EventsConformance(Conformance):
 
         assert set(names(await all_events(storage))) == {"retried", "stalled", "completed", name}
 
-    async def test_one_queue_records_for_itself_only(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_request_to_record_events_counts_for_its_queue_only(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await storage.tune(Target("queue", "mail"), Settings(record=ALL))
         await storage.tune(Target("task", "add"), Settings(record=ALL))
         await a_whole_life(storage, clock)
@@ -226,7 +228,7 @@ class EventsConformance(Conformance):
 
         assert [event.queue for event in await events_of(storage, JobEnqueued)] == ["mail"]
 
-    async def test_a_queue_can_be_told_to_record_no_more(self, storage: Storage) -> None:
+    async def test_recording_optional_events_can_be_switched_off(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("enqueued", "started")))
         await start(storage, new_job("first"))
         await storage.tune(THIS_QUEUE, Settings(paused=False))
@@ -237,7 +239,7 @@ class EventsConformance(Conformance):
         assert settings.record == ()
         assert ids(await all_events(storage)) == ["first", "first", "second", "second"]
 
-    async def test_what_is_recorded_outlives_the_connection(self, storage: Storage) -> None:
+    async def test_the_choice_of_recorded_events_outlives_the_connection(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("started",)))
         await storage.close()
         await storage.open()
@@ -245,7 +247,7 @@ class EventsConformance(Conformance):
 
         assert names(await all_events(storage)) == ["started"]
 
-    async def test_an_enqueue_says_when_it_is_due(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_enqueue_event_has_the_due_time(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("enqueued",)))
         await enqueue(storage, new_job("now"), new_job("later", delay=90 * SECOND, priority=3, boost=180 * SECOND))
         await storage.enqueue([new_job("now")])
@@ -255,7 +257,7 @@ class EventsConformance(Conformance):
         assert (now.due_at, now.at) == (moment(clock.now()), moment(clock.now()))
         assert (later.due_at, later.priority) == (moment(clock.now() + 90 * SECOND), 3)
 
-    async def test_a_new_time_or_priority_says_whose_wish_it_was(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_reschedule_event_names_the_caller(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("rescheduled",)))
         await enqueue(storage, new_job())
         clock.advance(1)
@@ -267,7 +269,7 @@ class EventsConformance(Conformance):
         assert (first.id, first.run, first.due_at, first.priority, first.by) == ("job", 0, moment(due), 5, "ops")
         assert (second.due_at, second.priority, second.by) == (moment(clock.now() + 10 * SECOND), 5, None)
 
-    async def test_a_start_says_who_runs_it(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_start_event_names_the_owner(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("started",)))
         first = await start(storage)
         await settle(storage, ALICE, first, RAISED)
@@ -281,7 +283,7 @@ class EventsConformance(Conformance):
         assert (second_event.run, second_event.attempt, second_event.owner) == (2, 2, BOB.id)
         assert (second_event.fence, second_event.redelivered) == (second.fence, True)
 
-    async def test_progress_is_told_as_it_comes(self, storage: Storage) -> None:
+    async def test_each_progress_report_records_an_event(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("progressed",)))
         lease = await start(storage)
         for progress, note in ((0.25, "a quarter"), (None, None), (0.5, None)):
@@ -298,7 +300,7 @@ class EventsConformance(Conformance):
             ("job", 1, 0.5, None),
         ]
 
-    async def test_a_suspicion_says_whose_silence_it_is(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_suspicion_event_names_the_owner(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("suspected",)))
         lease = await start(storage)
         await watch(storage, clock, 20)
@@ -310,7 +312,7 @@ class EventsConformance(Conformance):
         assert second.silent_for == 20.0
 
     @pytest.mark.parametrize(("name", "last_move"), LAST_MOVES)
-    async def test_a_queue_is_drained_by_whatever_ends_its_last_job(
+    async def test_a_queue_is_drained_when_its_last_job_ends_in_any_way(
         self, storage: Storage, name: str, last_move: Callable[[Ref], Revision]
     ) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
@@ -368,7 +370,7 @@ class EventsConformance(Conformance):
 
         assert len(await events_of(storage, QueueDrained)) == 1
 
-    async def test_to_delete_what_is_over_drains_no_queue(self, storage: Storage) -> None:
+    async def test_deleting_a_terminal_job_drains_no_queue(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
         await enqueue(storage, *new_jobs(2))
         for lease in await claim(storage):
@@ -378,7 +380,7 @@ class EventsConformance(Conformance):
         # The end of the second job drained the queue, and later changes did not drain it again.
         assert names(await all_events(storage)) == ["completed", "completed", "queue_drained", "deleted", "deleted"]
 
-    async def test_a_queue_is_drained_each_time_anew(self, storage: Storage) -> None:
+    async def test_a_queue_is_drained_once_for_each_time_it_empties(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(record=("queue_drained",)))
         for name in ("first", "second"):
             await settle(storage, ALICE, await start(storage, new_job(name)), Rejected(ERROR))
@@ -389,7 +391,7 @@ class EventsConformance(Conformance):
 
     # ── of one job ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_what_happened_to_one_job_can_be_read_alone(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_events_of_one_job_can_be_read_alone(self, storage: Storage, clock: ManualClock) -> None:
         await interwoven(storage, clock)
         page = await storage.events(ref=Ref(QUEUE, "b"))
 
@@ -402,7 +404,7 @@ class EventsConformance(Conformance):
         assert len(page.events) == 4
         assert (await storage.events(page.next, ref=Ref(QUEUE, "b"))).events == ()
 
-    async def test_one_jobs_events_are_read_on_where_they_were_left(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_reading_the_events_of_a_job_resumes_at_a_cursor(self, storage: Storage, clock: ManualClock) -> None:
         await interwoven(storage, clock)
         ref = Ref(QUEUE, "b")
         read: list[str] = []
@@ -427,7 +429,7 @@ class EventsConformance(Conformance):
         assert all(whole[event.cursor] == event for event in of_one)
         assert names((await storage.events(of_one[1].cursor, ref=Ref(QUEUE, "b"))).events) == ["started", "completed"]
 
-    async def test_jobs_of_one_id_in_two_queues_are_read_apart(self, storage: Storage) -> None:
+    async def test_jobs_with_one_id_in_two_queues_have_separate_events(self, storage: Storage) -> None:
         for queue in (QUEUE, "mail"):
             await settle(storage, ALICE, await start(storage, new_job(queue=queue)))
         page = await storage.events(ref=Ref("mail", "job"))
@@ -455,7 +457,7 @@ class EventsConformance(Conformance):
 
     # ── trimmed ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_what_is_told_is_remembered_for_its_time(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_events_are_kept_for_a_week(self, storage: Storage, clock: ManualClock) -> None:
         begin = (await storage.events()).next
         await settle(storage, ALICE, await start(storage, new_job("old")))
         clock.advance(1)
@@ -475,7 +477,7 @@ class EventsConformance(Conformance):
         assert ids(page.events) == ["young"]
 
     @pytest.mark.fault("W-T23")
-    async def test_who_comes_too_late_is_told_so_first_and_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_late_reader_gets_one_trimmed_event_first(self, storage: Storage, clock: ManualClock) -> None:
         cursors = [(await storage.events()).next]
         for number in range(3):
             await settle(storage, ALICE, await start(storage, new_job(f"job-{number}")))
@@ -495,7 +497,9 @@ class EventsConformance(Conformance):
         assert ids((await storage.events(trimmed.oldest)).events) == ["job-2"]
         assert rest.events == ()
 
-    async def test_one_jobs_reader_is_told_of_a_gap_too(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_reader_of_one_job_gets_a_trimmed_event_for_a_gap(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         begin = (await storage.events()).next
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
@@ -509,7 +513,7 @@ class EventsConformance(Conformance):
         assert (await storage.events(page.next, ref=lease.ref)).events == ()
 
     @pytest.mark.fault("W-T23")
-    async def test_a_named_reader_that_slept_too_long_is_told_so(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_late_named_reader_gets_a_trimmed_event(self, storage: Storage, clock: ManualClock) -> None:
         app = EventReader("app", "process-1")
         await storage.events(reader=app)
         await settle(storage, ALICE, await start(storage, new_job("old")))
@@ -523,7 +527,7 @@ class EventsConformance(Conformance):
         assert ids(first.events) == ["young"]
         assert second.events == ()
 
-    async def test_a_named_reader_that_the_storage_has_lost_starts_at_the_oldest_event(
+    async def test_a_named_reader_lost_by_the_storage_starts_at_the_oldest_event(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         for number in range(3):
@@ -551,7 +555,9 @@ class EventsConformance(Conformance):
         assert ids(page.events) == ["lent", "not-lent"]
         assert (await storage.events(page.next, reader=app)).events == ()
 
-    async def test_a_named_reader_that_had_all_has_missed_nothing(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_named_reader_that_has_read_everything_gets_no_trimmed_event(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         app = EventReader("app", "process-1")
         await storage.events(reader=app)
         await settle(storage, ALICE, await start(storage, new_job("old")))
@@ -563,7 +569,9 @@ class EventsConformance(Conformance):
 
         assert names((await storage.events(reader=app)).events) == ["completed"]
 
-    async def test_cursors_go_on_when_all_is_forgotten(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_cursors_continue_after_the_log_is_trimmed_to_nothing(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await settle(storage, ALICE, await start(storage, new_job("old")))
         (old,) = (await storage.events()).events
         end = (await storage.events(EVENTS_END)).next
@@ -590,7 +598,7 @@ class EventsConformance(Conformance):
         assert (second.more, second.did["forgotten"]) == (False, 60)
         assert names((await storage.events(begin)).events) == ["events_trimmed"]
 
-    async def test_of_a_long_log_the_newest_are_kept(self, storage: Storage) -> None:
+    async def test_the_newest_events_of_a_long_log_are_kept(self, storage: Storage) -> None:
         assert EVENTS_KEPT.count is not None
 
         begin = (await storage.events()).next

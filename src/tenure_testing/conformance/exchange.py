@@ -134,7 +134,7 @@ class ClaimConformance(Conformance):
         # The wall clock is an hour ahead now, and the fence follows it.
         assert lease.fence == clock.now() == first + 3600 * SECOND
 
-    async def test_a_claim_says_whose_the_job_is_and_until_when(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_claim_sets_the_owner_and_the_end_of_the_lease(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(stall=StallTerms(lease=8 * SECOND)))
         clock.advance(3)
         now = clock.now()
@@ -164,14 +164,14 @@ class ClaimConformance(Conformance):
         assert [lease.ref.id for lease in second.leases] == ["job-0003", "job-0004"]
         assert not second.left
 
-    async def test_a_claim_without_room_tells_what_is_there(self, storage: Storage) -> None:
+    async def test_a_claim_without_room_reports_whether_jobs_are_left(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
         answer = await order(storage, ALICE, room=0)
 
         assert answer.leases == ()
         assert answer.left
 
-    async def test_an_exchange_without_an_order_claims_nothing(self, storage: Storage) -> None:
+    async def test_an_exchange_without_a_claim_request_claims_nothing(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
 
         assert (await storage.exchange(ALICE)).leases == ()
@@ -202,7 +202,7 @@ class ClaimConformance(Conformance):
 
         assert (answer.leases, answer.left, answer.next_due) == ((), False, None)
 
-    async def test_the_answer_says_when_the_next_job_falls_due(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_answer_says_when_the_next_job_is_due(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(
             storage,
             new_job("later", delay=9 * SECOND),
@@ -295,7 +295,7 @@ class SettleConformance(Conformance):
         assert job.starts == 1
         assert (run.ended, run.end) == (ended, clock.now())
 
-    async def test_a_settled_run_leaves_nothing_of_its_lease(self, storage: Storage) -> None:
+    async def test_a_settled_run_leaves_no_lease(self, storage: Storage) -> None:
         lease = await start(storage, new_job(timeout=60 * SECOND, heartbeat_timeout=30 * SECOND))
         await settle(storage, ALICE, lease)
         job = await record(storage, lease.ref)
@@ -329,7 +329,7 @@ class SettleConformance(Conformance):
         assert (failed.state, failed.error, failed.result) == (State.FAILED, error, None)
         assert failed.finished == clock.now()
 
-    async def test_a_job_that_is_over_is_not_claimed_again(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_terminal_job_is_not_claimed_again(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(3))
         leases = await claim(storage)
         outcomes: tuple[Outcome, ...] = (RETURNED, Rejected(ERROR), Cancelled())
@@ -342,7 +342,9 @@ class SettleConformance(Conformance):
         assert over == [State.COMPLETED, State.FAILED, State.CANCELLED]
         assert await claim(storage) == []
 
-    async def test_a_failed_run_rests_and_is_due_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_failed_run_is_due_after_its_delay_to_the_microsecond(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(0.999_999)
@@ -368,7 +370,9 @@ class SettleConformance(Conformance):
 
     @pytest.mark.fault("F10")
     @pytest.mark.statement(12, 13)
-    async def test_each_budget_is_counted_apart(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_failures_stalls_and_releases_are_counted_separately(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await enqueue(storage, new_job(stall=StallTerms(max_stalls=5), policy=Policy(retry=Backoff(max_attempts=9))))
         for outcome in (RAISED, None, Snoozed(0), Interrupted("shutdown"), TimedOut(ERROR), None, Unknown()):
             lease = await claim_one(storage)
@@ -398,7 +402,7 @@ class SettleConformance(Conformance):
         ]
         assert detail.job.starts == detail.job.failures + detail.job.stalls + detail.job.releases + 1
 
-    async def test_a_run_handed_back_keeps_its_place_in_the_line(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_released_run_keeps_its_place_in_the_queue(self, storage: Storage, clock: ManualClock) -> None:
         first = await start(storage, new_job("first"))
         clock.advance(1)
         await enqueue(storage, new_job("second"))
@@ -510,7 +514,9 @@ class SettleConformance(Conformance):
         assert await events_of(storage, RunFenced) == []
 
     @pytest.mark.statement(91)
-    async def test_a_lease_that_is_out_but_not_taken_still_settles(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lapsed_lease_that_was_not_reclaimed_still_settles(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         clock.advance(3600)
 
@@ -519,7 +525,7 @@ class SettleConformance(Conformance):
         assert await watch(storage, clock, 30) == []
 
     @pytest.mark.statement(91)
-    async def test_a_suspect_still_settles(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_suspect_run_still_settles(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
 
@@ -531,7 +537,7 @@ class SettleConformance(Conformance):
         assert await watch(storage, clock, 30) == []
 
     @pytest.mark.statement(91)
-    async def test_a_lease_taken_by_a_reaper_settles_no_more(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_reclaimed_lease_cannot_settle(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         taken = await watch(storage, clock, 26)
 
@@ -542,7 +548,7 @@ class SettleConformance(Conformance):
 
     @pytest.mark.fault("F7", "W-N5", "W-P1")
     @pytest.mark.statement(31, 90)
-    async def test_a_zombie_cannot_spoil_the_run_after_its_own(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_fenced_run_cannot_change_the_run_after_it(self, storage: Storage, clock: ManualClock) -> None:
         zombie = await start(storage)
         await recover(storage, clock)
         current = await claim_one(storage, BOB)
@@ -578,7 +584,7 @@ class SettleConformance(Conformance):
         assert len(await all_events(storage)) == 3
 
     @pytest.mark.fault("W-P14")
-    async def test_work_done_before_the_cancel_was_heard_counts(self, storage: Storage) -> None:
+    async def test_a_result_returned_after_a_cancel_request_counts(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.revise([CancelJob(lease.ref, "enough")])
         await settle(storage, ALICE, lease, RETURNED)
@@ -586,7 +592,7 @@ class SettleConformance(Conformance):
         assert (await record(storage, lease.ref)).state is State.COMPLETED
         assert [event.cancel_too_late for event in await events_of(storage, JobCompleted)] == [True]
 
-    async def test_a_failure_for_good_stands_beside_a_cancel(self, storage: Storage) -> None:
+    async def test_a_final_failure_counts_although_the_job_has_a_cancel_request(self, storage: Storage) -> None:
         lease = await start(storage, new_job(policy=NEVER_AGAIN))
         await storage.revise([CancelJob(lease.ref)])
         await settle(storage, ALICE, lease, RAISED)
@@ -595,7 +601,7 @@ class SettleConformance(Conformance):
         assert job.state is State.FAILED
         assert job.cancel_at is not None
 
-    async def test_one_trip_settles_and_claims(self, storage: Storage) -> None:
+    async def test_one_call_settles_and_claims(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         first, second = await claim(storage, room=2)
         answer = await storage.exchange(
@@ -607,7 +613,7 @@ class SettleConformance(Conformance):
         assert [lease.ref.id for lease in answer.leases] == ["job-0001", "job-0002"]
         assert answer.left
 
-    async def test_a_refused_settlement_hinders_no_other(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_refused_settlement_does_not_affect_others(self, storage: Storage, clock: ManualClock) -> None:
         old = await start(storage, new_job("old"))
         await recover(storage, clock)
         await claim_one(storage, BOB)
@@ -620,7 +626,7 @@ class SettleConformance(Conformance):
         assert [verdict.verdict for verdict in answer.verdicts] == ["lost", "duplicate", "gone", "done"]
         assert [verdict.ref.id for verdict in answer.verdicts] == ["old", "job-0000", "missing", "job-0001"]
 
-    async def test_a_full_exchange_settles_them_all(self, storage: Storage) -> None:
+    async def test_an_exchange_of_the_maximum_size_settles_all(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(SETTLE_LIMIT + CLAIM_LIMIT))
         leases = await claim(storage) + await claim(storage)
 
@@ -649,7 +655,7 @@ class SettleConformance(Conformance):
         assert [run.number for run in detail.runs] == list(range(6, RUNS_KEPT + 6))
         assert [run.ended for run in detail.runs] == ["released"] * (RUNS_KEPT - 1) + ["completed"]
 
-    async def test_each_transition_is_told_in_the_step_that_made_it(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_transition_is_recorded_in_its_own_step(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
         clock.advance(1)

@@ -190,7 +190,7 @@ class ManyQueuesConformance(Conformance):
     one_order = True
 
     @pytest.mark.parametrize("way", WAYS)
-    async def test_what_may_start_in_one_of_many_queues_is_found(
+    async def test_the_only_claimable_job_of_many_queues_is_found(
         self, storage: Storage, clock: ManualClock, way: str
     ) -> None:
         ref = await WAYS[way](storage, clock)
@@ -204,7 +204,7 @@ class ManyQueuesConformance(Conformance):
         assert (won.left, after.left, after.leases) == (False, False, ())
 
     @pytest.mark.parametrize("way", WAYS)
-    async def test_it_is_found_beside_what_may_not_start_in_the_others(
+    async def test_a_claimable_job_is_found_among_queues_of_blocked_jobs(
         self, storage: Storage, clock: ManualClock, way: str
     ) -> None:
         ahead = 7200 * SECOND
@@ -233,7 +233,7 @@ class ManyQueuesConformance(Conformance):
         # A recovery puts back the stalled job that held the key, too.
         assert {lease.ref.queue for lease in won.leases} <= {HERE, QUEUES[6]}
 
-    async def test_queues_give_in_the_order_in_which_they_are_named(self, storage: Storage) -> None:
+    async def test_jobs_come_in_the_order_in_which_queues_are_named(self, storage: Storage) -> None:
         some = [QUEUES[number] for number in (0, 1, 5, 17, 18, 39)]
         await enqueue(storage, *(new_job(name, queue=queue) for queue in some for name in ("a", "b")))
         first = await order(storage, ALICE, *QUEUES, room=5)
@@ -246,7 +246,7 @@ class ManyQueuesConformance(Conformance):
         if self.one_order:
             assert given == [[0, 0, 1, 1, 2], [5, 5, 4], [3, 3, 4, 2]]
 
-    async def test_what_is_due_comes_into_line_in_queues_for_which_there_is_no_room(
+    async def test_due_jobs_become_waiting_in_queues_that_a_claim_has_no_room_for(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("first", queue=QUEUES[0]), new_job("second", queue=QUEUES[0]))
@@ -258,7 +258,7 @@ class ManyQueuesConformance(Conformance):
         assert [(await record(storage, ref)).state for ref in due] == [State.WAITING] * 3
         assert answer.left
 
-    async def test_of_many_queues_the_next_to_be_due_is_told(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_next_due_is_the_earliest_due_time_of_many_queues(self, storage: Storage, clock: ManualClock) -> None:
         delays = {7: 5, 22: 3, 31: 9}
         refs = await enqueue(storage, *(new_job(queue=QUEUES[n], delay=s * SECOND) for n, s in delays.items()))
 
@@ -278,7 +278,7 @@ class ManyQueuesConformance(Conformance):
         assert [lease.ref for lease in answer.leases] == [refs[2]]
         assert answer.next_due is None
 
-    async def test_of_many_queues_the_next_to_open_is_told(self, storage: Storage) -> None:
+    async def test_next_due_is_the_earliest_opening_of_a_rate_of_many_queues(self, storage: Storage) -> None:
         for number, seconds in {7: 5, 22: 3, 31: 9}.items():
             await storage.tune(Target("queue", QUEUES[number]), Settings(rate=RateKey("queue", seconds * SECOND)))
             await enqueue(storage, *(new_job(name, queue=QUEUES[number]) for name in ("a", "b", "c")))
@@ -289,7 +289,7 @@ class ManyQueuesConformance(Conformance):
         assert (again.leases, again.left, again.next_due) == ((), False, begun.next_due)
         assert begun.next_due == 1
 
-    async def test_a_queue_that_is_named_twice_gives_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_queue_that_is_named_twice_is_claimed_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("due", queue=HERE, delay=SECOND), new_job("there", queue=HERE))
         clock.advance(1)
         answer = await order(storage, ALICE, HERE, *QUEUES, HERE, room=5)

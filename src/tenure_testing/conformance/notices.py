@@ -48,12 +48,12 @@ QUIET = 0.05
 class NoticesConformance(Conformance):
     """A listener is woken after a change."""
 
-    async def test_an_enqueue_wakes_who_listens_to_its_queue(self, storage: Storage) -> None:
+    async def test_an_enqueue_wakes_listeners_of_its_queue(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic("mail"), queue_topic(QUEUE)])
         await woken_by(storage, notices, lambda: enqueue(storage, new_job()))
         notices.close()
 
-    async def test_a_job_handed_back_wakes_who_listens_to_its_queue(self, storage: Storage) -> None:
+    async def test_a_released_job_wakes_listeners_of_its_queue(self, storage: Storage) -> None:
         lease = await start(storage)
         notices = storage.notices([queue_topic(QUEUE)])
         await woken_by(storage, notices, lambda: settle(storage, ALICE, lease, Interrupted("shutdown")))
@@ -75,25 +75,25 @@ class NoticesConformance(Conformance):
         notices.close()
 
     @pytest.mark.parametrize("keys", [(), (Key("k"),)], ids=["plain", "keyed"])
-    async def test_a_settlement_wakes_who_waits_for_the_job(self, storage: Storage, keys: tuple[Key, ...]) -> None:
+    async def test_a_settlement_wakes_listeners_of_the_job(self, storage: Storage, keys: tuple[Key, ...]) -> None:
         lease = await start(storage, new_job(keys=keys))
         notices = storage.notices([job_topic(lease.ref)])
         await woken_by(storage, notices, lambda: settle(storage, ALICE, lease))
         notices.close()
 
-    async def test_a_cancel_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
+    async def test_a_cancel_wakes_listeners_of_the_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
         notices = storage.notices([job_topic(new_job().ref)])
         await woken_by(storage, notices, lambda: storage.revise([CancelJob(new_job().ref)]))
         notices.close()
 
-    async def test_a_cancel_wakes_the_owner_of_a_job_that_runs(self, storage: Storage) -> None:
+    async def test_a_cancel_wakes_the_owner_of_a_running_job(self, storage: Storage) -> None:
         lease = await start(storage)
         notices = storage.notices([owner_topic(ALICE.id)])
         await woken_by(storage, notices, lambda: storage.revise([CancelJob(lease.ref, "enough")]))
         notices.close()
 
-    async def test_an_order_wakes_the_worker_that_it_is_for(self, storage: Storage) -> None:
+    async def test_an_order_wakes_its_worker(self, storage: Storage) -> None:
         notices = storage.notices([owner_topic(ALICE.id)])
         await woken_by(storage, notices, lambda: storage.tune(Target("worker", ALICE.id), Settings(quiet=True)))
         notices.close()
@@ -101,7 +101,7 @@ class NoticesConformance(Conformance):
     @pytest.mark.statement(65)
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_an_expiry_wakes_who_waits_for_the_job(
+    async def test_an_expiry_wakes_listeners_of_the_job(
         self, storage: Storage, clock: ManualClock, on_expire: OnExpire, by_sweep: bool
     ) -> None:
         await enqueue(storage, new_job(ttl=SECOND, policy=Policy(on_expire=on_expire)))
@@ -110,7 +110,7 @@ class NoticesConformance(Conformance):
         await woken_by(storage, notices, lambda: storage.sweep(bid()) if by_sweep else claim(storage))
         notices.close()
 
-    async def test_a_job_that_falls_due_by_a_sweep_wakes_who_listens_to_its_queue(
+    async def test_a_job_promoted_by_a_sweep_wakes_listeners_of_its_queue(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job(delay=SECOND))
@@ -119,19 +119,19 @@ class NoticesConformance(Conformance):
         await woken_by(storage, notices, lambda: storage.sweep(bid()))
         notices.close()
 
-    async def test_an_event_wakes_who_reads_the_log(self, storage: Storage) -> None:
+    async def test_an_event_wakes_readers_of_the_log(self, storage: Storage) -> None:
         lease = await start(storage)
         notices = storage.notices([EVENTS_TOPIC])
         await woken_by(storage, notices, lambda: settle(storage, ALICE, lease))
         notices.close()
 
-    async def test_work_of_another_thread_wakes_who_listens_here(self, storage: Storage) -> None:
+    async def test_an_enqueue_in_another_thread_wakes_listeners_of_this_one(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic(QUEUE)])
         await woken_by(storage, notices, lambda: asyncio.to_thread(asyncio.run, enqueue(storage, new_job())))
         notices.close()
 
     @pytest.mark.fault("W-T32", "W-P18")
-    async def test_all_who_listen_are_woken(self, storage: Storage) -> None:
+    async def test_all_listeners_are_woken(self, storage: Storage) -> None:
         several = [storage.notices([queue_topic(QUEUE)]) for _ in range(3)]
         for notices in several:
             await subscribed(storage, notices)
@@ -142,7 +142,7 @@ class NoticesConformance(Conformance):
         for notices in several:
             notices.close()
 
-    async def test_what_happens_while_nobody_waits_is_told_later(self, storage: Storage) -> None:
+    async def test_a_change_between_two_waits_is_reported_by_the_next(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic(QUEUE)])
         await subscribed(storage, notices)
         await enqueue(storage, new_job())
@@ -162,7 +162,7 @@ class NoticesConformance(Conformance):
         assert 0 < hints < 50
         notices.close()
 
-    async def test_a_cancelled_wait_loses_nothing(self, storage: Storage) -> None:
+    async def test_a_cancelled_wait_loses_no_notification(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic(QUEUE)])
         await subscribed(storage, notices)
         wait = asyncio.ensure_future(notices.__anext__())
@@ -174,7 +174,7 @@ class NoticesConformance(Conformance):
             await notices.__anext__()
         notices.close()
 
-    async def test_who_has_closed_may_close_again(self, storage: Storage) -> None:
+    async def test_closing_twice_is_allowed(self, storage: Storage) -> None:
         notices = storage.notices([queue_topic(QUEUE)])
         notices.close()
         notices.close()

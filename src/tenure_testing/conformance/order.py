@@ -45,7 +45,7 @@ class OrderConformance(Conformance):
     """
 
     @pytest.mark.fault("W-T10", "W-B12")
-    async def test_a_higher_priority_comes_before_all_that_is_younger_than_its_worth(
+    async def test_a_priority_overtakes_jobs_older_by_less_than_its_boost(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("patient"))
@@ -56,7 +56,7 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["urgent", "patient", "late", "young", "idle"]
 
-    async def test_nobody_is_overtaken_for_ever(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_no_job_is_overtaken_for_ever(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("patient"))
         taken: list[str] = []
         for second in range(4):
@@ -66,7 +66,7 @@ class OrderConformance(Conformance):
 
         assert taken == ["urgent-0", "patient", "urgent-1", "urgent-2"]
 
-    async def test_a_strict_job_is_the_next_one_however_long_the_others_have_waited(
+    async def test_a_strict_job_starts_before_jobs_that_have_waited_any_time(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("patient", boost=5 * STEP))
@@ -85,16 +85,14 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["9", "8", "7", "6", "5"]
 
-    async def test_the_newest_of_those_that_want_so_comes_first(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_newest_lifo_job_starts_first(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("plain"), new_job("first", lifo=True))
         clock.advance(1)
         await enqueue(storage, new_job("second", lifo=True), new_job("third", lifo=True))
 
         assert await names(storage) == ["third", "second", "first", "plain"]
 
-    async def test_a_delayed_one_of_the_newest_counts_from_when_it_is_due(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_delayed_lifo_job_counts_from_its_due_time(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("delayed", lifo=True, delay=2 * SECOND))
         clock.advance(1)
         await enqueue(storage, new_job("between", lifo=True))
@@ -102,14 +100,14 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["delayed", "between"]
 
-    async def test_another_priority_or_time_keeps_the_newest_first(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_new_priority_or_due_time_keeps_a_job_lifo(self, storage: Storage, clock: ManualClock) -> None:
         refs = await enqueue(storage, *(new_job(name, lifo=True) for name in ("a", "b", "c")))
         clock.advance(1)
         await storage.revise([RescheduleJob(refs[0], delay=0), RescheduleJob(refs[1], priority=1, boost=STEP)])
 
         assert await names(storage) == ["b", "a", "c"]
 
-    async def test_what_is_put_back_at_once_stands_where_it_stood(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_released_job_returns_to_its_old_place(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first"), new_job("second"))
         lease = await claim_one(storage)
         clock.advance(5)
@@ -117,7 +115,7 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["first", "second"]
 
-    async def test_what_is_put_back_at_once_is_the_newest_no_more(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_released_lifo_job_starts_after_newer_lifo_jobs(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("first", lifo=True))
         clock.advance(1)
         await enqueue(storage, new_job("second", lifo=True), new_job("plain"))
@@ -125,7 +123,7 @@ class OrderConformance(Conformance):
 
         assert await names(storage) == ["second", "first", "plain"]
 
-    async def test_what_is_put_back_after_the_clock_was_set_back_is_as_old_as_that_allows(
+    async def test_a_job_released_after_the_clock_was_set_back_keeps_its_place(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job("first"))
@@ -146,14 +144,14 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-0", "b-0", "c-0", "a-1", "b-1", "a-2", "a-3"]
 
-    async def test_one_claim_of_many_takes_turns_as_many_claims_of_one_do(self, storage: Storage) -> None:
+    async def test_one_claim_of_many_jobs_takes_turns_like_many_claims_of_one(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 5), *of("b", 5))
 
         assert await names(storage, room=4) == ["a-0", "b-0", "a-1", "b-1"]
         assert await names(storage, room=1) == ["a-2"]
         assert await names(storage, room=3) == ["b-2", "a-3", "b-3"]
 
-    async def test_a_newcomer_stands_at_the_front_of_a_line_that_has_long_been_busy(
+    async def test_a_new_tenant_starts_next_in_a_queue_that_was_long_busy(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *of("a", 100))
@@ -171,14 +169,14 @@ class FairnessConformance(Conformance):
 
         assert "c-0" in await names(storage, room=2)
 
-    async def test_who_was_away_has_saved_nothing(self, storage: Storage) -> None:
+    async def test_an_absent_tenant_saves_no_turns(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 20), *of("b", 1))
         await claim(storage, room=11)
         await enqueue(storage, *(new_job(f"b-{number}", fair_key="b") for number in (1, 2, 3, 4)))
 
         assert await names(storage, room=4) == ["a-10", "b-1", "a-11", "b-2"]
 
-    async def test_weights_are_how_many_each_gets(self, storage: Storage) -> None:
+    async def test_tenants_start_jobs_in_proportion_to_their_weights(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 100, weight=3), *of("b", 100))
         started = Counter(name[0] for name in await names(storage, room=80))
 
@@ -193,14 +191,14 @@ class FairnessConformance(Conformance):
         assert await names(storage, room=4) == ["a-high-0", "b-high-0", "a-high-1", "b-high-1"]
         assert await names(storage, room=4) == ["a-0", "b-0", "a-1", "b-1"]
 
-    async def test_the_jobs_without_a_key_are_one_tenant_while_others_have_one(self, storage: Storage) -> None:
+    async def test_jobs_without_a_fair_key_are_one_tenant(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 3))
         await enqueue(storage, *(new_job(f"plain-{number}") for number in range(3)))
         await enqueue(storage, *of("b", 2))
 
         assert await names(storage) == ["a-0", "b-0", "plain-0", "a-1", "b-1", "plain-1", "a-2", "plain-2"]
 
-    async def test_who_was_there_before_the_line_became_fair_keeps_its_place(
+    async def test_jobs_enqueued_before_the_first_fair_key_keep_their_place(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *(new_job(f"plain-{number}") for number in range(3)))
@@ -209,7 +207,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["plain-0", "plain-1", "plain-2", "a-0", "a-1"]
 
-    async def test_when_nobody_waits_all_is_forgotten(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_empty_queue_forgets_all_turns(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *of("a", 50))
         await claim(storage, room=50)
         clock.advance(1)
@@ -219,7 +217,7 @@ class FairnessConformance(Conformance):
         assert stands == clock.now()
         assert await names(storage) == ["plain", "keyed"]
 
-    async def test_a_tenant_whose_jobs_were_taken_away_owes_nothing_in_the_next_busy_time(
+    async def test_deleted_jobs_cost_their_tenant_no_turns_once_the_queue_was_empty(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         refs = await enqueue(storage, *of("a", 30))
@@ -229,7 +227,7 @@ class FairnessConformance(Conformance):
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1"]
 
     @pytest.mark.parametrize("revision", [CancelJob, DeleteJob, _put_off])
-    async def test_a_tenant_whose_jobs_were_taken_away_owes_nothing_in_a_line_that_stays_busy(
+    async def test_removed_jobs_cost_their_tenant_no_turns_in_a_busy_queue(
         self, storage: Storage, revision: Callable[[Ref], Revision]
     ) -> None:
         refs = await enqueue(storage, *of("a", 30))
@@ -240,7 +238,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-new-0", "b-1", "a-new-1", "b-2", "b-3"]
 
-    async def test_a_tenant_that_still_waits_stays_behind_what_it_had_in_line(self, storage: Storage) -> None:
+    async def test_a_waiting_tenant_stays_behind_its_earlier_jobs(self, storage: Storage) -> None:
         refs = await enqueue(storage, *of("a", 6))
         await enqueue(storage, *of("b", 6))
         await storage.revise([DeleteJob(ref) for ref in refs[1:4]])
@@ -248,9 +246,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-0", "b-0", "b-1", "b-2", "b-3", "a-4", "b-4", "a-5", "b-5", "a-new"]
 
-    async def test_who_is_parked_still_waits_and_keeps_the_line_busy(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_parked_job_keeps_the_queue_busy(self, storage: Storage, clock: ManualClock) -> None:
         holder = await start(storage, new_job("holder", keys=(Key("k"),)))
         await enqueue(storage, *(new_job(f"a-{n}", fair_key="a", keys=(Key("k"),)) for n in range(3)))
         assert await claim(storage) == []
@@ -264,7 +260,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage, room=3) == ["a-0", "b-0", "b-1"]
 
-    async def test_those_that_fall_due_take_turns_with_those_that_wait(
+    async def test_jobs_that_become_due_take_turns_with_waiting_jobs(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *(new_job(f"a-{n}", fair_key="a", delay=2 * SECOND) for n in range(3)))
@@ -274,7 +270,7 @@ class FairnessConformance(Conformance):
         assert await names(storage, room=6) == ["a-0", "b-0", "a-1", "b-1", "a-2", "b-2"]
 
     @pytest.mark.parametrize("swept", [True, False])
-    async def test_plain_ones_that_fall_due_are_one_tenant_of_a_fair_line(
+    async def test_due_jobs_without_a_fair_key_are_one_tenant(
         self, storage: Storage, clock: ManualClock, swept: bool
     ) -> None:
         await enqueue(storage, *(new_job(f"plain-{n}", delay=2 * SECOND) for n in range(2)))
@@ -285,9 +281,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage, room=5) == ["a-0", "plain-0", "a-1", "plain-1", "a-2"]
 
-    async def test_what_is_put_back_in_line_by_hand_takes_its_turn_anew(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_rescheduled_job_takes_a_new_turn(self, storage: Storage, clock: ManualClock) -> None:
         refs = await enqueue(storage, *of("a", 4))
         lease = await claim_one(storage)
         await settle(storage, ALICE, lease, Returned(b""))
@@ -296,7 +290,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["b-0", "a-2", "b-1", "a-3", "a-1"]
 
-    async def test_what_is_redriven_takes_its_turn_anew(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redriven_job_takes_a_new_turn(self, storage: Storage, clock: ManualClock) -> None:
         gone = await start(storage, new_job("a-gone", fair_key="a"))
         await settle(storage, ALICE, gone, Rejected(ERROR))
         await enqueue(storage, *of("a", 2), *of("b", 2))
@@ -304,14 +298,14 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1", "a-gone"]
 
-    async def test_what_runs_again_at_once_keeps_its_turn(self, storage: Storage) -> None:
+    async def test_a_released_job_keeps_its_turn(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 3), *of("b", 3))
         lease = await claim_one(storage)
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
 
         assert await names(storage, room=3) == ["a-0", "b-0", "a-1"]
 
-    async def test_what_runs_again_in_a_line_that_has_forgotten_it_stands_before_who_comes_later(
+    async def test_a_job_released_after_the_queue_emptied_precedes_later_jobs(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *of("a", 30))
@@ -326,9 +320,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["before", "a-29", "later"]
 
-    async def test_what_runs_again_in_the_next_busy_time_stands_where_that_has_got_to(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_job_released_in_the_next_busy_time_starts_next(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *of("a", 30))
         last = (await claim(storage))[-1]
         clock.advance(1)
@@ -339,7 +331,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-29", "b-2", "c-0", "b-3"]
 
-    async def test_a_line_made_fair_by_one_long_due_leaves_the_others_their_places(
+    async def test_a_queue_made_fair_by_an_overdue_job_keeps_the_other_places(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("late", fair_key="a", delay=SECOND))
@@ -353,7 +345,7 @@ class FairnessConformance(Conformance):
             "young"
         ] * 4
 
-    async def test_the_newest_come_before_all_turns_and_count_in_none(self, storage: Storage) -> None:
+    async def test_lifo_jobs_start_before_all_turns_and_take_none(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 2), *of("b", 2), new_job("newest", fair_key="a", lifo=True))
 
         assert await names(storage) == ["newest", "a-0", "b-0", "a-1", "b-1"]
@@ -365,14 +357,14 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "b-1"]
 
-    async def test_queues_know_nothing_of_each_others_turns(self, storage: Storage) -> None:
+    async def test_each_queue_counts_its_own_turns(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 3), *(new_job(f"o-{n}", queue="other", fair_key="a") for n in range(2)))
         await enqueue(storage, *of("b", 1), new_job("o-b", queue="other", fair_key="b"))
 
         assert await names(storage) == ["a-0", "b-0", "a-1", "a-2"]
         assert await names(storage, queue="other") == ["o-0", "o-b", "o-1"]
 
-    async def test_sweeps_forget_nothing_that_counts(self, storage: Storage) -> None:
+    async def test_sweeps_keep_the_turns_that_count(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 9), *of("b", 4))
         assert len(await names(storage, room=6)) == 6
         await sweep_all(storage)
@@ -380,7 +372,7 @@ class FairnessConformance(Conformance):
 
         assert await names(storage) == ["a-3", "b-3", "c-0", "a-4", "c-1", "a-5", "a-6", "a-7", "a-8"]
 
-    async def test_a_rate_puts_off_a_tenant_and_leaves_it_its_turn(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tenant_delayed_by_a_rate_keeps_its_turn(self, storage: Storage, clock: ManualClock) -> None:
         slow = (RateKey("slow", 10 * SECOND),)
         await enqueue(storage, *(new_job(f"a-{n}", fair_key="a", rates=slow) for n in range(3)), *of("b", 5))
 

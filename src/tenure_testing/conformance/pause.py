@@ -61,7 +61,7 @@ WAYS_OFF: tuple[Callable[[Ref], Revision], ...] = (
 class PauseConformance(Conformance):
     """No paused job starts, other jobs are not delayed, and resuming restores everything."""
 
-    async def test_a_resumed_queue_goes_on_in_its_order(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_resumed_queue_continues_in_its_order(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(3))
         await storage.tune(THIS_QUEUE, PAUSE)
         clock.advance(1)
@@ -78,14 +78,14 @@ class PauseConformance(Conformance):
             "a-later",
         ]
 
-    async def test_a_resumed_queue_wakes_who_listens_to_it(self, storage: Storage) -> None:
+    async def test_a_resumed_queue_wakes_its_listeners(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, PAUSE)
         await enqueue(storage, new_job())
         notices = storage.notices([queue_topic(QUEUE)])
         await woken_by(storage, notices, lambda: storage.tune(THIS_QUEUE, RESUME))
         notices.close()
 
-    async def test_what_runs_in_a_paused_queue_is_settled_and_followed_by_nothing(self, storage: Storage) -> None:
+    async def test_a_paused_queue_settles_its_run_and_starts_no_other(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         lease = await claim_one(storage)
         await storage.tune(THIS_QUEUE, PAUSE)
@@ -94,7 +94,7 @@ class PauseConformance(Conformance):
         assert [verdict.verdict for verdict in answer.verdicts] == ["done"]
         assert (answer.leases, answer.left) == ((), False)
 
-    async def test_jobs_of_a_paused_queue_fall_due_all_the_same(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_jobs_of_a_paused_queue_become_due(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, PAUSE)
         await enqueue(storage, new_job(delay=5 * SECOND))
         clock.advance(5)
@@ -103,7 +103,7 @@ class PauseConformance(Conformance):
         assert (await record(storage, new_job().ref)).state is State.WAITING
         assert await claim(storage) == []
 
-    async def test_a_paused_tasks_jobs_are_kept_and_those_behind_them_are_not(self, storage: Storage) -> None:
+    async def test_a_paused_task_does_not_hold_up_the_jobs_behind_it(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3), new_job("z-other", task="send"))
         settings = await storage.tune(THIS_TASK, PAUSE)
         answer = await order(storage, ALICE, room=1)
@@ -132,7 +132,7 @@ class PauseConformance(Conformance):
 
         assert await claim(storage) == []
 
-    async def test_a_resumed_task_goes_on_in_its_order(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_resumed_task_continues_in_its_order(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(3))
         await storage.tune(THIS_TASK, PAUSE)
         await claim(storage)
@@ -149,7 +149,7 @@ class PauseConformance(Conformance):
         ]
         assert (await glance(storage)).parked == 0
 
-    async def test_a_resumed_task_wakes_who_listens_to_its_queues(self, storage: Storage) -> None:
+    async def test_a_resumed_task_wakes_the_listeners_of_its_queues(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
         await storage.tune(THIS_TASK, PAUSE)
         await claim(storage)
@@ -157,7 +157,7 @@ class PauseConformance(Conformance):
         await woken_by(storage, notices, lambda: storage.tune(THIS_TASK, RESUME))
         notices.close()
 
-    async def test_what_runs_of_a_paused_task_goes_on_and_is_not_tried_again(
+    async def test_a_run_of_a_paused_task_continues_and_is_not_retried(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *new_jobs(2))
@@ -189,7 +189,7 @@ class PauseConformance(Conformance):
 
         assert (await storage.survey()).paused_tasks == ("mail.send",)
 
-    async def test_a_task_and_a_queue_of_one_name_are_paused_apart(self, storage: Storage) -> None:
+    async def test_a_task_and_a_queue_with_one_name_are_paused_separately(self, storage: Storage) -> None:
         await enqueue(storage, new_job("a", queue="add", task="other"), new_job("b", queue="mail", task="add"))
         await storage.tune(Target("queue", "add"), PAUSE)
 
@@ -210,7 +210,7 @@ class PauseConformance(Conformance):
 
         assert len(await claim(storage)) == 1
 
-    async def test_what_a_pause_keeps_is_looked_at_once(self, storage: Storage) -> None:
+    async def test_claims_inspect_each_paused_job_once(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(SCAN_LIMIT + 50), new_job("z-other", task="send"))
         await storage.tune(THIS_TASK, PAUSE)
         first, second, third = [await order(storage, ALICE, room=1) for _ in range(3)]
@@ -219,7 +219,7 @@ class PauseConformance(Conformance):
         assert [lease.ref.id for lease in second.leases] == ["z-other"]
         assert (third.leases, third.left, third.next_due) == ((), False, None)
 
-    async def test_many_are_let_back_in_bounded_steps_and_all_of_them(self, storage: Storage) -> None:
+    async def test_many_paused_jobs_are_all_released_in_bounded_steps(self, storage: Storage) -> None:
         count = 2 * PROMOTE_LIMIT + 50
         await enqueue(storage, *new_jobs(count))
         await storage.tune(THIS_TASK, PAUSE)
@@ -240,9 +240,7 @@ class PauseConformance(Conformance):
         assert claimed == [job.id for job in new_jobs(count)]
 
     @pytest.mark.parametrize("way_off", WAYS_OFF, ids=["cancel", "delete", "reschedule"])
-    async def test_who_is_kept_by_a_pause_can_be_taken_away(
-        self, storage: Storage, way_off: Callable[[Ref], Revision]
-    ) -> None:
+    async def test_a_paused_job_can_be_removed(self, storage: Storage, way_off: Callable[[Ref], Revision]) -> None:
         await enqueue(storage, *new_jobs(2))
         await storage.tune(THIS_TASK, PAUSE)
         await claim(storage)
@@ -255,16 +253,14 @@ class PauseConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["job-0001"]
 
-    async def test_a_paused_job_holds_nobodys_slot(self, storage: Storage) -> None:
+    async def test_a_paused_job_holds_no_slot(self, storage: Storage) -> None:
         one = (Key("printer"),)
         await enqueue(storage, new_job("kept", keys=one), new_job("z-other", keys=one, task="send"))
         await storage.tune(THIS_TASK, PAUSE)
 
         assert [lease.ref.id for lease in await claim(storage)] == ["z-other"]
 
-    async def test_a_task_paused_while_its_job_waits_for_a_slot_passes_the_turn_on(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_parked_job_of_a_paused_task_passes_its_turn_on(self, storage: Storage, clock: ManualClock) -> None:
         one = (Key("printer"),)
         holder = await start(storage, new_job("holder", keys=one))
         await enqueue(storage, new_job("kept", keys=one, task="send"), new_job("z-next", keys=one))
@@ -282,7 +278,7 @@ class PauseConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["kept"]
 
-    async def test_a_run_handed_back_under_a_pause_waits_for_its_end(self, storage: Storage) -> None:
+    async def test_a_run_released_under_a_pause_waits_for_its_end(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.tune(THIS_TASK, PAUSE)
         answer = await storage.exchange(ALICE, [settled(lease, Interrupted("shutdown"))], ClaimRequest((QUEUE,), 1))

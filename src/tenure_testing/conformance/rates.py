@@ -59,7 +59,7 @@ class RatesConformance(Conformance):
         # A rate may be one interval ahead, and not a microsecond more.
         assert [at - begun for at, _ in started] == [0, 1, *(n * SECOND + 1 for n in (1, 2, 3, 4))]
 
-    async def test_after_a_rest_so_many_start_at_once_as_its_burst_and_no_more(
+    async def test_as_many_jobs_as_the_burst_start_at_once_after_an_idle_time(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *paced(20, RateKey("r", SECOND, 3)))
@@ -70,7 +70,7 @@ class RatesConformance(Conformance):
         assert len(await claim(storage)) == 3
 
     @pytest.mark.fault("W-N18")
-    async def test_no_window_holds_more_than_the_rate_and_one_though_twenty_claim(
+    async def test_no_window_exceeds_the_rate_by_more_than_one_with_twenty_claimers(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         claimers = [Owner(f"{number:016x}", f"w{number}") for number in range(1, 21)]
@@ -97,7 +97,7 @@ class RatesConformance(Conformance):
         assert (answer.leases, answer.left, answer.next_due) == ((), False, 3 * SECOND // 4)
 
     @pytest.mark.fault("W-N12")
-    async def test_claims_that_find_nobody_burn_nothing(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_claims_that_find_no_job_use_up_no_time_of_a_rate(self, storage: Storage, clock: ManualClock) -> None:
         limited = RateKey("r", SECOND, 3)
         await enqueue(storage, *paced(1, limited, prefix="early"))
         await claim(storage)
@@ -114,7 +114,7 @@ class RatesConformance(Conformance):
 
         assert len(await claim(storage)) == 1
 
-    async def test_who_waits_for_a_rate_holds_no_slot(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_that_waits_for_a_rate_holds_no_slot(self, storage: Storage, clock: ManualClock) -> None:
         key = (Key("k"),)
         first, _, other = await enqueue(
             storage,
@@ -125,19 +125,23 @@ class RatesConformance(Conformance):
 
         assert [lease.ref for lease in await claim(storage)] == [first, other]
 
-    async def test_who_waits_for_a_slot_takes_no_time_of_a_rate(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_that_waits_for_a_slot_takes_no_time_of_a_rate(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await start(storage, new_job("holder", keys=(Key("k"),)))
         await enqueue(storage, new_job("waits", rates=(SLOW,), keys=(Key("k"),)), new_job("free", rates=(SLOW,)))
 
         assert [lease.ref.id for lease in await claim(storage)] == ["free"]
 
-    async def test_who_waits_for_a_rate_holds_up_nobody(self, storage: Storage) -> None:
+    async def test_a_job_that_waits_for_a_rate_does_not_hold_up_others(self, storage: Storage) -> None:
         await enqueue(storage, *paced(SCAN_LIMIT - 5, SLOW), new_job("free"))
 
         assert [lease.ref.id for lease in await claim(storage)] == ["job-000", "free"]
         assert (await glance(storage)).parked == SCAN_LIMIT - 6
 
-    async def test_who_comes_later_stands_behind_those_of_its_rate(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_later_job_starts_after_the_parked_jobs_of_its_rate(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await enqueue(storage, *paced(3, SLOW))
         await claim(storage)
         clock.advance(2)
@@ -146,7 +150,7 @@ class RatesConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["job-1"]
         assert [name for _, name in await run(storage, clock, 5)] == ["job-2", "later-0", "later-1"]
 
-    async def test_of_those_that_wait_for_a_rate_the_best_comes_first(
+    async def test_the_job_with_the_best_score_of_a_rate_starts_first(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *paced(3, SLOWER))
@@ -164,12 +168,12 @@ class RatesConformance(Conformance):
         # A job that waits for the slower rate uses no time of the other rate meanwhile.
         assert [at for at, name in started if name.startswith("one")] == [n * SECOND + 1 for n in (1, 2, 3, 5)]
 
-    async def test_rates_are_a_queues_own(self, storage: Storage) -> None:
+    async def test_each_queue_has_its_own_rates(self, storage: Storage) -> None:
         await enqueue(storage, *paced(2, SLOWER), *paced(2, SLOWER, queue="other"))
 
         assert len((await order(storage, ALICE, QUEUE, "other", room=10)).leases) == 2
 
-    async def test_a_run_that_is_put_back_takes_time_again(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_second_run_takes_time_of_its_rate_again(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("job", rates=(SLOW,)))
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
         clock.advance(0.000_001)
@@ -183,7 +187,7 @@ class RatesConformance(Conformance):
 
         assert (await claim_one(storage)).ref == lease.ref
 
-    async def test_what_is_let_in_and_leaves_the_line_makes_place_for_the_next(
+    async def test_a_released_job_that_leaves_the_queue_releases_the_next(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         refs = await enqueue(storage, *paced(3, SLOWER))
@@ -199,7 +203,7 @@ class RatesConformance(Conformance):
         assert (await record(storage, refs[2])).parked_under is None
         assert [lease.ref for lease in await claim(storage)] == [refs[2]]
 
-    async def test_each_that_is_let_in_and_leaves_the_line_makes_place_for_one(
+    async def test_each_released_job_that_leaves_the_queue_releases_one_other(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         burst = RateKey("r", SECOND, 10)
@@ -219,7 +223,7 @@ class RatesConformance(Conformance):
 
         assert parked == [30, 29, 28, 25]
 
-    async def test_no_more_are_let_in_line_than_could_have_started_however_often_claims_find_no_room(
+    async def test_claims_without_room_release_only_jobs_that_could_have_started(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *paced(6, SLOWER))
@@ -237,7 +241,7 @@ class RatesConformance(Conformance):
 
         assert (await glance(storage)).parked == 3
 
-    async def test_a_closed_queue_is_not_asked_again_because_a_rate_of_its_jobs_is_open(
+    async def test_an_open_rate_of_a_job_does_not_wake_a_closed_queue(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, *paced(6, SLOW))
@@ -253,7 +257,7 @@ class RatesConformance(Conformance):
         assert all(answer.next_due for answer in answers)
         assert (await glance(storage)).parked >= 3
 
-    async def test_a_sweep_lets_in_whom_time_allows(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_releases_the_jobs_that_their_rate_allows(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *paced(5, RateKey("r", SECOND, 2)))
         await claim(storage)
         assert (await glance(storage)).parked == 3
@@ -265,7 +269,7 @@ class RatesConformance(Conformance):
         assert (await glance(storage)).parked == 1
         assert len(await claim(storage)) == 2
 
-    async def test_whoever_waits_for_a_rate_expires_in_time(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_that_waits_for_a_rate_expires_in_time(self, storage: Storage, clock: ManualClock) -> None:
         slow = (RateKey("slow", 60 * SECOND),)
         await enqueue(storage, new_job("first", rates=slow), new_job("second", rates=slow, ttl=5 * SECOND))
         await claim(storage)
@@ -275,7 +279,7 @@ class RatesConformance(Conformance):
         assert await states(storage) == {"first": State.ACTIVE, "second": State.EXPIRED}
         assert (await order(storage, ALICE, room=1)).next_due is None
 
-    async def test_a_clock_set_back_puts_nobody_off_for_longer_than_its_burst(
+    async def test_a_clock_set_back_delays_no_job_by_more_than_the_burst(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await sweep_all(storage)
@@ -310,7 +314,7 @@ class RatesConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["d"]
 
     @pytest.mark.parametrize("look", ["claims", "sweeps"])
-    async def test_nobody_is_let_in_by_his_own_rate_while_that_of_his_queue_is_closed(
+    async def test_the_rate_of_a_job_releases_it_only_while_its_queues_rate_is_open(
         self, storage: Storage, clock: ManualClock, look: str
     ) -> None:
         await enqueue(storage, *paced(5, RateKey("r", SECOND, 2)))
@@ -333,7 +337,7 @@ class RatesConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["job-2"]
 
-    async def test_a_claim_lets_so_many_in_by_their_rates_and_the_next_goes_on(
+    async def test_a_claim_releases_a_bounded_number_of_jobs_and_the_next_continues(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         tenants = PROMOTE_LIMIT + 20
@@ -356,9 +360,7 @@ class RatesConformance(Conformance):
 
         assert seen == [(True, 0, 20), (True, None, 0), (True, None, 0)]
 
-    async def test_when_the_last_one_that_waits_for_a_rate_is_gone_nobody_asks_when_it_opens(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_rate_without_waiting_jobs_sets_no_next_due(self, storage: Storage, clock: ManualClock) -> None:
         refs = await enqueue(storage, *paced(4, SLOW))
         await claim(storage)
         await storage.revise([CancelJob(refs[1]), RescheduleJob(refs[2], delay=60 * SECOND)])
@@ -370,7 +372,7 @@ class RatesConformance(Conformance):
         assert (await order(storage, ALICE, room=1)).next_due == 60 * SECOND
 
     @pytest.mark.parametrize("fast", [TENTH, RateKey("slower", 100 * MS, 5)])
-    async def test_who_brings_a_faster_rate_of_a_name_leaves_those_of_a_slower_one_at_their_pace(
+    async def test_a_faster_rate_with_the_same_name_keeps_the_pace_of_slower_jobs(
         self, storage: Storage, clock: ManualClock, fast: RateKey
     ) -> None:
         fast = RateKey(SLOWER.name, fast.interval, fast.burst)
@@ -379,7 +381,7 @@ class RatesConformance(Conformance):
 
         assert sum(name.startswith("slow") for name in started) in (5, 6)
 
-    async def test_who_waits_for_a_faster_rate_of_a_name_heeds_what_a_slower_one_takes_meanwhile(
+    async def test_a_slower_rate_with_the_same_name_delays_jobs_of_the_faster(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         fast = RateKey(SLOWER.name, 100 * MS)
@@ -392,7 +394,7 @@ class RatesConformance(Conformance):
         # Both rates are used up now. The next job may start when a tenth of a second of their time is left.
         assert [(answer.leases, answer.next_due) for answer in answers] == [((), 3 * SECOND + 1)] * 2
 
-    async def test_a_task_that_is_told_a_rate_goes_by_no_other_of_its_own(
+    async def test_a_rate_set_for_a_task_replaces_the_rates_of_its_jobs(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         brought = (RateKey("task:add", SECOND), RateKey("task/60000000:add", 60 * SECOND))
@@ -409,7 +411,7 @@ class RatesConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == [f"job-{number}" for number in (2, 3, 4, 5)]
 
-    async def test_a_queue_whose_rate_is_closed_still_lets_its_delayed_jobs_fall_due(
+    async def test_delayed_jobs_become_due_in_a_queue_with_a_closed_rate(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", 60 * SECOND)))
@@ -420,7 +422,7 @@ class RatesConformance(Conformance):
 
         assert await counted(storage) == {State.ACTIVE: 2, State.WAITING: 1}
 
-    async def test_the_setting_of_a_task_goes_before_what_its_jobs_bring(
+    async def test_the_rate_set_for_a_task_precedes_the_rates_of_its_jobs(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         brought = RateKey("task:add", SECOND)
@@ -437,13 +439,13 @@ class RatesConformance(Conformance):
         # An interval of zero means no limit. It overrides the rates that the jobs bring along.
         assert len(await claim(storage)) == 3
 
-    async def test_the_setting_of_a_task_holds_for_jobs_that_bring_none(self, storage: Storage) -> None:
+    async def test_the_rate_set_for_a_task_applies_to_jobs_without_a_rate(self, storage: Storage) -> None:
         await storage.tune(Target("task", "send"), Settings(rate=RateKey("task:send", SECOND)))
         await enqueue(storage, *(new_job(f"s-{n}", task="send") for n in range(3)), new_job("add"))
 
         assert [lease.ref.id for lease in await claim(storage)] == ["s-0", "add"]
 
-    async def test_the_settings_of_tasks_are_told_by_a_survey(self, storage: Storage) -> None:
+    async def test_a_survey_lists_the_rates_set_for_tasks(self, storage: Storage) -> None:
         assert (await storage.survey()).task_rates == {}
 
         await storage.tune(Target("task", "send"), Settings(rate=RateKey("task:send", SECOND, 2)))
@@ -456,7 +458,7 @@ class RatesConformance(Conformance):
             ("send", RateKey("task:send", SECOND, 2)),
         ]
 
-    async def test_a_changed_setting_is_heeded_at_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_changed_rate_of_a_task_applies_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("task", "add"), Settings(rate=RateKey("task:add", 3600 * SECOND)))
         await enqueue(storage, *(new_job(f"job-{n}") for n in range(8)))
         await claim(storage)
@@ -470,7 +472,7 @@ class RatesConformance(Conformance):
 
         assert [name for _, name in await run(storage, clock, 3)] == ["job-2", "job-3", "job-4", "job-5"]
 
-    async def test_a_changed_setting_of_a_queue_is_heeded_at_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_changed_rate_of_a_queue_applies_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", 3600 * SECOND)))
         await enqueue(storage, *(new_job(f"job-{n}") for n in range(4)))
         await claim(storage)
@@ -484,15 +486,13 @@ class RatesConformance(Conformance):
 
         assert len(await claim(storage)) == 2
 
-    async def test_a_queue_and_its_tasks_keep_their_rates_together(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_rates_of_a_queue_and_its_tasks_hold_together(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(rate=RateKey("queue", SECOND)))
         await enqueue(storage, *paced(3, SLOWER), new_job("free"))
 
         assert [name for _, name in await run(storage, clock, 3)] == ["job-0", "job-1", "free"]
 
-    async def test_what_has_been_started_in_time_is_forgotten_with_it(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_past_starts_are_forgotten_after_an_idle_time(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *paced(3, RateKey("r", SECOND, 2)))
         await claim(storage)
         clock.advance(60)
@@ -501,12 +501,12 @@ class RatesConformance(Conformance):
 
         assert [lease.ref.id for lease in await claim(storage)] == ["job-2", "more-0"]
 
-    async def test_a_job_keeps_its_rates_as_they_were_brought(self, storage: Storage) -> None:
+    async def test_a_job_keeps_the_rates_of_its_enqueue(self, storage: Storage) -> None:
         ref, *_ = await enqueue(storage, new_job("job", rates=(SLOW, SLOWER)))
 
         assert (await record(storage, ref)).rates == (SLOW, SLOWER)
 
-    async def test_a_paused_queue_tells_no_opening(self, storage: Storage) -> None:
+    async def test_a_paused_queue_sets_no_next_due(self, storage: Storage) -> None:
         await enqueue(storage, *paced(2, SLOWER))
         lease, *_ = await claim(storage)
         await storage.tune(Target("queue", QUEUE), Settings(paused=True))

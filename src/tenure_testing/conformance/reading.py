@@ -57,14 +57,14 @@ class ReadingConformance(Conformance):
 
     # ── get ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_records_come_in_the_order_they_are_asked_for(self, storage: Storage) -> None:
+    async def test_records_come_in_the_requested_order(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         refs = [Ref(QUEUE, name) for name in ("job-0002", "missing", "job-0000", "job-0002")]
         found = await storage.get([*refs, Ref("elsewhere", "job-0001")])
 
         assert [detail.job.ref if detail else None for detail in found] == [refs[0], None, refs[2], refs[0], None]
 
-    async def test_nothing_asked_for_is_nothing_found(self, storage: Storage) -> None:
+    async def test_an_empty_lookup_finds_nothing(self, storage: Storage) -> None:
         assert await storage.get([]) == []
 
     async def test_a_job_that_never_ran_has_no_runs(self, storage: Storage) -> None:
@@ -74,7 +74,7 @@ class ReadingConformance(Conformance):
         assert (detail.runs, detail.log) == ((), ())
 
     @pytest.mark.fault("W-N19")
-    async def test_what_is_remembered_outlives_the_connection(self, storage: Storage) -> None:
+    async def test_jobs_and_events_outlive_the_connection(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
         before = await look(storage, lease.ref)
@@ -86,7 +86,7 @@ class ReadingConformance(Conformance):
         assert await all_events(storage) == events
 
     @pytest.mark.statement(114)
-    async def test_to_open_or_close_twice_is_to_do_it_once(self, storage: Storage) -> None:
+    async def test_opening_or_closing_twice_has_no_further_effect(self, storage: Storage) -> None:
         await storage.open()
         await enqueue(storage, new_job())
         await storage.open()
@@ -99,7 +99,7 @@ class ReadingConformance(Conformance):
 
         assert (await record(storage, new_job().ref)).state is State.ACTIVE
 
-    async def test_an_examination_gives_a_remedy_for_what_it_finds(self, storage: Storage) -> None:
+    async def test_each_finding_of_an_examination_has_a_remedy(self, storage: Storage) -> None:
         for finding in await storage.examine():
             assert finding.message
             assert finding.remedy or finding.level == "ok"
@@ -116,7 +116,7 @@ class ReadingConformance(Conformance):
         assert page.next is None
 
     @pytest.mark.parametrize("cursor", [*NO_CURSORS, ""])
-    async def test_a_page_behind_what_is_no_cursor_is_refused(self, storage: Storage, cursor: str) -> None:
+    async def test_a_page_after_an_invalid_cursor_is_refused(self, storage: Storage, cursor: str) -> None:
         await enqueue(storage, *new_jobs(2))
 
         with pytest.raises(ValueError, match="not a cursor"):
@@ -125,7 +125,7 @@ class ReadingConformance(Conformance):
         assert (await storage.find(Query(after=str(2**63 - 1)))).jobs != ()
 
     @pytest.mark.parametrize("cursor", NO_CURSORS)
-    async def test_events_behind_what_is_no_cursor_are_refused(
+    async def test_events_after_an_invalid_cursor_are_refused(
         self, storage: Storage, clock: ManualClock, cursor: str
     ) -> None:
         app = EventReader("app", "process-1")
@@ -164,7 +164,7 @@ class ReadingConformance(Conformance):
 
         assert (await storage.find(Query(limit=10))).next is None
 
-    async def test_a_query_narrows_by_all_that_it_names(self, storage: Storage) -> None:
+    async def test_all_filters_of_a_query_apply(self, storage: Storage) -> None:
         await enqueue(storage, new_job("a"), new_job("b"), new_job("a", queue="mail"), new_job("c", delay=SECOND))
         await settle(storage, ALICE, await claim_one(storage))
 
@@ -184,7 +184,7 @@ class ReadingConformance(Conformance):
         assert await found(Query(id="a")) == {(QUEUE, "a"), ("mail", "a")}
         assert await found(Query(id="a", queues=("mail",))) == {("mail", "a")}
 
-    async def test_narrowed_pages_join_too(self, storage: Storage) -> None:
+    async def test_pages_of_a_filtered_listing_join(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(30))
         for lease in (await claim(storage, room=30))[::2]:
             await settle(storage, ALICE, lease)
@@ -211,7 +211,7 @@ class ReadingConformance(Conformance):
         assert counted("mail") == {State.WAITING: 2}
         assert not queues[QUEUE].paused
 
-    async def test_a_survey_can_be_of_some_queues(self, storage: Storage) -> None:
+    async def test_a_survey_can_be_limited_to_some_queues(self, storage: Storage) -> None:
         await enqueue(storage, new_job(), new_job(queue="mail"), new_job(queue="reports"))
         queues = (await storage.survey(["mail", "unheard-of"])).queues
 
@@ -235,7 +235,7 @@ class ReadingConformance(Conformance):
 
         assert await oldest() is None
 
-    async def test_the_oldest_is_who_has_waited_longest_also_where_the_clock_was_set_back(
+    async def test_the_oldest_wait_is_right_after_the_clock_was_set_back(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("ahead"))
@@ -249,7 +249,7 @@ class ReadingConformance(Conformance):
 
         assert (await storage.survey([QUEUE])).queues[0].oldest_waiting == 65 * SECOND
 
-    async def test_a_survey_tells_the_storages_time_and_its_last_sweep(
+    async def test_a_survey_has_the_storages_time_and_the_last_sweep(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         survey = await storage.survey()
@@ -287,13 +287,13 @@ class ReadingConformance(Conformance):
         assert len({event.cursor for event in events}) == len(names)
         assert all(event.cursor for event in events)
 
-    async def test_no_event_is_told_before_there_is_one(self, storage: Storage) -> None:
+    async def test_an_empty_log_gives_no_events(self, storage: Storage) -> None:
         page = await storage.events()
 
         assert page.events == ()
         assert (await storage.events(page.next)).events == ()
 
-    async def test_a_reading_resumes_where_it_stopped(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_reading_resumes_at_the_returned_cursor(self, storage: Storage, clock: ManualClock) -> None:
         names = await happenings(storage, clock, 10)
         first = await storage.events(limit=4)
         second = await storage.events(first.next, limit=4)
@@ -308,14 +308,14 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(second.next)).events) == names[8:] + more
         assert ids((await storage.events()).events) == names + more
 
-    async def test_an_events_own_cursor_can_be_resumed_from(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_reading_resumes_at_the_cursor_of_an_event(self, storage: Storage, clock: ManualClock) -> None:
         names = await happenings(storage, clock, 5)
         events = (await storage.events()).events
 
         assert ids((await storage.events(events[1].cursor)).events) == names[2:]
         assert ids((await storage.events(events[-1].cursor)).events) == []
 
-    async def test_a_large_result_is_left_to_the_record(self, storage: Storage) -> None:
+    async def test_an_event_omits_a_large_result(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         small, large = await claim(storage)
         await settle(storage, ALICE, small, Returned(b'"\xc3\xbc"'))
@@ -338,7 +338,7 @@ class ReadingConformance(Conformance):
         assert (event.queue, event.id, event.task, event.run) == (QUEUE, "job", "add", 1)
         assert (event.delay, event.error, event.next_attempt) == (recorded.delay, recorded.error, 2)
 
-    async def test_a_named_readers_place_is_kept(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_position_of_a_named_reader_is_kept(self, storage: Storage, clock: ManualClock) -> None:
         app = EventReader("app", "process-1")
         await storage.events(reader=app)
         names = await happenings(storage, clock, 6)
@@ -353,7 +353,7 @@ class ReadingConformance(Conformance):
         # Without a cursor, the stored position counts.
         assert ids((await storage.events(reader=app)).events) == more
 
-    async def test_what_was_recorded_of_late_is_read_by_its_age(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_recent_events_are_read_by_their_age(self, storage: Storage, clock: ManualClock) -> None:
         names = await happenings(storage, clock, 6)
         ages = [0, SECOND - 1, SECOND, 3 * SECOND, 6 * SECOND, 60 * SECOND]
         found = [await storage.events(recorded_within(age)) for age in ages]
@@ -366,13 +366,15 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(place)).events) == names[3:]
         assert (await storage.events(recorded_within(0))).next == (await storage.events()).next
 
-    async def test_of_an_empty_log_every_age_is_its_end(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_every_age_is_the_end_of_an_empty_log(self, storage: Storage, clock: ManualClock) -> None:
         place = (await storage.events(recorded_within(60 * SECOND))).next
         names = await happenings(storage, clock, 1)
 
         assert ids((await storage.events(place)).events) == names
 
-    async def test_of_a_trimmed_log_an_age_names_what_is_left(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_age_beyond_a_trimmed_log_gives_the_events_that_are_left(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await happenings(storage, clock, 1, prefix="old")
         clock.advance(WEEK)
         names = await happenings(storage, clock, 2)
@@ -382,7 +384,9 @@ class ReadingConformance(Conformance):
         assert [type(event).__name__ for event in page.events] == ["JobCompleted", "JobCompleted"]
         assert ids(page.events) == names
 
-    async def test_a_new_named_reader_begins_where_it_asks_to(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_new_named_reader_begins_at_the_requested_position(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         names = await happenings(storage, clock, 6)
         place = (await storage.events(recorded_within(3 * SECOND), limit=0)).next
         page = await storage.events(limit=1, reader=EventReader("app", "process-1", place))
@@ -395,7 +399,9 @@ class ReadingConformance(Conformance):
         rest = await storage.events(page.next, reader=EventReader("app", "process-1", end))
         assert ids(rest.events) == names[4:]
 
-    async def test_a_batch_on_loan_is_given_to_nobody_else(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lent_batch_of_events_is_given_to_no_other_reader(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 6)
@@ -409,7 +415,9 @@ class ReadingConformance(Conformance):
         assert ids(rest.events) == names[4:]
         assert (await storage.events(limit=4, reader=second)).events == ()
 
-    async def test_a_reader_that_has_all_leaves_room_for_others(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_reader_that_acknowledged_all_events_holds_no_loan(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 2)
@@ -420,9 +428,7 @@ class ReadingConformance(Conformance):
         assert ids(lent.events) == names
         assert ids((await storage.events(reader=second)).events) == more
 
-    async def test_a_batch_that_nobody_acknowledged_goes_to_the_next(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_an_unacknowledged_batch_goes_to_the_next_reader(self, storage: Storage, clock: ManualClock) -> None:
         first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         names = await happenings(storage, clock, 3)
@@ -435,7 +441,7 @@ class ReadingConformance(Conformance):
 
         assert ids((await storage.events(reader=second)).events) == names
 
-    async def test_a_late_acknowledgement_counts_but_takes_no_loan_back(
+    async def test_a_late_acknowledgement_counts_but_does_not_end_the_new_loan(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
@@ -453,7 +459,7 @@ class ReadingConformance(Conformance):
 
         assert ids((await storage.events(reader=first)).events) == names[3:]
 
-    async def test_asking_again_renews_the_loan(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_reading_again_renews_the_loan(self, storage: Storage, clock: ManualClock) -> None:
         first, second = EventReader("app", "process-1"), EventReader("app", "process-2")
         await storage.events(reader=first)
         await happenings(storage, clock, 2)
@@ -464,7 +470,7 @@ class ReadingConformance(Conformance):
 
             assert (await storage.events(reader=second)).events == ()
 
-    async def test_an_acknowledgement_after_the_loan_counts_if_nobody_came(
+    async def test_an_acknowledgement_after_the_loan_counts_without_another_reader(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         only = EventReader("app", "process-1")
@@ -485,7 +491,7 @@ class ReadingConformance(Conformance):
 
         assert ids((await storage.events(reader=second)).events) == names
 
-    async def test_readers_of_other_names_do_not_disturb(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_readers_with_other_names_are_independent(self, storage: Storage, clock: ManualClock) -> None:
         app, audit = EventReader("app", "process-1"), EventReader("audit", "process-1")
         await storage.events(reader=app)
         await storage.events(reader=audit)
@@ -496,7 +502,7 @@ class ReadingConformance(Conformance):
         assert ids((await storage.events(reader=audit)).events) == names
         assert ids((await storage.events()).events) == names
 
-    async def test_callers_at_once_share_no_event(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_concurrent_callers_share_no_event(self, storage: Storage, clock: ManualClock) -> None:
         callers = [EventReader("app", f"process-{number}") for number in range(8)]
         await storage.events(reader=callers[0])
         names = await happenings(storage, clock, 3)
@@ -505,7 +511,7 @@ class ReadingConformance(Conformance):
         assert [ids(page.events) for page in pages if page.events] == [names]
 
     @pytest.mark.fault("W-T23")
-    async def test_a_readers_place_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_position_of_a_reader_outlives_the_connection(self, storage: Storage, clock: ManualClock) -> None:
         app = EventReader("app", "process-1")
         await storage.events(reader=app)
         names = await happenings(storage, clock, 4)
@@ -524,7 +530,7 @@ class ReadingConformance(Conformance):
 
         assert ids(await all_events(storage)) == [job.id for job in new_jobs(300)]
 
-    async def test_pausing_is_told_between_the_jobs_it_fell_between(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_pause_events_keep_their_order_among_job_events(self, storage: Storage, clock: ManualClock) -> None:
         await happenings(storage, clock, 1)
         await storage.tune(Target("queue", QUEUE), Settings(paused=True))
         await storage.tune(Target("queue", QUEUE), Settings(paused=False))

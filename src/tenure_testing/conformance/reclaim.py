@@ -38,7 +38,7 @@ class ReclaimConformance(Conformance):
     """The leases of a dead owner are taken at once, without grace."""
 
     @pytest.mark.statement(92)
-    async def test_what_a_dead_owner_held_is_taken_at_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_leases_of_a_dead_owner_are_reclaimed_at_once(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(1.5)
         answer = await storage.reclaim(ALICE.id, REAPER)
@@ -86,7 +86,7 @@ class ReclaimConformance(Conformance):
 
         assert (job.state, job.reason) == (State.FAILED, "crashed")
 
-    async def test_only_the_dead_owners_jobs_are_taken(self, storage: Storage) -> None:
+    async def test_only_jobs_of_the_dead_owner_are_reclaimed(self, storage: Storage) -> None:
         lease = await start(storage, new_job("alices"))
         foreign = await start(storage, new_job("bobs"), BOB)
         over = await start(storage, new_job("over"))
@@ -100,13 +100,13 @@ class ReclaimConformance(Conformance):
         assert [taken.lease.ref for taken in answer.stalled] == [lease.ref]
         assert await record(storage, foreign.ref) == foreign.job
 
-    async def test_a_dead_owner_without_jobs_leaves_nothing(self, storage: Storage) -> None:
+    async def test_reclaiming_from_an_owner_without_jobs_returns_nothing(self, storage: Storage) -> None:
         await start(storage, owner=BOB)
         answer = await storage.reclaim(ALICE.id, REAPER)
 
         assert (answer.stalled, answer.more) == ((), False)
 
-    async def test_to_reclaim_twice_is_to_reclaim_once(self, storage: Storage) -> None:
+    async def test_a_repeated_reclaim_has_no_further_effect(self, storage: Storage) -> None:
         await start(storage)
         first = await storage.reclaim(ALICE.id, REAPER)
         second = await storage.reclaim(ALICE.id, DEPUTY)
@@ -120,7 +120,7 @@ class ReclaimConformance(Conformance):
         assert (await beat(storage, ALICE, [lease])).lost == ((lease.ref, lease.fence),)
         assert await settle(storage, ALICE, lease) == "lost"
 
-    async def test_a_suspect_is_taken_too(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_suspect_job_is_reclaimed(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
 
@@ -131,7 +131,7 @@ class ReclaimConformance(Conformance):
         assert [taken.lease.ref for taken in answer.stalled] == [lease.ref]
         assert (await record(storage, lease.ref)).suspect_until is None
 
-    async def test_what_a_dead_reaper_held_is_taken_too(self, storage: Storage) -> None:
+    async def test_the_leases_of_a_dead_reaper_are_reclaimed(self, storage: Storage) -> None:
         lease = await start(storage)
         first = (await storage.reclaim(ALICE.id, REAPER)).stalled[0]
         second = (await storage.reclaim(REAPER.id, DEPUTY)).stalled[0]
@@ -140,7 +140,7 @@ class ReclaimConformance(Conformance):
         assert await apply(storage, DEPUTY, stalled(second)) == "done"
         assert (await record(storage, lease.ref)).stalls == 1
 
-    async def test_what_a_call_took_whose_answer_was_lost_can_be_taken_from_who_asked(self, storage: Storage) -> None:
+    async def test_jobs_of_a_reclaim_with_a_lost_answer_can_be_reclaimed_again(self, storage: Storage) -> None:
         leases = [await start(storage, new_job(name)) for name in ("a", "b")]
         # The answers of these two calls were lost. Each caller used an owner id that is used for nothing else.
         await storage.reclaim(ALICE.id, REAPER)
@@ -159,7 +159,7 @@ class ReclaimConformance(Conformance):
         assert [(await record(storage, lease.ref)).stalls for lease in leases] == [1, 1]
         assert (await storage.survey()).workers == ()
 
-    async def test_a_caller_is_told_that_it_holds_what_no_answer_named(self, storage: Storage) -> None:
+    async def test_a_reclaim_reports_jobs_that_an_earlier_lost_answer_named(self, storage: Storage) -> None:
         await start(storage, new_job("a"))
         await start(storage, new_job("b"), BOB)
         # The network has carried out this call twice and delivered the second answer.
@@ -173,7 +173,7 @@ class ReclaimConformance(Conformance):
         assert (len(other.stalled), other.more, other.incomplete) == (1, False, True)
         assert (len(found.stalled), found.more, found.incomplete) == (2, False, False)
 
-    async def test_a_cancelled_job_of_the_dead_is_cancelled(self, storage: Storage) -> None:
+    async def test_a_dead_workers_job_with_a_cancel_request_is_cancelled(self, storage: Storage) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
         await storage.revise([CancelJob(lease.ref, "enough")])
         for taken in (await storage.reclaim(ALICE.id, REAPER)).stalled:
@@ -190,7 +190,7 @@ class ReclaimConformance(Conformance):
 
         assert [(worker.owner, worker.died) for worker in before + after] == [(ALICE, False), (ALICE, True)]
 
-    async def test_a_worker_that_took_no_leave_is_shown_for_ten_minutes(
+    async def test_a_worker_that_did_not_sign_off_is_shown_for_ten_minutes(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))

@@ -47,7 +47,7 @@ AGAIN = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(2 * HOUR, 3))
 class RegressionsConformance(Conformance):
     """Each test shows a fault that a storage once had."""
 
-    async def test_no_rule_brings_back_what_somebody_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_rule_redrives_no_job_with_a_cancel_request(self, storage: Storage, clock: ManualClock) -> None:
         for name, outcome in (("raised", RAISED), ("late", TimedOut(ERROR))):
             lease = await start(storage, new_job(name, policy=AGAIN))
             await storage.revise([CancelJob(lease.ref, "enough")])
@@ -75,7 +75,7 @@ class RegressionsConformance(Conformance):
         assert {lease.ref.id for lease in leases} == {"plain", "keyed"}
         assert [await settle(storage, ALICE, lease) for lease in leases] == ["done", "done"]
 
-    async def test_retention_spares_what_a_rule_has_yet_to_put_back(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_retention_keeps_jobs_that_a_rule_will_redrive(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(QUEUE_ITSELF, Settings(retention=RetentionRules(failed=KeepRule(HOUR, 0))))
         ruled, plain = await start(storage, new_job("ruled", policy=AGAIN)), await start(storage, new_job("plain"))
         await settle(storage, ALICE, ruled, RAISED)
@@ -89,7 +89,7 @@ class RegressionsConformance(Conformance):
         assert kept == {"ruled": State.FAILED}
         assert await states(storage) == {"ruled": State.WAITING}
 
-    async def test_a_clock_set_back_does_not_make_what_is_new_look_oldest(
+    async def test_retention_after_a_clock_set_back_does_not_take_new_jobs_for_old(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.tune(QUEUE_ITSELF, Settings(retention=RetentionRules(completed=KeepRule(HOUR, 3))))
@@ -103,7 +103,7 @@ class RegressionsConformance(Conformance):
 
         assert set(await states(storage)) == {"old-1", "old-2", "new"}
 
-    async def test_another_priority_does_not_put_a_job_off_after_the_clock_was_set_back(
+    async def test_a_new_priority_after_a_clock_set_back_does_not_delay_the_job(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         (ref,) = await enqueue(storage, new_job())
@@ -114,13 +114,13 @@ class RegressionsConformance(Conformance):
         assert (job.state, job.priority) == (State.WAITING, 2)
         assert [lease.ref for lease in await claim(storage)] == [ref]
 
-    async def test_time_spent_is_never_less_than_nothing(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_durations_are_never_negative(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job())
         clock.step_wall(-3600)
 
         assert (await glance(storage)).oldest_waiting == 0
 
-    async def test_slots_that_are_left_together_are_offered_once_each(self, storage: Storage) -> None:
+    async def test_slots_freed_together_are_offered_once_each(self, storage: Storage) -> None:
         key = Key("k", 10)
         await enqueue(storage, *(new_job(f"job-{number:02}", keys=(key,)) for number in range(60)))
         running = await claim(storage, room=20)
@@ -131,7 +131,7 @@ class RegressionsConformance(Conformance):
         # Ten jobs were released for the ten slots, not 1 + 2 + ... + 10.
         assert (await glance(storage)).parked == 40
 
-    async def test_a_sweep_lets_nobody_in_where_somebody_stands_in_line(
+    async def test_a_sweep_releases_no_job_while_a_released_one_waits(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         jobs = [new_job(f"{name}-{number}", keys=(Key(name),)) for number in range(5) for name in ("a", "b", "c")]
@@ -145,7 +145,7 @@ class RegressionsConformance(Conformance):
 
         assert before == (await glance(storage)).parked == len(jobs) - 6
 
-    async def test_a_repeated_settlement_is_known_though_its_id_has_begun_another_life(
+    async def test_a_repeated_settlement_is_a_duplicate_after_its_id_was_reused(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         job = new_job(policy=Policy(result_ttl=SECOND))
@@ -157,7 +157,7 @@ class RegressionsConformance(Conformance):
         assert await settle(storage, ALICE, lease) == "duplicate"
         assert (await look(storage, lease.ref)).job.state is State.WAITING
 
-    async def test_a_place_behind_the_end_of_the_log_is_no_silence(self, storage: Storage) -> None:
+    async def test_a_cursor_beyond_the_log_does_not_silence_a_reader(self, storage: Storage) -> None:
         for lease in [await start(storage, job) for job in new_jobs(3)]:
             await settle(storage, ALICE, lease)
         reader = EventReader("app", "process-1")
@@ -171,7 +171,7 @@ class RegressionsConformance(Conformance):
         assert len(page.events) == 4
         assert [event.id for event in heard if isinstance(event, JobCompleted)] == ["later"]
 
-    async def test_a_sign_of_life_counts_from_when_it_was_given(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_heartbeat_counts_from_when_it_was_given(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(heartbeat_timeout=10 * SECOND))
         clock.advance(5)
         # The renewal was delayed, or an earlier one was sent and its answer was lost.

@@ -103,7 +103,7 @@ class RenewConformance(Conformance):
         assert reclaimed == []
 
     @pytest.mark.statement(18)
-    async def test_a_lease_that_is_out_but_not_taken_is_renewed(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lapsed_lease_that_was_not_reclaimed_is_renewed(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(3600)
 
@@ -153,7 +153,7 @@ class RenewConformance(Conformance):
         assert await record(storage, lease.ref) == before
         assert taken[0].lease.fence == before.fence
 
-    async def test_a_beat_that_crosses_its_own_settlement_is_no_offence(self, storage: Storage) -> None:
+    async def test_a_beat_that_crosses_its_own_settlement_records_no_fenced_run(self, storage: Storage) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
 
@@ -169,7 +169,7 @@ class RenewConformance(Conformance):
         assert await beat(storage, ALICE, [lease]) == RenewResult(lost=((lease.ref, lease.fence),))
         assert await events_of(storage, RunFenced) == []
 
-    async def test_only_exceptions_are_told(self, storage: Storage) -> None:
+    async def test_a_renewal_lists_only_exceptions(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(4))
         well, over, asked, fine = await claim(storage)
         await settle(storage, ALICE, over)
@@ -180,7 +180,7 @@ class RenewConformance(Conformance):
         assert pulse.cancelling == (CancelRequest(asked.ref, asked.fence, "enough"),)
         assert pulse.orders == ()
 
-    async def test_a_cancel_is_told_with_each_beat_and_the_lease_goes_on(
+    async def test_each_beat_returns_a_cancel_request_and_extends_the_lease(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
@@ -199,7 +199,7 @@ class RenewConformance(Conformance):
             assert await watch(storage, clock, 19) == []
             assert await beat(storage, ALICE, [lease]) == RenewResult()
 
-    async def test_no_beat_carries_a_lease_past_the_limit_of_its_run(
+    async def test_no_beat_extends_a_lease_past_the_limit_of_its_run(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(timeout=10 * SECOND))
@@ -291,7 +291,9 @@ class RenewConformance(Conformance):
 
         assert (await record(storage, lease.ref)).suspect_until is None
 
-    async def test_without_a_progress_clock_a_sign_is_just_a_beat(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_without_a_progress_clock_a_sign_has_no_effect_of_its_own(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         clock.advance(5)
         await beat(storage, ALICE, [lease], sign=True)
@@ -313,7 +315,7 @@ class RenewConformance(Conformance):
 
         assert (await record(storage, lease.ref)).lease_until == clock.now() + LEASE
 
-    async def test_progress_is_kept_until_it_is_told_anew(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_progress_is_kept_until_the_next_report(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(5)
         await storage.renew(
@@ -357,7 +359,7 @@ class RenewConformance(Conformance):
         ]
         assert [line.fields for line in log] == [{"part": "1"}, {}, {}]
 
-    async def test_a_log_line_that_is_sent_again_is_kept_once(self, storage: Storage) -> None:
+    async def test_a_log_line_that_is_sent_twice_is_kept_once(self, storage: Storage) -> None:
         def lines(*numbers: int) -> tuple[NewLogLine, ...]:
             return tuple(NewLogLine("info", f"line {number}", {}, number=number) for number in numbers)
 
@@ -404,7 +406,7 @@ class RenewConformance(Conformance):
         assert detail.log_dropped == 6
 
     @pytest.mark.fault("W-T18")
-    async def test_a_fenced_run_logs_and_tells_nothing_more(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_fenced_run_records_no_logs_and_no_progress(self, storage: Storage, clock: ManualClock) -> None:
         old = await start(storage)
         await recover(storage, clock)
         await claim_one(storage, BOB)
@@ -431,14 +433,14 @@ class RenewConformance(Conformance):
         assert alice.turned_ago == 2_100_000
         assert (workers[BOB].started, workers[BOB].turned_ago) == (begun + 5 * SECOND, 2 * SECOND)
 
-    async def test_the_last_beat_takes_its_worker_out(self, storage: Storage) -> None:
+    async def test_the_last_beat_removes_its_worker(self, storage: Storage) -> None:
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10)))
         await storage.renew(RenewRequest(BOB, worker=WorkerInfo(("default",), 10)))
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo(("default",), 10, stopping=True), last=True))
 
         assert [worker.owner for worker in (await storage.survey()).workers] == [BOB]
 
-    async def test_what_a_beat_announces_is_recorded(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_events_sent_with_a_beat_are_recorded(self, storage: Storage, clock: ManualClock) -> None:
         began = WorkerStarted(owner=ALICE.id, host="host-1", pid=101, queues=("default",), concurrency=10)
         ended = WorkerStopped(owner=ALICE.id, released=2)
         await storage.renew(RenewRequest(ALICE, events=(began,)))
@@ -451,7 +453,7 @@ class RenewConformance(Conformance):
         assert isinstance(second, WorkerStopped)
         assert second.released == 2
 
-    async def test_an_event_that_is_announced_again_is_recorded_once(self, storage: Storage) -> None:
+    async def test_an_event_that_is_sent_twice_is_recorded_once(self, storage: Storage) -> None:
         began = WorkerStarted(owner=ALICE.id, host="host-1", pid=101, queues=("default",), concurrency=10)
         stopping, ended = WorkerStopping(owner=ALICE.id, reason="asked"), WorkerStopped(owner=ALICE.id, released=2)
         info = WorkerInfo(("default",), 10)
@@ -480,7 +482,9 @@ class RenewConformance(Conformance):
         assert (await storage.renew(RenewRequest(BOB))).orders == ()
 
     @pytest.mark.parametrize("leave", [True, False])
-    async def test_orders_for_a_worker_go_with_it(self, storage: Storage, clock: ManualClock, leave: bool) -> None:
+    async def test_orders_for_a_worker_are_deleted_when_it_leaves(
+        self, storage: Storage, clock: ManualClock, leave: bool
+    ) -> None:
         target = Target("worker", ALICE.id)
         await storage.renew(RenewRequest(ALICE, worker=WorkerInfo()))
         assert await storage.tune(target, Settings(quiet=True)) == Settings(quiet=True)
@@ -495,7 +499,7 @@ class RenewConformance(Conformance):
 
         assert await storage.tune(target, Settings()) == Settings()
 
-    async def test_a_renewal_that_only_asks_extends_nothing_and_hears_all(
+    async def test_a_renewal_that_extends_nothing_still_gets_all_answers(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
@@ -513,7 +517,7 @@ class RenewConformance(Conformance):
         assert foreign.lost == ((lease.ref, lease.fence),)
         assert (after.lease_until, after.heard_at) == (before.lease_until, before.heard_at)
 
-    async def test_a_beat_that_asks_gets_the_identity_of_each_partition(
+    async def test_a_beat_can_request_the_identity_of_each_partition(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         worker = WorkerInfo(queues=(QUEUE,))
@@ -533,7 +537,7 @@ class RenewConformance(Conformance):
         assert len({state.place for state in first.partitions}) == len(first.partitions)
         assert not (await storage.renew(RenewRequest(ALICE, worker=worker))).partitions
 
-    async def test_a_beat_tells_whether_the_log_continues_what_its_worker_saw(
+    async def test_a_beat_reports_whether_the_log_continues_what_its_worker_saw(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         async def state(*seen: PartitionState) -> PartitionState:

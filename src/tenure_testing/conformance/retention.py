@@ -101,7 +101,7 @@ class RetentionConformance(Conformance):
 
     @pytest.mark.statement(67)
     @pytest.mark.parametrize("state", ENDS)
-    async def test_of_each_outcome_the_newest_are_kept(
+    async def test_the_newest_jobs_of_each_outcome_are_kept(
         self, storage: Storage, clock: ManualClock, state: State
     ) -> None:
         keep = RetentionRules(**{state.value: KeepRule(DAY * SECOND, 2)})
@@ -119,7 +119,7 @@ class RetentionConformance(Conformance):
         assert await states(storage) == {}
 
     @pytest.mark.parametrize("state", ENDS)
-    async def test_a_queue_keeps_for_as_long_as_it_is_told(
+    async def test_a_queue_keeps_jobs_for_its_configured_time(
         self, storage: Storage, clock: ManualClock, state: State
     ) -> None:
         keep = RetentionRules(**{state.value: KeepRule(5 * SECOND)})
@@ -133,7 +133,7 @@ class RetentionConformance(Conformance):
         assert await storage.get([here]) == [None]
         assert (await record(storage, there)).state is state
 
-    async def test_whichever_comes_first_ends_it(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_first_limit_to_be_reached_deletes_a_job(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(10 * SECOND, 3))))
         for number in range(5):
             await ended(storage, clock, State.COMPLETED, f"job-{number}")
@@ -147,7 +147,7 @@ class RetentionConformance(Conformance):
 
         assert set(await states(storage)) == {"job-3", "job-4"}
 
-    async def test_each_outcome_is_counted_apart(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_outcome_is_counted_separately(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 1))))
         for number in range(2):
             for state in ENDS:
@@ -162,7 +162,7 @@ class RetentionConformance(Conformance):
             State.EXPIRED: 2,
         }
 
-    async def test_what_is_not_told_stays_as_it_is(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_unset_rule_keeps_its_value(self, storage: Storage, clock: ManualClock) -> None:
         first = RetentionRules(completed=KeepRule(5 * SECOND, 7))
         second = RetentionRules(failed=KeepRule(6 * SECOND))
         await storage.tune(THIS_QUEUE, Settings(retention=first))
@@ -184,7 +184,7 @@ class RetentionConformance(Conformance):
         assert await storage.tune(THIS_QUEUE, Settings()) == Settings(retention=keep)
 
     @pytest.mark.fault("W-T17", "W-B5")
-    async def test_a_trim_takes_bounded_steps_and_the_oldest_first(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_trim_deletes_the_oldest_first_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:
         count = TRIM_LIMIT + 60
         await enqueue(storage, *new_jobs(count))
         while leases := await claim(storage):
@@ -202,7 +202,7 @@ class RetentionConformance(Conformance):
         assert (second.more, second.did["trimmed"]) == (False, 60)
         assert await states(storage) == {}
 
-    async def test_all_that_was_the_jobs_goes_with_it(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_all_data_of_a_job_is_deleted_with_it(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await storage.renew(
             RenewRequest(
@@ -221,7 +221,7 @@ class RetentionConformance(Conformance):
         assert (await claim_one(storage)).run == 1
 
     @pytest.mark.fault("W-N2")
-    async def test_what_is_not_over_is_kept_however_old(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_unfinished_jobs_of_any_age_are_kept(self, storage: Storage, clock: ManualClock) -> None:
         none = KeepRule(1, 0)
         await storage.tune(
             THIS_QUEUE,
@@ -240,7 +240,7 @@ class RetentionConformance(Conformance):
             "delayed": State.DELAYED,
         }
 
-    async def test_to_be_trimmed_is_nothing_to_tell(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_trim_records_no_event(self, storage: Storage, clock: ManualClock) -> None:
         ref = await ended(storage, clock, State.COMPLETED)
         clock.advance(HOUR)
         await sweep_all(storage)
@@ -248,7 +248,9 @@ class RetentionConformance(Conformance):
         assert await storage.get([ref]) == [None]
         assert await events_of(storage, JobDeleted) == []
 
-    async def test_a_late_settlement_of_what_was_trimmed_is_gone(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_late_settlement_of_a_trimmed_job_gets_the_verdict_gone(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease)
         clock.advance(HOUR)
@@ -267,7 +269,7 @@ class RetentionConformance(Conformance):
 
     # ── a lifetime of its own ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def test_a_result_of_a_short_life_goes_before_its_queues_time(
+    async def test_a_short_result_ttl_precedes_the_rule_of_the_queue(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(policy=BRIEF))
@@ -288,7 +290,7 @@ class RetentionConformance(Conformance):
         assert await counted(storage) == {}
 
     @pytest.mark.fault("W-P7")
-    async def test_a_result_of_a_long_life_outlasts_its_queues_time_and_count(
+    async def test_a_long_result_ttl_outlasts_the_time_and_count_of_the_queue(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(5 * SECOND, 1))))
@@ -305,7 +307,9 @@ class RetentionConformance(Conformance):
 
         assert set(await states(storage)) == {"lasting-0", "lasting-1", "lasting-2"}
 
-    async def test_a_result_is_gone_at_the_instant_swept_or_not(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_result_expires_to_the_microsecond_without_a_sweep(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage, new_job(policy=BRIEF))
         await settle(storage, ALICE, lease)
         ref = lease.ref
@@ -330,7 +334,7 @@ class RetentionConformance(Conformance):
         assert revised == [RevisionResult(ref, "gone")] * 5
         assert await events_of(storage, JobDeleted) == []
 
-    async def test_pages_pass_over_what_is_gone_but_not_swept(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_pages_omit_expired_jobs_that_are_not_yet_swept(self, storage: Storage, clock: ManualClock) -> None:
         for number in range(6):
             job = new_job(f"job-{number}", policy=BRIEF if number % 2 else Policy())
             await settle(storage, ALICE, await start(storage, job))
@@ -342,7 +346,7 @@ class RetentionConformance(Conformance):
         assert [[job.id for job in page.jobs] for page in (first, second)] == [["job-4", "job-2"], ["job-0"]]
         assert second.next is None
 
-    async def test_a_lifetime_of_its_own_is_that_of_a_result_only(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_result_ttl_applies_to_results_only(self, storage: Storage, clock: ManualClock) -> None:
         failed = await start(storage, new_job("failed", policy=BRIEF))
         await settle(storage, ALICE, failed, Rejected(ERROR))
         cancelled = await start(storage, new_job("cancelled", policy=BRIEF))
@@ -352,7 +356,7 @@ class RetentionConformance(Conformance):
 
         assert await states(storage) == {"failed": State.FAILED, "cancelled": State.CANCELLED}
 
-    async def test_an_id_is_free_when_its_results_life_is_over(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_id_is_free_when_its_result_has_expired(self, storage: Storage, clock: ManualClock) -> None:
         job = new_job(policy=BRIEF)
         old = await start(storage, job)
         await settle(storage, ALICE, old)
@@ -377,7 +381,7 @@ class RetentionConformance(Conformance):
         assert await settle(storage, BOB, new) == "done"
         assert await counted(storage) == {State.COMPLETED: 1}
 
-    async def test_lives_that_are_over_are_trimmed_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_expired_results_are_trimmed_in_bounded_steps(self, storage: Storage, clock: ManualClock) -> None:
         count = TRIM_LIMIT + 60
         await enqueue(storage, *(new_job(f"job-{number:04}", policy=BRIEF) for number in range(count)))
         while leases := await claim(storage):
@@ -391,7 +395,7 @@ class RetentionConformance(Conformance):
 
     # ── in step with completions ──────────────────────────────────────────────────────────────────────────────────
 
-    async def test_completions_forget_the_oldest_above_the_count_and_a_tenth(
+    async def test_completions_delete_the_oldest_above_the_count_and_a_tenth(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         keep = KeepRule(DAY * SECOND, 60)
@@ -410,7 +414,7 @@ class RetentionConformance(Conformance):
 
         assert len(await states(storage)) == 60
 
-    async def test_completions_shrink_a_backlog_a_little_each(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_completions_delete_a_bounded_part_of_a_backlog(self, storage: Storage, clock: ManualClock) -> None:
         await complete(storage, clock, *(new_job(f"job-{number:03}") for number in range(200)))
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         await complete(storage, clock, *(new_job(f"late-{number}") for number in range(40)))
@@ -446,7 +450,9 @@ class RetentionConformance(Conformance):
         assert (await claim_one(storage)).run == 1
         assert not [finding for finding in await storage.examine() if finding.level == "error"]
 
-    async def test_completions_spare_jobs_that_need_more_than_a_set(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_completions_leave_jobs_with_other_records_to_the_sweep(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
         odd = [
             new_job("debounces", merge=DebounceKey("d", SECOND)),
@@ -472,7 +478,7 @@ class RetentionConformance(Conformance):
 
         assert set(await states(storage)) == {"lasts"}
 
-    async def test_completions_forget_nothing_where_the_clock_was_set_back(
+    async def test_completions_delete_nothing_after_the_clock_was_set_back(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await storage.tune(THIS_QUEUE, Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0))))
@@ -534,14 +540,14 @@ class RetentionConformance(Conformance):
 
         assert await counted(storage) == {}
 
-    async def test_a_result_can_be_let_go_earlier(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_result_can_be_kept_for_shorter(self, storage: Storage, clock: ManualClock) -> None:
         lasting, usual = await completed(storage, new_job("lasting", policy=LASTING), new_job("usual"))
         await storage.revise([RetainJob(lasting.ref, SECOND), RetainJob(usual.ref, SECOND)])
         clock.advance(1)
 
         assert await storage.get([lasting.ref, usual.ref]) == [None, None]
 
-    async def test_the_last_word_on_a_result_counts(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_last_retention_of_a_result_counts(self, storage: Storage, clock: ManualClock) -> None:
         (lease,) = await completed(storage, new_job())
         await storage.revise(
             [RetainJob(lease.ref, SECOND), RetainJob(lease.ref, DAY * SECOND), RetainJob(lease.ref, HOUR)]
@@ -579,7 +585,7 @@ class RetentionConformance(Conformance):
         assert [one.state and one.state.value for one in revised[:6]] == [ref.id for ref in refs]
         assert [await look(storage, ref) for ref in refs] == before
 
-    async def test_a_new_lifetime_wakes_who_waits_for_the_job(self, storage: Storage) -> None:
+    async def test_a_new_retention_time_wakes_listeners_of_the_job(self, storage: Storage) -> None:
         (lease,) = await completed(storage, new_job())
         notices = storage.notices([job_topic(lease.ref)])
         await woken_by(storage, notices, lambda: storage.revise([RetainJob(lease.ref, SECOND)]))

@@ -69,7 +69,7 @@ class ReviseConformance(Conformance):
         assert await claim(storage) == []
         assert [event.was for event in await events_of(storage, JobCancelled)] == ["delayed"]
 
-    async def test_a_resting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_between_two_attempts_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await settle(storage, ALICE, lease, RAISED)
 
@@ -99,7 +99,7 @@ class ReviseConformance(Conformance):
         assert [event.was for event in await events_of(storage, JobCancelled)] == ["waiting"]
         assert await claim(storage) == []
 
-    async def test_a_suspected_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_suspect_job_gets_a_cancel_request(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
 
@@ -119,7 +119,7 @@ class ReviseConformance(Conformance):
             RevisionResult(new_job().ref, "refused", State.EXPIRED)
         ]
 
-    async def test_a_cancelled_job_is_not_asked_by_those_that_follow(self, storage: Storage) -> None:
+    async def test_a_second_cancel_request_does_not_change_the_first(self, storage: Storage) -> None:
         lease = await start(storage)
         await storage.revise([CancelJob(lease.ref, "enough", "ops")])
         await storage.revise([CancelJob(lease.ref, "more than enough", "boss")])
@@ -129,7 +129,7 @@ class ReviseConformance(Conformance):
         assert (event.reason, event.by, event.was) == ("enough", "ops", "active")
 
     @pytest.mark.fault("W-P14")
-    async def test_an_active_job_is_asked_to_stop(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_active_job_gets_a_cancel_request(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         clock.advance(1)
         first = await storage.revise([CancelJob(lease.ref, "enough")])
@@ -146,7 +146,7 @@ class ReviseConformance(Conformance):
 
         assert (await record(storage, lease.ref)).state is State.CANCELLED
 
-    async def test_what_is_over_cannot_be_cancelled(self, storage: Storage) -> None:
+    async def test_a_terminal_job_cannot_be_cancelled(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(3))
         leases = await claim(storage)
         outcomes: tuple[Outcome, ...] = (Returned(b"3"), Rejected(ERROR), Cancelled("first"))
@@ -199,7 +199,7 @@ class ReviseConformance(Conformance):
 
         assert (await record(storage, lease.ref)).state is State.WAITING
 
-    async def test_a_fence_of_the_life_before_settles_nothing(self, storage: Storage) -> None:
+    async def test_a_fence_from_before_a_redrive_settles_nothing(self, storage: Storage) -> None:
         old = await start(storage)
         await settle(storage, ALICE, old, Rejected(ERROR))
         await storage.revise([RedriveJob(old.ref)])
@@ -209,7 +209,7 @@ class ReviseConformance(Conformance):
         assert await settle(storage, ALICE, old) == "duplicate"
         assert (await record(storage, old.ref)).state is State.ACTIVE
 
-    async def test_only_what_did_not_complete_can_be_redriven(self, storage: Storage) -> None:
+    async def test_a_completed_job_cannot_be_redriven(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2), new_job("later", delay=SECOND), new_job("z-waiting"))
         completed, active = await claim(storage, room=2)
         await settle(storage, ALICE, completed)
@@ -224,7 +224,7 @@ class ReviseConformance(Conformance):
         ]
         assert await events_of(storage, JobRedriven) == []
 
-    async def test_what_is_not_active_can_be_deleted(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_that_is_not_active_can_be_deleted(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("over"))
         await settle(storage, ALICE, lease)
         await enqueue(storage, new_job("waiting"), new_job("delayed", delay=SECOND))
@@ -282,7 +282,7 @@ class ReviseConformance(Conformance):
 
         assert {lease.ref for lease in await claim(storage)} == set(refs)
 
-    async def test_another_priority_moves_a_job_in_its_line(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_new_priority_moves_a_job_in_its_queue(self, storage: Storage, clock: ManualClock) -> None:
         for name in ("first", "second", "third"):
             await enqueue(storage, new_job(name))
             clock.advance(1)
@@ -303,7 +303,7 @@ class ReviseConformance(Conformance):
         assert due == clock.now()
         assert [lease.ref.id for lease in await claim(storage)] == ["urgent", "usual"]
 
-    async def test_what_has_started_cannot_be_rescheduled(self, storage: Storage) -> None:
+    async def test_a_started_job_cannot_be_rescheduled(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         active, over = await claim(storage)
         await settle(storage, ALICE, over)
@@ -321,7 +321,7 @@ class ReviseConformance(Conformance):
         assert revised == [RevisionResult(ref, "gone")] * 4
         assert await all_events(storage) == []
 
-    async def test_each_revision_has_its_verdict_in_order(self, storage: Storage) -> None:
+    async def test_verdicts_come_in_the_order_of_the_revisions(self, storage: Storage) -> None:
         lease = await start(storage, new_job("active"))
         await enqueue(storage, new_job("waiting"))
         revised = await storage.revise(

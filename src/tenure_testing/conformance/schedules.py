@@ -49,7 +49,7 @@ DAY = 86_400
 class SchedulesConformance(Conformance):
     """Each tick is handled once, by the first caller, and a schedule outlives its leader."""
 
-    async def test_a_schedule_is_kept_as_it_was_put(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_schedule_is_stored_unchanged(self, storage: Storage, clock: ManualClock) -> None:
         whole = structs.replace(
             schedule(clock, "whole"),
             job=new_job("", payload=bytes(range(256)), tags=("x", "ü"), merge=UniqueKey("k")),
@@ -69,7 +69,7 @@ class SchedulesConformance(Conformance):
         ]
         assert (await storage.survey()).schedules == (plain, whole)
 
-    async def test_a_tick_makes_its_job_and_moves_on(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_creates_its_job_and_advances_the_schedule(self, storage: Storage, clock: ManualClock) -> None:
         first = await put(storage, clock)
         clock.advance(61.5)
         tick = tick_of(first)
@@ -87,7 +87,7 @@ class SchedulesConformance(Conformance):
 
     @pytest.mark.fault("F10")
     @pytest.mark.statement(42)
-    async def test_a_schedule_goes_on_after_its_job_failed_by_a_stall(
+    async def test_a_schedule_continues_after_its_job_failed_by_a_stall(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         known = await put(storage, clock)
@@ -113,7 +113,7 @@ class SchedulesConformance(Conformance):
         assert (await record(storage, planned.ref)).state is State.WAITING
 
     @pytest.mark.fault("W-T19")
-    async def test_of_ten_schedulers_one_deals_with_a_tick(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_one_of_ten_schedulers_fires_a_tick(self, storage: Storage, clock: ManualClock) -> None:
         first = await put(storage, clock)
         clock.advance(60)
         answers = await asyncio.gather(*(storage.plan([tick_of(first)]) for _ in range(10)))
@@ -123,9 +123,7 @@ class SchedulesConformance(Conformance):
         assert await counted(storage) == {State.WAITING: 1}
         assert len(await all_events(storage)) == 1
 
-    async def test_each_tick_is_dealt_with_once_whoever_says_it_twice(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_repeated_tick_fires_once(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock, overlap="allow")
         for _ in range(5):
             clock.advance(60)
@@ -138,7 +136,9 @@ class SchedulesConformance(Conformance):
         assert len(await states(storage)) == 5
         assert len(await events_of(storage, ScheduleFired)) == 5
 
-    async def test_one_who_is_behind_changes_nothing(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_with_an_outdated_expectation_changes_nothing(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         first = await put(storage, clock)
         clock.advance(60)
         late = tick_of(first)
@@ -152,7 +152,7 @@ class SchedulesConformance(Conformance):
 
     @pytest.mark.parametrize("stand", [*IN_LINE, *AT_WORK], ids=lambda stand: stand.__name__)
     @pytest.mark.parametrize("overlap", get_args(Overlap))
-    async def test_a_tick_heeds_every_unfinished_job_of_the_ticks_before(
+    async def test_unfinished_jobs_of_earlier_ticks_count_as_overlap(
         self, storage: Storage, clock: ManualClock, stand: Stand, overlap: Overlap
     ) -> None:
         known = await put(storage, clock, overlap=overlap)
@@ -171,9 +171,7 @@ class SchedulesConformance(Conformance):
         assert len(await events_of(storage, ScheduleFired)) == fires
 
     @pytest.mark.fault("W-T20")
-    async def test_one_that_waits_is_enough_though_another_is_at_work(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_queue_one_skips_a_tick_while_a_job_waits(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock, overlap="queue_one")
         await enqueue(storage, new_job("earlier", schedule="report"))
         await claim_one(storage)
@@ -184,7 +182,9 @@ class SchedulesConformance(Conformance):
         assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["overlap"]
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
-    async def test_a_tick_heeds_no_job_that_is_over(self, storage: Storage, clock: ManualClock, stand: Stand) -> None:
+    async def test_terminal_jobs_do_not_count_as_overlap(
+        self, storage: Storage, clock: ManualClock, stand: Stand
+    ) -> None:
         known = await put(storage, clock)
         await stand(storage, clock, new_job("earlier", schedule="report"))
         (planned,) = await storage.plan([tick_of(known)])
@@ -192,14 +192,14 @@ class SchedulesConformance(Conformance):
         assert planned.ref is not None
         assert await events_of(storage, ScheduleSkipped) == []
 
-    async def test_a_tick_heeds_no_job_of_another_schedule(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_jobs_of_another_schedule_do_not_count_as_overlap(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         await enqueue(storage, new_job("plain"), new_job("other", schedule="other"))
         (planned,) = await storage.plan([tick_of(known)])
 
         assert planned.ref is not None
 
-    async def test_a_tick_whose_job_is_there_already_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_with_an_existing_job_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         tick = tick_of(known)
         await enqueue(storage, new_job(tick_id(tick)))
@@ -208,7 +208,9 @@ class SchedulesConformance(Conformance):
         assert [event.reason for event in await events_of(storage, ScheduleSkipped)] == ["duplicate"]
         assert (await storage.survey()).schedules[0].last_tick == tick.tick
 
-    async def test_a_tick_whose_unique_key_another_holds_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_with_a_unique_key_held_by_another_job_is_skipped(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         known = await put(storage, clock)
         await enqueue(storage, new_job("holder", merge=UniqueKey("k")))
         tick = tick_of(known)
@@ -222,7 +224,7 @@ class SchedulesConformance(Conformance):
     @pytest.mark.parametrize(
         "key", [DebounceKey("k", 90 * SECOND), CollectKey("k", 90 * SECOND, 10)], ids=lambda key: type(key).__name__
     )
-    async def test_a_tick_whose_call_a_waiting_job_takes_in_has_that_job(
+    async def test_a_debounced_tick_has_the_job_that_took_its_call(
         self, storage: Storage, clock: ManualClock, key: MergeKey
     ) -> None:
         known = await put(storage, clock, overlap="allow")
@@ -239,7 +241,7 @@ class SchedulesConformance(Conformance):
         assert await events_of(storage, ScheduleSkipped) == []
         assert list(await states(storage)) == ["waiting"]
 
-    async def test_a_tick_that_finds_its_window_full_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_throttled_tick_is_skipped(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock, overlap="allow")
         throttle = ThrottleKey("k", most=1, window=600 * SECOND)
         await enqueue(storage, new_job("first", throttle=throttle))
@@ -252,7 +254,7 @@ class SchedulesConformance(Conformance):
         assert (await storage.survey()).schedules[0].last_id is None
         assert list(await states(storage)) == ["first"]
 
-    async def test_a_tick_without_a_job_tells_of_those_given_up(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_tick_without_a_job_records_the_skipped_ticks(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock, missed="skip")
         clock.advance(200)
         tick = structs.replace(tick_of(known), tick=known.last_tick + 3 * EVERY, job=None, missed=3)
@@ -266,16 +268,14 @@ class SchedulesConformance(Conformance):
         ] == [("report", moment(tick.tick), 3, "skip")]
         assert len(events) == 1
 
-    async def test_a_tick_that_makes_up_for_some_tells_of_the_others_first(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_catch_up_tick_records_the_skipped_ticks_first(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         clock.advance(200)
         await storage.plan([structs.replace(tick_of(known), missed=2)])
 
         assert [type(event) for event in await all_events(storage)] == [ScheduleMissed, ScheduleFired]
 
-    async def test_a_paused_schedule_stands_still(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_paused_schedule_does_not_fire(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         assert await storage.plan([PauseSchedule("report", paused=True)]) == [ScheduleResult("report", "done")]
         clock.advance(600)
@@ -287,7 +287,7 @@ class SchedulesConformance(Conformance):
         assert paused == structs.replace(known, paused=True)
         assert await states(storage) == {}
 
-    async def test_a_schedule_goes_on_with_what_is_yet_to_come(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_resumed_schedule_continues_with_future_ticks(self, storage: Storage, clock: ManualClock) -> None:
         await put(storage, clock)
         await storage.plan([PauseSchedule("report", paused=True)])
         clock.advance(600)
@@ -301,7 +301,7 @@ class SchedulesConformance(Conformance):
         assert (known.paused, known.last_tick, known.next_tick) == (False, ahead - 30 * SECOND, ahead)
         assert (await storage.sweep(bid())).due == ()
 
-    async def test_a_removed_schedule_is_gone_and_its_jobs_stay(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_removing_a_schedule_keeps_its_jobs(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         clock.advance(60)
         tick = tick_of(known)
@@ -321,7 +321,7 @@ class SchedulesConformance(Conformance):
             == [ScheduleResult("report", "gone")] * 3
         )
 
-    async def test_a_schedule_that_is_put_again_goes_on_from_where_it_was(
+    async def test_a_schedule_put_again_unchanged_keeps_its_next_tick(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         known = await put(storage, clock)
@@ -335,7 +335,7 @@ class SchedulesConformance(Conformance):
 
         assert after == structs.replace(before, job=other.job, overlap="allow")
 
-    async def test_with_other_ticks_it_begins_at_the_instant_it_is_put(
+    async def test_a_schedule_put_with_other_ticks_starts_at_that_instant(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         known = await put(storage, clock)
@@ -350,7 +350,7 @@ class SchedulesConformance(Conformance):
         assert (after.made, after.last_id) == (known.made, tick_id(tick))
         assert (after.last_tick, after.next_tick) == (other.last_tick, other.next_tick)
 
-    async def test_changes_are_made_in_the_order_given(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_changes_are_applied_in_order(self, storage: Storage, clock: ManualClock) -> None:
         known = schedule(clock, overlap="allow")
         clock.advance(120)
         first = tick_of(known)
@@ -363,7 +363,9 @@ class SchedulesConformance(Conformance):
         assert len(await states(storage)) == 2
         assert (await storage.survey()).schedules == ()
 
-    async def test_a_sweep_names_what_is_due_and_when_the_next_is(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_lists_due_schedules_and_the_next_due_time(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         now = clock.now()
         put_at = {"b": 5, "a": 5, "c": 3, "never": None, "later": 60, "paused": 1}
         for name, at in put_at.items():
@@ -382,7 +384,7 @@ class SchedulesConformance(Conformance):
         known = (await storage.survey()).schedules
         assert all(found in known for found in then.due)
 
-    async def test_a_sweep_names_no_more_than_one_call_may_change(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_lists_at_most_the_schedules_of_one_call(self, storage: Storage, clock: ManualClock) -> None:
         names = [f"s-{number:03}" for number in range(DUE_LIMIT + 5)]
         await storage.plan([PutSchedule(schedule(clock, name)) for name in names])
         clock.advance(60)
@@ -396,7 +398,9 @@ class SchedulesConformance(Conformance):
         assert [found.name for found in swept.due] == names[DUE_LIMIT:]
 
     @pytest.mark.fault("W-B7")
-    async def test_what_becomes_of_a_job_is_nothing_to_its_schedule(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_outcome_of_a_job_does_not_change_its_schedule(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         known = await put(storage, clock)
         clock.advance(60)
         await storage.plan([tick_of(known)])
@@ -406,7 +410,7 @@ class SchedulesConformance(Conformance):
 
         assert (await storage.survey()).schedules == (before,)
 
-    async def test_a_tick_is_told_of_as_on_time_though_the_clock_was_set_back(
+    async def test_a_tick_after_a_clock_set_back_is_recorded_as_on_time(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         known = await put(storage, clock)
@@ -416,7 +420,7 @@ class SchedulesConformance(Conformance):
 
         assert event.late_by == 0.0
 
-    async def test_after_the_clock_was_set_back_a_sweep_names_what_has_got_further(
+    async def test_a_sweep_after_a_clock_set_back_lists_schedules_that_are_ahead(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         now = clock.now()
@@ -443,7 +447,7 @@ class SchedulesConformance(Conformance):
         assert len((await storage.sweep(bid())).due) == 6
 
     @pytest.mark.parametrize("other", [False, True])
-    async def test_what_is_put_or_resumed_after_the_clock_was_set_back_goes_on_from_then(
+    async def test_schedules_put_or_resumed_after_a_clock_set_back_start_from_then(
         self, storage: Storage, clock: ManualClock, other: bool
     ) -> None:
         clock.step_wall(30 * DAY)

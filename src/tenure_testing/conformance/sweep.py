@@ -72,7 +72,7 @@ class SweepConformance(Conformance):
         assert await all_events(storage) == []
 
     @pytest.mark.statement(15, 99)
-    async def test_a_lease_that_is_out_is_only_suspected_at_first(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_lapsed_lease_is_first_only_suspected(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 18)
         clock.advance(1.999_999)
@@ -114,7 +114,7 @@ class SweepConformance(Conformance):
         assert (await record(storage, lease.ref)).suspect_until is not None
         assert (await storage.sweep(bid())).stalled == ()
 
-    async def test_what_is_reclaimed_is_the_reapers_under_a_new_fence(
+    async def test_a_reclaimed_lease_belongs_to_the_reaper_under_a_new_fence(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(timeout=600 * SECOND))
@@ -160,7 +160,7 @@ class SweepConformance(Conformance):
 
     @pytest.mark.fault("W-N7")
     @pytest.mark.statement(4, 40, 93, 115)
-    async def test_a_recovery_is_told_once_with_all_that_is_known(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_recovery_records_one_event_with_all_details(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await recover(storage, clock)
         events = await all_events(storage)
@@ -219,7 +219,7 @@ class SweepConformance(Conformance):
 
     @pytest.mark.fault("W-T31")
     @pytest.mark.statement(12)
-    async def test_a_redrive_begins_the_stalls_anew(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redrive_resets_the_stalls(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
         await recover(storage, clock)
         await storage.revise([RedriveJob(lease.ref)])
@@ -232,7 +232,7 @@ class SweepConformance(Conformance):
         assert (await record(storage, lease.ref)).stalls == 1
 
     @pytest.mark.statement(12)
-    async def test_a_retry_does_not_begin_the_stalls_anew(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_retry_does_not_reset_the_stalls(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await recover(storage, clock)
         await settle(storage, BOB, await claim_one(storage, BOB), RAISED)
@@ -318,7 +318,7 @@ class SweepConformance(Conformance):
 
     @pytest.mark.statement("21b", 104)
     @pytest.mark.parametrize("outcome", [RAISED, Interrupted("shutdown")], ids=lambda it: type(it).__name__)
-    async def test_a_job_put_back_between_two_sweeps_is_in_line_once(
+    async def test_a_job_released_between_two_sweeps_is_queued_once(
         self, storage: Storage, clock: ManualClock, outcome: Outcome
     ) -> None:
         lease = await start(storage)
@@ -338,7 +338,7 @@ class SweepConformance(Conformance):
         assert await claim(storage) == []
 
     @pytest.mark.statement("21b", 104)
-    async def test_a_recovered_job_is_in_line_once(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_recovered_job_is_queued_once(self, storage: Storage, clock: ManualClock) -> None:
         await start(storage)
         await recover(storage, clock)
         await watch(storage, clock, 60)
@@ -347,7 +347,7 @@ class SweepConformance(Conformance):
         assert await claim(storage) == []
 
     @pytest.mark.statement(21)
-    async def test_a_job_deleted_after_its_end_leaves_no_ghost(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_deleted_job_is_never_suspected_or_reclaimed(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await watch(storage, clock, 20)
 
@@ -373,7 +373,7 @@ class SweepConformance(Conformance):
         assert await settle(storage, BOB, again) == "done"
 
     @pytest.mark.statement(26)
-    async def test_a_cancelled_job_that_stalls_is_cancelled(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_stalled_job_with_a_cancel_request_is_cancelled(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await storage.revise([CancelJob(lease.ref, "enough", "ops")])
         await recover(storage, clock)
@@ -384,7 +384,7 @@ class SweepConformance(Conformance):
         assert [(event.reason, event.was) for event in await events_of(storage, JobCancelled)] == [("enough", "active")]
 
     @pytest.mark.statement(27)
-    async def test_a_cancelled_job_without_a_stall_to_spare_is_cancelled_too(
+    async def test_a_stall_over_the_limit_with_a_cancel_request_is_cancelled(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(stall=StallTerms(max_stalls=0)))
@@ -424,7 +424,7 @@ class SweepConformance(Conformance):
         assert (await record(storage, lease.ref)).state is State.FAILED
 
     @pytest.mark.statement(43)
-    async def test_an_unrenewed_lease_lapses_and_the_job_goes_to_others(
+    async def test_an_unrenewed_lease_lapses_and_its_job_is_claimed_again(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(stall=StallTerms(lease=30 * SECOND, renewed=False)))
@@ -433,7 +433,7 @@ class SweepConformance(Conformance):
         assert (await claim_one(storage, BOB)).ref == lease.ref
 
     @pytest.mark.statement(89)
-    async def test_a_lease_for_ever_never_runs_out(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_unlimited_lease_never_lapses(self, storage: Storage, clock: ManualClock) -> None:
         await start(storage, new_job(stall=StallTerms(lease=FOREVER)))
         clock.advance(86_400 * 365)
 
@@ -450,7 +450,9 @@ class SweepConformance(Conformance):
 
     @pytest.mark.fault("W-T8", "W-P19")
     @pytest.mark.statement(116)
-    async def test_the_lease_is_the_jobs_own_whoever_sweeps(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_each_job_has_its_own_lease_length_with_any_reaper(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         short = await start(storage, new_job("short", stall=StallTerms(lease=8 * SECOND)))
         long = await start(storage, new_job("long", stall=StallTerms(lease=60 * SECOND)))
         early = await watch(storage, clock, 12)
@@ -462,7 +464,9 @@ class SweepConformance(Conformance):
 
     @pytest.mark.fault("W-P2", "W-P10")
     @pytest.mark.statement(106)
-    async def test_what_stalled_before_anybody_swept_is_found(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_jobs_that_stalled_before_the_first_sweep_are_found(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         old = await start(storage, new_job("old"))
         clock.advance(600)
         young = await start(storage, new_job("young"))
@@ -474,7 +478,7 @@ class SweepConformance(Conformance):
         assert [taken.lease.ref for taken in second] == [young.ref]
 
     @pytest.mark.fault("F5")
-    async def test_a_reaper_that_dies_is_reaped_itself(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_jobs_of_a_dead_reaper_are_recovered(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         first = (await watch(storage, clock, 24))[0]
         second = (await watch(storage, clock, 12, reaper=DEPUTY))[0]
@@ -525,7 +529,7 @@ class SweepConformance(Conformance):
     # ── clocks that jump or stop ──────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("frozen", [7, 30, 60, 600, 86_400])
-    async def test_a_frozen_storage_robs_nobody_who_lives(
+    async def test_a_frozen_storage_takes_no_lease_from_a_live_worker(
         self, storage: Storage, clock: ManualClock, frozen: int
     ) -> None:
         await enqueue(storage, *new_jobs(20))
@@ -539,7 +543,7 @@ class SweepConformance(Conformance):
 
         assert reclaimed == []
 
-    async def test_the_dead_are_found_after_a_freeze_too(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_dead_workers_are_found_after_a_freeze(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, *new_jobs(2))
         living, dead = await claim(storage)
         await watch(storage, clock, 10, beating=[living, dead])
@@ -549,7 +553,7 @@ class SweepConformance(Conformance):
         assert [taken.lease.ref for taken in reclaimed] == [dead.ref]
 
     @pytest.mark.parametrize("step", [-0.4, -0.5, -5.0, -20.0, -600.0, -86_400.0])
-    async def test_a_clock_set_back_robs_nobody_who_lives(
+    async def test_a_clock_set_back_takes_no_lease_from_a_live_worker(
         self, storage: Storage, clock: ManualClock, step: float
     ) -> None:
         await enqueue(storage, *new_jobs(20))
@@ -585,7 +589,7 @@ class SweepConformance(Conformance):
         assert [taken.lease.ref for taken in reclaimed] == [lease.ref]
 
     @pytest.mark.parametrize("step", [7.0, 60.0, 3600.0])
-    async def test_a_clock_set_forward_robs_nobody_who_lives(
+    async def test_a_clock_set_forward_takes_no_lease_from_a_live_worker(
         self, storage: Storage, clock: ManualClock, step: float
     ) -> None:
         await enqueue(storage, *new_jobs(20))
@@ -600,7 +604,7 @@ class SweepConformance(Conformance):
 
     # ── other sweep steps, and limits ─────────────────────────────────────────────────────────────────────────────
 
-    async def test_a_sweep_promotes_what_fell_due(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_promotes_due_jobs(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("due", delay=5 * SECOND), new_job("early", delay=6 * SECOND))
         clock.advance(5)
         await storage.sweep(bid())
@@ -652,7 +656,7 @@ class SweepConformance(Conformance):
         assert len(await events_of(storage, JobStalled)) == count
         assert (await storage.survey([QUEUE])).queues[0].counts.get(State.WAITING) == count
 
-    async def test_a_clock_set_back_is_seen_by_bounded_steps_too(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_bounded_steps_detect_a_clock_set_back(self, storage: Storage, clock: ManualClock) -> None:
         count = SWEEP_LIMIT + 60
         await enqueue(storage, *new_jobs(count), new_job("z-short", stall=StallTerms(lease=1 * SECOND)))
         while await claim(storage):
@@ -667,9 +671,7 @@ class SweepConformance(Conformance):
 
         assert len(found) == count + 1
 
-    async def test_a_sweep_that_met_both_kinds_of_suspects_says_that_there_are_more(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_sweep_with_both_kinds_of_suspects_reports_more(self, storage: Storage, clock: ManualClock) -> None:
         ahead = await start(storage, new_job("a-ahead"))
         clock.step_wall(-3600)
         await enqueue(storage, *new_jobs(SWEEP_LIMIT + 10))
@@ -726,9 +728,7 @@ class ElectionConformance(Conformance):
         }
 
     @pytest.mark.statement(107, 108)
-    async def test_a_second_bidder_follows_and_hears_when_to_ask_again(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_second_bidder_follows_and_learns_when_to_retry(self, storage: Storage, clock: ManualClock) -> None:
         await storage.sweep(bid(term=TERM))
         clock.advance(1.5)
         swept = await storage.sweep(bid(DEPUTY, term=TERM))
@@ -737,7 +737,7 @@ class ElectionConformance(Conformance):
         assert swept.retry_in == 2_500_000
 
     @pytest.mark.statement(41, 107)
-    async def test_a_follower_does_no_chores(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_follower_does_no_sweep_steps(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage)
         await storage.sweep(bid(term=60 * SECOND))
         clock.advance(30)
@@ -757,7 +757,7 @@ class ElectionConformance(Conformance):
         assert len(await events_of(storage, LeadershipAcquired)) == len(first)
 
     @pytest.mark.statement(109, 110)
-    async def test_a_silent_leader_is_followed_when_its_term_is_over(
+    async def test_a_silent_leader_is_replaced_when_its_term_is_over(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         first = (await storage.sweep(bid(term=TERM))).terms
@@ -798,7 +798,7 @@ class ElectionConformance(Conformance):
         assert _all_rose(first, second)
 
     @pytest.mark.statement(110)
-    async def test_who_resigns_makes_room_at_once(self, storage: Storage) -> None:
+    async def test_a_resigned_leader_is_replaced_at_once(self, storage: Storage) -> None:
         first = (await storage.sweep(bid(term=TERM))).terms
         for term in first:
             await storage.resign(term)
@@ -824,7 +824,7 @@ class ElectionConformance(Conformance):
         assert (await storage.survey()).leaders == second
 
     @pytest.mark.statement(111)
-    async def test_nobody_resigns_for_another(self, storage: Storage) -> None:
+    async def test_an_owner_cannot_resign_the_term_of_another(self, storage: Storage) -> None:
         terms = (await storage.sweep(bid(term=TERM))).terms
         for term in terms:
             await storage.resign(Term(term.scope, DEPUTY.id, term.epoch, term.length))
@@ -832,14 +832,16 @@ class ElectionConformance(Conformance):
         assert (await storage.survey()).leaders == terms
 
     @pytest.mark.statement(114)
-    async def test_to_resign_twice_is_to_resign_once(self, storage: Storage) -> None:
+    async def test_a_repeated_resign_has_no_further_effect(self, storage: Storage) -> None:
         term = (await storage.sweep(bid(term=TERM))).terms[0]
         await storage.resign(term)
         await storage.resign(term)
 
         assert len(await events_of(storage, LeadershipLost)) == 1
 
-    async def test_a_bid_without_a_term_sweeps_beside_the_leader(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_bid_without_a_term_sweeps_in_addition_to_the_leader(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage)
         terms = (await storage.sweep(bid(term=60 * SECOND))).terms
         taken = await watch(storage, clock, 24, reaper=DEPUTY)
@@ -848,7 +850,7 @@ class ElectionConformance(Conformance):
         assert (await storage.survey()).leaders == terms
         assert len(await events_of(storage, LeadershipAcquired)) == len(terms)
 
-    async def test_bids_made_at_once_elect_one(self, storage: Storage) -> None:
+    async def test_concurrent_bids_elect_one_leader(self, storage: Storage) -> None:
         bidders = (REAPER, DEPUTY, ALICE, BOB)
         swept = await asyncio.gather(*(storage.sweep(bid(owner, term=TERM)) for owner in bidders))
         scopes = [term.scope for answer in swept for term in answer.terms]

@@ -88,7 +88,7 @@ class TtlConformance(Conformance):
 
     @pytest.mark.fault("W-T15", "W-N10")
     @pytest.mark.statement(52, 55, 57)
-    async def test_a_claim_passes_over_what_has_waited_too_long(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_claim_skips_expired_jobs(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("old", ttl=TTL))
         clock.advance(30)
         await enqueue(storage, new_job("young", ttl=TTL))
@@ -110,7 +110,7 @@ class TtlConformance(Conformance):
         ]
 
     @pytest.mark.statement(56)
-    async def test_a_job_is_too_old_at_the_very_instant(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_claim_expires_a_job_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", ttl=TTL), new_job("second", ttl=TTL))
         clock.advance(59.999_999)
 
@@ -122,7 +122,7 @@ class TtlConformance(Conformance):
         assert (await states(storage))["second"] is State.EXPIRED
         assert [event.age for event in await expiries(storage)] == [60.0]
 
-    async def test_a_sweep_too_knows_the_very_instant(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_expires_a_job_to_the_microsecond(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=TTL))
         clock.advance(59.999_999)
         await sweep_all(storage)
@@ -136,7 +136,7 @@ class TtlConformance(Conformance):
 
     @pytest.mark.statement(58)
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_a_discarded_job_leaves_no_record_but_a_count_and_a_word(
+    async def test_a_discarded_job_leaves_only_a_count_and_an_event(
         self, storage: Storage, clock: ManualClock, by_sweep: bool
     ) -> None:
         await enqueue(storage, mortal("gone", "discard"), mortal("kept"), new_job("live"))
@@ -158,7 +158,7 @@ class TtlConformance(Conformance):
 
     @pytest.mark.fault("W-N10")
     @pytest.mark.statement(58)
-    async def test_the_discarded_are_counted_by_queue_and_for_good(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_discarded_jobs_are_counted_by_queue_permanently(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, mortal("a", "discard"), mortal("b", "discard"), mortal("a", "discard", queue="mail"))
         clock.advance(60)
         await claim(storage)
@@ -174,7 +174,9 @@ class TtlConformance(Conformance):
 
         assert (await glance(storage)).discarded == 3
 
-    async def test_a_discarded_id_is_free_and_an_expired_one_is_not(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_the_id_of_a_discarded_job_is_free_and_of_an_expired_job_is_not(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         jobs = [mortal("gone", "discard"), mortal("kept")]
         await enqueue(storage, *jobs)
         clock.advance(60)
@@ -184,9 +186,7 @@ class TtlConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["gone"]
 
     @pytest.mark.statement(59)
-    async def test_what_comes_of_it_is_said_by_the_job_and_not_by_who_claims(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_the_job_decides_whether_it_is_discarded_or_kept(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, mortal("a", "discard"), mortal("b", "fail"), mortal("c", "discard"))
         clock.advance(60)
         await claim(storage, BOB)
@@ -194,7 +194,7 @@ class TtlConformance(Conformance):
         assert await states(storage) == {"b": State.EXPIRED}
 
     @pytest.mark.statement(60)
-    async def test_a_delayed_job_that_dies_before_it_is_due_never_starts(
+    async def test_a_delayed_job_that_expires_before_it_is_due_never_starts(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job(ttl=TTL, delay=90 * SECOND))
@@ -216,7 +216,7 @@ class TtlConformance(Conformance):
 
     @pytest.mark.statement(61)
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_a_resting_job_expires_with_its_attempts_left(
+    async def test_a_job_between_two_attempts_expires(
         self, storage: Storage, clock: ManualClock, by_sweep: bool
     ) -> None:
         lease = await start(storage, new_job(ttl=TTL, policy=RESTS_LONG))
@@ -236,7 +236,7 @@ class TtlConformance(Conformance):
         assert await events_of(storage, JobFailed) == []
 
     @pytest.mark.parametrize("outcome", [Interrupted("shutdown"), Snoozed(2 * SECOND)])
-    async def test_a_run_handed_back_too_late_is_not_followed_by_another(
+    async def test_a_run_released_after_expiry_is_not_followed_by_another(
         self, storage: Storage, clock: ManualClock, outcome: Interrupted | Snoozed
     ) -> None:
         lease = await start(storage, new_job(ttl=TTL))
@@ -248,7 +248,7 @@ class TtlConformance(Conformance):
         assert await claim(storage) == []
         assert (await record(storage, lease.ref)).state is State.EXPIRED
 
-    async def test_a_recovered_job_that_is_too_old_expires_instead_of_running(
+    async def test_a_recovered_job_past_its_time_expires_instead_of_running(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage, new_job(ttl=15 * SECOND))
@@ -265,7 +265,7 @@ class TtlConformance(Conformance):
         assert [event.action for event in await events_of(storage, JobStalled)] == ["recovered"]
 
     @pytest.mark.statement(62)
-    async def test_a_running_job_is_left_alone(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_running_job_does_not_expire(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job(ttl=TTL))
 
         assert await watch(storage, clock, 70, beating=[lease]) == []
@@ -275,7 +275,7 @@ class TtlConformance(Conformance):
         assert await expiries(storage) == []
 
     @pytest.mark.statement(63)
-    async def test_a_sweep_ends_what_nobody_asks_for(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_expires_jobs_of_unclaimed_queues(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=TTL), new_job(ttl=TTL, queue="mail"), new_job("live"))
         clock.advance(60)
         swept = await storage.sweep(bid())
@@ -286,7 +286,7 @@ class TtlConformance(Conformance):
         assert len(await expiries(storage)) == 2
 
     @pytest.mark.statement(63)
-    async def test_a_sweep_ends_what_a_paused_queue_keeps(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_sweep_expires_jobs_of_a_paused_queue(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(Target("queue", QUEUE), Settings(paused=True))
         await storage.tune(Target("task", "mail.send"), Settings(paused=True))
         await enqueue(storage, new_job(ttl=TTL), new_job(ttl=TTL, queue="mail", task="mail.send"))
@@ -322,7 +322,7 @@ class TtlConformance(Conformance):
 
     @pytest.mark.statement(64)
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
-    async def test_a_live_job_is_found_behind_any_number_of_dead_ones(
+    async def test_a_claim_finds_a_live_job_behind_many_expired_ones(
         self, storage: Storage, clock: ManualClock, on_expire: OnExpire
     ) -> None:
         dead = 2 * SCAN_LIMIT + 50
@@ -346,7 +346,7 @@ class TtlConformance(Conformance):
         assert len(await expiries(storage)) == dead
 
     @pytest.mark.statement(64)
-    async def test_a_live_job_is_found_behind_delayed_ones_that_died(
+    async def test_a_claim_finds_a_live_job_behind_expired_delayed_ones(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         dead = PROMOTE_LIMIT + 50
@@ -381,7 +381,7 @@ class TtlConformance(Conformance):
         assert [lease.ref.id for lease in await claim(storage)] == ["patient"]
 
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_a_job_that_expires_on_its_way_to_a_slot_gives_way_to_the_next(
+    async def test_a_released_job_that_expires_passes_its_slot_to_the_next(
         self, storage: Storage, clock: ManualClock, by_sweep: bool
     ) -> None:
         one = (Key("printer"),)
@@ -418,7 +418,9 @@ class TtlConformance(Conformance):
         assert [(event.ttl, event.age) for event in await expiries(storage)] == [(60.0, 60.0)] * 3
 
     @pytest.mark.statement(66)
-    async def test_a_redrive_put_off_lives_from_when_it_is_due(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_delayed_redrive_counts_its_time_to_live_from_its_due_time(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         lease = await start(storage, new_job(ttl=TTL))
         await settle(storage, ALICE, lease, Rejected(ERROR))
         clock.advance(3600)
@@ -430,7 +432,9 @@ class TtlConformance(Conformance):
 
         assert len(await claim(storage)) == 1
 
-    async def test_a_job_put_off_beyond_its_time_expires_in_time(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_delayed_beyond_its_time_to_live_expires_in_time(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await enqueue(storage, new_job(ttl=TTL))
         await storage.revise([RescheduleJob(new_job().ref, delay=3600 * SECOND)])
         clock.advance(60)
@@ -438,7 +442,7 @@ class TtlConformance(Conformance):
 
         assert (await record(storage, new_job().ref)).state is State.EXPIRED
 
-    async def test_what_has_expired_is_over(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_an_expired_job_cannot_be_changed(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job(ttl=TTL))
         clock.advance(60)
         await sweep_all(storage)
@@ -447,7 +451,7 @@ class TtlConformance(Conformance):
         assert [(one.verdict, one.state) for one in revised] == [("refused", State.EXPIRED)] * 2
         assert await events_of(storage, JobDeleted) == []
 
-    async def test_the_time_of_a_settled_job_is_over_without_a_word(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_settled_job_never_expires(self, storage: Storage, clock: ManualClock) -> None:
         await settle(storage, ALICE, await start(storage, new_job("done", ttl=TTL)))
         await settle(storage, ALICE, await start(storage, new_job("dead", ttl=TTL)), Rejected(ERROR))
         await enqueue(storage, new_job("unwanted", ttl=TTL))
@@ -462,9 +466,7 @@ class TtlConformance(Conformance):
         }
         assert await expiries(storage) == []
 
-    async def test_a_settlement_and_a_claim_in_one_call_know_the_time_too(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_an_exchange_that_settles_and_claims_expires_jobs(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("first", ttl=TTL))
         await enqueue(storage, new_job("second"))
         clock.advance(60)
@@ -474,7 +476,7 @@ class TtlConformance(Conformance):
         assert [leased.ref.id for leased in answer.leases] == ["second"]
         assert (await states(storage))["first"] is State.EXPIRED
 
-    async def test_a_job_expires_by_the_storages_clock_wherever_it_is_set(
+    async def test_a_job_expires_by_the_storages_clock_after_clock_steps(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job(ttl=TTL))

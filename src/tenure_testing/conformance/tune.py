@@ -32,7 +32,7 @@ THIS_QUEUE = Target("queue", QUEUE)
 class TuneConformance(Conformance):
     """A setting applies to all callers at once."""
 
-    async def test_a_paused_queue_gives_out_nothing(self, storage: Storage) -> None:
+    async def test_a_paused_queue_starts_no_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job(), new_job("later", delay=SECOND), new_job(queue="mail"))
         settings = await storage.tune(THIS_QUEUE, Settings(paused=True), by="ops")
         answer = await order(storage, ALICE, QUEUE, "mail", room=5)
@@ -49,7 +49,7 @@ class TuneConformance(Conformance):
         assert await claim(storage) == []
         assert await watch(storage, clock, 60, beating=[lease]) == []
 
-    async def test_a_resumed_queue_gives_out_what_waited(self, storage: Storage) -> None:
+    async def test_a_resumed_queue_starts_its_waiting_jobs(self, storage: Storage) -> None:
         await enqueue(storage, new_job())
         await storage.tune(THIS_QUEUE, Settings(paused=True))
 
@@ -67,7 +67,7 @@ class TuneConformance(Conformance):
         assert survey.paused
         assert await claim(storage) == []
 
-    async def test_a_pause_and_its_end_are_told_once(self, storage: Storage) -> None:
+    async def test_a_pause_and_its_end_record_one_event_each(self, storage: Storage) -> None:
         for paused in (True, True, False, False):
             await storage.tune(THIS_QUEUE, Settings(paused=paused), by="ops")
 
@@ -91,7 +91,7 @@ class TuneConformance(Conformance):
         assert await storage.tune(Target("queue", "b"), Settings()) == Settings()
 
     @pytest.mark.statement(89)
-    async def test_a_queues_stall_setting_is_stamped_at_the_claim(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_claim_applies_the_stall_setting_of_the_queue(self, storage: Storage, clock: ManualClock) -> None:
         before = await start(storage, new_job("before"))
         await enqueue(storage, new_job("after"))
         await storage.tune(
@@ -110,7 +110,7 @@ class TuneConformance(Conformance):
         assert (await record(storage, after.ref)).lease_until == clock.now() + 8 * SECOND
 
     @pytest.mark.statement(89)
-    async def test_what_a_call_pinned_no_queue_overrides(self, storage: Storage) -> None:
+    async def test_the_stall_setting_of_a_queue_keeps_terms_pinned_by_the_call(self, storage: Storage) -> None:
         terms = StallTerms(lease=90 * SECOND, max_stalls=5, pinned=("lease",))
         await enqueue(storage, new_job(stall=terms))
         await storage.tune(THIS_QUEUE, Settings(stall=StallSetting(lease=8 * SECOND, max_stalls=2, renewed=False)))
@@ -143,7 +143,7 @@ class TuneConformance(Conformance):
 
         assert await storage.tune(THIS_QUEUE, Settings()) == setting
 
-    async def test_stall_terms_are_told_field_by_field(self, storage: Storage) -> None:
+    async def test_stall_terms_are_set_field_by_field(self, storage: Storage) -> None:
         await storage.tune(THIS_QUEUE, Settings(stall=StallSetting(lease=9 * SECOND)))
         settings = await storage.tune(THIS_QUEUE, Settings(stall=StallSetting(max_stalls=4)))
         lease = await start(storage)

@@ -186,7 +186,7 @@ class UniqueConformance(Conformance):
     """One job of a key for as long as the key says. No key outlives its job."""
 
     @pytest.mark.parametrize("scope", ["unfinished", "queued"])
-    async def test_of_many_calls_of_a_key_one_makes_a_job(self, storage: Storage, scope: UniqueScope) -> None:
+    async def test_one_of_many_calls_with_a_key_creates_a_job(self, storage: Storage, scope: UniqueScope) -> None:
         calls = [new_job(f"call-{number}", merge=UniqueKey("k", scope), payload=b"%d" % number) for number in range(5)]
         receipts = await storage.enqueue(calls[:3]) + await storage.enqueue(calls[3:])
 
@@ -194,7 +194,7 @@ class UniqueConformance(Conformance):
         assert [lease.job.payload for lease in await claim(storage)] == [b"0"]
         assert (await storage.get([calls[1].ref])) == [None]
 
-    async def test_of_calls_made_at_once_one_makes_a_job(self, storage: Storage) -> None:
+    async def test_one_of_many_concurrent_calls_with_a_key_creates_a_job(self, storage: Storage) -> None:
         answers = await asyncio.gather(
             *(storage.enqueue([new_job(f"call-{number}", merge=UNIQUE)]) for number in range(20))
         )
@@ -204,7 +204,7 @@ class UniqueConformance(Conformance):
         assert {receipt.ref for receipts in answers for receipt in receipts} == {made[0].ref}
 
     @pytest.mark.parametrize("stand", [*IN_LINE, *AT_WORK], ids=lambda stand: stand.__name__)
-    async def test_a_key_is_held_wherever_its_unfinished_job_stands(
+    async def test_a_key_is_held_in_every_unfinished_state_of_its_job(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         await stand(storage, clock, new_job("first", merge=UNIQUE))
@@ -212,7 +212,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
     @pytest.mark.parametrize("stand", IN_LINE, ids=lambda stand: stand.__name__)
-    async def test_a_key_of_the_queued_is_held_by_whoever_is_not_at_work(
+    async def test_a_key_with_scope_queued_is_held_until_its_job_starts(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         await stand(storage, clock, new_job("first", merge=QUEUED))
@@ -220,7 +220,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=QUEUED)]) == [EnqueueResult("duplicate", A)]
 
     @pytest.mark.parametrize("stand", AT_WORK, ids=lambda stand: stand.__name__)
-    async def test_a_key_of_the_queued_is_free_once_its_job_is_at_work(
+    async def test_a_key_with_scope_queued_is_free_once_its_job_starts(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         await stand(storage, clock, new_job("first", merge=QUEUED))
@@ -242,7 +242,7 @@ class UniqueConformance(Conformance):
 
     @pytest.mark.fault("W-T14")
     @pytest.mark.parametrize("stand", [completed, failed, cancelled, expired], ids=lambda stand: stand.__name__)
-    async def test_a_job_that_is_over_frees_nobody_elses_key(
+    async def test_a_terminal_job_frees_no_key_of_another(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         await stand(storage, clock, new_job("first", merge=UNIQUE))
@@ -253,7 +253,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", B)]
 
     @pytest.mark.fault("W-T14")
-    async def test_a_late_settlement_frees_nobody_elses_key(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_late_settlement_frees_no_key_of_another(self, storage: Storage, clock: ManualClock) -> None:
         lease = await start(storage, new_job("first", merge=UNIQUE, policy=Policy(on_worker_lost="fail")))
         await recover(storage, clock)
         await enqueue(storage, new_job("second", merge=UNIQUE))
@@ -263,7 +263,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", B)]
 
     @pytest.mark.fault("W-N3")
-    async def test_no_key_is_forgotten_however_many_there_are(self, storage: Storage) -> None:
+    async def test_thousands_of_keys_are_all_kept(self, storage: Storage) -> None:
         calls = [new_job(f"job-{number:04}", merge=UniqueKey(f"key-{number}")) for number in range(1500)]
         await enqueue(storage, *calls)
         await sweep_all(storage)
@@ -271,7 +271,7 @@ class UniqueConformance(Conformance):
 
         assert await storage.enqueue(again) == [EnqueueResult("duplicate", call.ref) for call in calls]
 
-    async def test_keys_of_other_queues_and_other_kinds_are_other_keys(self, storage: Storage) -> None:
+    async def test_keys_of_different_queues_and_kinds_are_different(self, storage: Storage) -> None:
         await enqueue(
             storage,
             new_job("first", merge=UNIQUE),
@@ -287,7 +287,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
         assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("created", C)]
 
-    async def test_a_retried_call_is_answered_with_its_own_job(self, storage: Storage) -> None:
+    async def test_a_retried_call_gets_its_own_job(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", merge=UNIQUE))
 
         assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
@@ -297,7 +297,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("first", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
         assert await counted(storage) == {State.COMPLETED: 1}
 
-    async def test_two_of_the_queued_may_meet_where_one_is_put_back(self, storage: Storage) -> None:
+    async def test_a_released_job_may_share_a_queued_key_with_a_later_job(self, storage: Storage) -> None:
         lease = await start(storage, new_job("first", merge=QUEUED))
         await enqueue(storage, new_job("second", merge=QUEUED))
         await settle(storage, ALICE, lease, Interrupted("shutdown"))
@@ -307,9 +307,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("third", merge=QUEUED)]) == [EnqueueResult("created", C)]
 
     @pytest.mark.parametrize("on_expire", ["fail", "discard"])
-    async def test_who_is_too_old_to_start_holds_no_key(
-        self, storage: Storage, clock: ManualClock, on_expire: OnExpire
-    ) -> None:
+    async def test_an_expired_job_holds_no_key(self, storage: Storage, clock: ManualClock, on_expire: OnExpire) -> None:
         policy = Policy(on_expire=on_expire)
         await enqueue(storage, new_job("first", merge=UNIQUE, ttl=5 * SECOND, policy=policy))
         clock.advance(4.999_999)
@@ -322,7 +320,9 @@ class UniqueConformance(Conformance):
         assert [event.id for event in await events_of(storage, JobExpired)] == ["first"]
         assert (await states(storage)).get("first") is (None if on_expire == "discard" else State.EXPIRED)
 
-    async def test_who_runs_is_too_old_for_nothing(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_running_job_past_its_time_to_live_holds_its_key(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         await start(storage, new_job("first", merge=UNIQUE, ttl=5 * SECOND))
         clock.advance(9)
 
@@ -343,7 +343,7 @@ class UniqueConformance(Conformance):
         assert await events_of(storage, JobRedriven) == []
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
-    async def test_a_redrive_takes_the_key_again_where_nobody_holds_it(
+    async def test_a_redrive_takes_the_key_again_if_it_is_free(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
@@ -353,7 +353,7 @@ class UniqueConformance(Conformance):
         assert (revised.verdict, revised.holder) == ("done", None)
         assert await storage.enqueue([new_job("third", merge=UNIQUE)]) == [EnqueueResult("duplicate", A)]
 
-    async def test_a_redrive_expires_the_holder_that_is_too_old(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redrive_expires_an_overdue_holder_of_the_key(self, storage: Storage, clock: ManualClock) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await enqueue(storage, new_job("second", merge=UNIQUE, ttl=SECOND))
         clock.advance(1)
@@ -362,9 +362,7 @@ class UniqueConformance(Conformance):
         assert revised.verdict == "done"
         assert await states(storage) == {"first": State.WAITING, "second": State.EXPIRED}
 
-    async def test_of_two_that_are_redriven_at_once_one_holds_the_key(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_one_of_two_jobs_redriven_together_holds_the_key(self, storage: Storage, clock: ManualClock) -> None:
         await failed(storage, clock, new_job("first", merge=UNIQUE))
         await failed(storage, clock, new_job("second", merge=UNIQUE))
         revised = await storage.revise([RedriveJob(B, delay=SECOND), RedriveJob(A)])
@@ -389,7 +387,7 @@ class UniqueConformance(Conformance):
 
         assert (await record(storage, A)).state is State.FAILED
 
-    async def test_what_a_rule_gave_up_is_trimmed_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_that_a_rule_gave_up_is_trimmed(self, storage: Storage, clock: ManualClock) -> None:
         ruled = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(after=5 * SECOND))
         await exhausted(storage, clock, new_job("first", merge=UNIQUE, policy=ruled))
         await enqueue(storage, new_job("second", merge=UNIQUE))
@@ -402,7 +400,7 @@ class UniqueConformance(Conformance):
         assert await states(storage) == {"second": State.WAITING}
 
     @pytest.mark.parametrize("stand", [*IN_LINE, *AT_WORK, completed, failed], ids=lambda stand: stand.__name__)
-    async def test_a_key_for_a_time_is_held_for_that_whatever_becomes_of_its_job(
+    async def test_a_timed_key_is_held_through_every_state_of_its_job(
         self, storage: Storage, clock: ManualClock, stand: Stand
     ) -> None:
         began = clock.now()
@@ -416,9 +414,7 @@ class UniqueConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
         assert await storage.enqueue([new_job("third", merge=TIMED)]) == [EnqueueResult("duplicate", B)]
 
-    async def test_a_key_for_a_time_is_held_though_its_job_be_forgotten(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_timed_key_is_held_after_its_job_was_trimmed(self, storage: Storage, clock: ManualClock) -> None:
         policy = Policy(result_ttl=SECOND)
         await settle(storage, ALICE, await start(storage, new_job("first", merge=TIMED, policy=policy)))
         clock.advance(2)
@@ -427,14 +423,14 @@ class UniqueConformance(Conformance):
         assert await storage.get([A]) == [None]
         assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("duplicate", A)]
 
-    async def test_a_key_for_a_time_is_given_back_when_its_job_is_deleted(self, storage: Storage) -> None:
+    async def test_a_timed_key_is_freed_when_its_job_is_deleted(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", merge=TIMED))
         await storage.revise([DeleteJob(A)])
 
         assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
 
     @pytest.mark.fault("W-T14")
-    async def test_a_key_for_a_time_is_given_back_by_the_job_that_it_names_alone(
+    async def test_a_timed_key_is_freed_only_by_the_job_that_it_names(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await enqueue(storage, new_job("first", merge=TIMED))
@@ -444,9 +440,7 @@ class UniqueConformance(Conformance):
 
         assert await storage.enqueue([new_job("third", merge=TIMED)]) == [EnqueueResult("duplicate", B)]
 
-    async def test_a_key_for_a_time_is_held_no_longer_when_the_clock_is_set_back(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_clock_set_back_does_not_extend_a_timed_key(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", merge=TIMED))
         clock.step_wall(-3600)
 
@@ -456,7 +450,7 @@ class UniqueConformance(Conformance):
 
         assert await storage.enqueue([new_job("second", merge=TIMED)]) == [EnqueueResult("created", B)]
 
-    async def test_a_redrive_minds_no_key_for_a_time(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_redrive_ignores_timed_keys(self, storage: Storage, clock: ManualClock) -> None:
         await failed(storage, clock, new_job("first", merge=TIMED))
         clock.advance(60)
         await enqueue(storage, new_job("second", merge=TIMED))
@@ -483,7 +477,7 @@ class UniqueConformance(Conformance):
         assert await found(id="fourth") == ["fourth"]
         assert await found(limit=1) == ["fourth"]
 
-    async def test_a_call_that_made_nothing_is_told_of_where_it_is_asked_for(self, storage: Storage) -> None:
+    async def test_deduplicated_calls_are_recorded_as_events_on_request(self, storage: Storage) -> None:
         await record_on_request(storage, "deduplicated")
         await enqueue(storage, new_job("first", merge=UNIQUE))
         await storage.enqueue([new_job("second", merge=UNIQUE, task="other"), new_job("first", merge=UNIQUE)])
@@ -497,7 +491,7 @@ class UniqueConformance(Conformance):
 class DebounceConformance(Conformance):
     """A job runs after the calls of its key have stopped, with the arguments of the last call."""
 
-    async def test_a_job_runs_after_the_last_call_with_what_that_brought(
+    async def test_a_debounced_job_runs_after_the_last_call_with_its_arguments(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         made = clock.now()
@@ -525,7 +519,9 @@ class DebounceConformance(Conformance):
 
         assert (lease.ref, lease.job.payload, lease.fence > 0) == (A, b"2", True)
 
-    async def test_calls_in_one_batch_make_one_job_of_the_last(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_debounced_calls_in_one_enqueue_create_one_job_of_the_last(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         receipts = await storage.enqueue(
             [new_job(name, merge=DEBOUNCED, payload=name.encode()) for name in ("first", "second", "third")]
         )
@@ -535,7 +531,7 @@ class DebounceConformance(Conformance):
         assert [lease.job.payload for lease in await claim(storage)] == [b"third"]
 
     @pytest.mark.fault("W-T22")
-    async def test_a_steady_stream_puts_a_job_off_no_longer_than_it_may(
+    async def test_a_steady_stream_delays_a_job_for_the_longest_wait_at_most(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         began, key = clock.now(), DebounceKey("k", 10 * SECOND, 25 * SECOND)
@@ -547,7 +543,7 @@ class DebounceConformance(Conformance):
 
         assert started == [25 * SECOND]
 
-    async def test_what_has_begun_takes_in_no_more_calls(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_started_job_is_not_debounced(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", merge=DEBOUNCED))
         clock.advance(10)
         lease = await claim_one(storage)
@@ -559,7 +555,7 @@ class DebounceConformance(Conformance):
         assert await storage.enqueue([new_job("third", merge=DEBOUNCED)]) == [EnqueueResult("replaced", B)]
 
     @pytest.mark.slow
-    async def test_a_job_answers_for_the_latest_calls_only(self, storage: Storage) -> None:
+    async def test_a_debounced_job_is_found_by_its_latest_calls_only(self, storage: Storage) -> None:
         first = new_job("first", merge=DEBOUNCED)
         await enqueue(storage, first)
         calls = [new_job(f"call-{number:05}", merge=DEBOUNCED) for number in range(CALLS_KEPT + 3)]
@@ -576,14 +572,12 @@ class DebounceConformance(Conformance):
         assert (await look(storage, calls[0].ref)).job.id == "first"
 
     @pytest.mark.parametrize("stand", OVER, ids=lambda stand: stand.__name__)
-    async def test_what_is_over_takes_in_no_more_calls(
-        self, storage: Storage, clock: ManualClock, stand: Stand
-    ) -> None:
+    async def test_a_terminal_job_is_not_debounced(self, storage: Storage, clock: ManualClock, stand: Stand) -> None:
         await stand(storage, clock, new_job("first", merge=DebounceKey("k", 0)))
 
         assert await storage.enqueue([new_job("second", merge=DebounceKey("k", 0))]) == [EnqueueResult("created", B)]
 
-    async def test_what_is_due_but_has_not_begun_is_put_off_again(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_due_job_that_has_not_started_is_delayed_again(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", merge=DEBOUNCED))
         clock.advance(10)
         await sweep_all(storage)
@@ -593,9 +587,7 @@ class DebounceConformance(Conformance):
         assert (await record(storage, A)).state is State.DELAYED
         assert await claim(storage) == []
 
-    async def test_each_call_is_answered_for_by_the_job_that_took_it_in(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_lookup_of_a_debounced_call_finds_its_job(self, storage: Storage, clock: ManualClock) -> None:
         await storage.enqueue([new_job(name, merge=DEBOUNCED) for name in ("first", "second", "third")])
         found = await storage.get([A, B, C])
 
@@ -626,7 +618,7 @@ class DebounceConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("duplicate", A)]
         assert await counted(storage) == {State.COMPLETED: 1}
 
-    async def test_an_id_that_was_taken_in_is_known_to_any_call(self, storage: Storage) -> None:
+    async def test_the_id_of_a_debounced_call_is_known(self, storage: Storage) -> None:
         await storage.enqueue([new_job(name, merge=DEBOUNCED) for name in ("first", "second")])
 
         assert await storage.enqueue([new_job("second")]) == [EnqueueResult("duplicate", A)]
@@ -636,7 +628,9 @@ class DebounceConformance(Conformance):
         ]
 
     @pytest.mark.parametrize("by_sweep", [False, True])
-    async def test_calls_go_with_their_job(self, storage: Storage, clock: ManualClock, by_sweep: bool) -> None:
+    async def test_debounced_calls_are_deleted_with_their_job(
+        self, storage: Storage, clock: ManualClock, by_sweep: bool
+    ) -> None:
         policy = Policy(result_ttl=5 * SECOND)
         await storage.enqueue([new_job(name, merge=DEBOUNCED, policy=policy) for name in ("first", "second")])
         clock.advance(10)
@@ -650,7 +644,7 @@ class DebounceConformance(Conformance):
         assert await storage.get([A, B]) == [None, None]
         assert await storage.enqueue([new_job("second")]) == [EnqueueResult("created", B)]
 
-    async def test_a_call_whose_result_is_over_begins_anew_swept_or_not(
+    async def test_a_debounced_id_is_free_when_its_result_has_expired(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         policy = Policy(result_ttl=5 * SECOND)
@@ -663,7 +657,9 @@ class DebounceConformance(Conformance):
         assert await storage.enqueue([new_job("second", merge=DEBOUNCED)]) == [EnqueueResult("created", B)]
         assert await storage.enqueue([new_job("first", merge=DEBOUNCED)]) == [EnqueueResult("replaced", B)]
 
-    async def test_the_slots_of_the_earlier_call_are_given_up(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_debounced_job_frees_the_slots_of_the_earlier_call(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         old, new = Key("old"), Key("new")
         held = await start(storage, new_job("holder", keys=(old,)))
         await storage.enqueue([new_job("first", merge=DEBOUNCED, keys=(old,))])
@@ -682,7 +678,7 @@ class DebounceConformance(Conformance):
 
         assert (await claim_one(storage)).ref.id == "other"
 
-    async def test_a_job_stays_the_one_it_was_in_the_fences_it_has_seen(
+    async def test_the_fence_of_a_debounced_job_still_rises_after_a_clock_set_back(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         brief = Policy(result_ttl=0)
@@ -695,7 +691,7 @@ class DebounceConformance(Conformance):
 
         assert (await claim_one(storage)).fence > lease.fence
 
-    async def test_a_job_that_was_put_off_is_told_of_where_it_is_asked_for(self, storage: Storage) -> None:
+    async def test_debounced_calls_are_recorded_as_events_on_request(self, storage: Storage) -> None:
         await record_on_request(storage, "debounced")
         await storage.enqueue([new_job("first", merge=DEBOUNCED), new_job("second", merge=DEBOUNCED, task="other")])
         events = await events_of(storage, JobDebounced)
@@ -708,7 +704,7 @@ class DebounceConformance(Conformance):
 class ThrottleConformance(Conformance):
     """In each window, no more jobs of a key are created than the key allows."""
 
-    async def test_no_more_jobs_are_made_than_a_window_allows(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_window_limits_the_number_of_created_jobs(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE))
         clock.advance(20)
         receipts = await storage.enqueue(
@@ -723,7 +719,7 @@ class ThrottleConformance(Conformance):
         assert set(await states(storage)) == {"first", "second"}
         assert await storage.get([C]) == [None]
 
-    async def test_a_window_begins_with_its_first_job_and_is_over_at_the_very_instant(
+    async def test_a_window_lasts_from_its_first_job_to_the_microsecond(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         clock.advance(33)
@@ -742,7 +738,7 @@ class ThrottleConformance(Conformance):
             ("throttled", 60 * SECOND),
         ]
 
-    async def test_whoever_comes_again_when_told_to_finds_room(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_call_repeated_after_retry_in_creates_its_job(self, storage: Storage, clock: ManualClock) -> None:
         key = ThrottleKey("k", 1, 7 * SECOND)
         await enqueue(storage, new_job("first", throttle=key))
         clock.advance(2.5)
@@ -752,19 +748,19 @@ class ThrottleConformance(Conformance):
 
         assert await storage.enqueue([new_job("second", throttle=key)]) == [EnqueueResult("created", B)]
 
-    async def test_a_call_that_makes_no_job_takes_no_room(self, storage: Storage) -> None:
+    async def test_a_call_that_creates_no_job_does_not_count_in_the_window(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE, merge=UNIQUE))
         again = [new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE, merge=UNIQUE)]
 
         assert [receipt.made for receipt in await storage.enqueue(again)] == ["duplicate", "duplicate"]
         assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("created", C)]
 
-    async def test_what_was_made_is_answered_for_though_the_window_is_full(self, storage: Storage) -> None:
+    async def test_a_repeated_id_is_a_duplicate_although_the_window_is_full(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
 
         assert await storage.enqueue([new_job("first", throttle=THROTTLE)]) == [EnqueueResult("duplicate", A)]
 
-    async def test_what_is_over_or_deleted_leaves_no_room(self, storage: Storage) -> None:
+    async def test_completed_and_deleted_jobs_still_count_in_the_window(self, storage: Storage) -> None:
         await settle(storage, ALICE, await start(storage, new_job("first", throttle=THROTTLE)))
         await enqueue(storage, new_job("second", throttle=THROTTLE))
         await storage.revise([DeleteJob(A), DeleteJob(B)])
@@ -773,7 +769,7 @@ class ThrottleConformance(Conformance):
             EnqueueResult("throttled", B, 60 * SECOND)
         ]
 
-    async def test_other_keys_and_other_queues_have_windows_of_their_own(self, storage: Storage) -> None:
+    async def test_each_key_and_each_queue_has_its_own_window(self, storage: Storage) -> None:
         once = ThrottleKey("mail", 1, 60 * SECOND)
         await enqueue(
             storage,
@@ -782,9 +778,7 @@ class ThrottleConformance(Conformance):
             new_job("third", throttle=once, queue="other"),
         )
 
-    async def test_a_window_lasts_no_longer_when_the_clock_is_set_back(
-        self, storage: Storage, clock: ManualClock
-    ) -> None:
+    async def test_a_clock_set_back_does_not_extend_a_window(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         clock.step_wall(-3600)
 
@@ -796,13 +790,13 @@ class ThrottleConformance(Conformance):
 
         assert await storage.enqueue([new_job("third", throttle=THROTTLE)]) == [EnqueueResult("created", C)]
 
-    async def test_the_latest_call_says_how_many_there_may_be(self, storage: Storage) -> None:
+    async def test_the_latest_call_sets_the_limit_of_the_window(self, storage: Storage) -> None:
         await enqueue(storage, new_job("first", throttle=THROTTLE), new_job("second", throttle=THROTTLE))
         more = ThrottleKey("mail", 3, 60 * SECOND)
 
         assert await storage.enqueue([new_job("third", throttle=more)]) == [EnqueueResult("created", C)]
 
-    async def test_a_throttled_call_is_told_of_where_it_is_asked_for(
+    async def test_throttled_calls_are_recorded_as_events_on_request(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         await record_on_request(storage, "throttled")

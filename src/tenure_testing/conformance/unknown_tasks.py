@@ -125,7 +125,7 @@ class UnknownTasksConformance(Conformance):
         assert job.parked_under == f"{UNKNOWN}ship:2"
         assert (await glance(storage)).parked == 1
 
-    async def test_old_workers_waste_one_claim_however_many_they_are(self, storage: Storage) -> None:
+    async def test_any_number_of_old_workers_waste_one_claim(self, storage: Storage) -> None:
         lease = await put_back(storage)
         for number in range(19):
             answer = await offered(storage, OLD, Owner(f"{number:016x}"))
@@ -137,9 +137,7 @@ class UnknownTasksConformance(Conformance):
         assert await settle(storage, BOB, start) == "done"
         assert await counted(storage) == {State.COMPLETED: 1}
 
-    async def test_of_a_thousand_jobs_each_wastes_at_most_one_claim_of_nineteen_old_workers(
-        self, storage: Storage
-    ) -> None:
+    async def test_nineteen_old_workers_waste_one_claim_for_each_of_a_thousand_jobs(self, storage: Storage) -> None:
         old = [Owner(f"{number:016x}") for number in range(19)]
         for begin in range(0, 1000, 100):
             numbers = range(begin, begin + 100)
@@ -176,7 +174,7 @@ class UnknownTasksConformance(Conformance):
         assert nothing.left == given
         assert names(answer) == (["new"] if given else [])
 
-    async def test_parked_and_others_are_claimed_in_the_order_of_their_scores(
+    async def test_parked_and_other_jobs_are_claimed_in_the_order_of_scores(
         self, storage: Storage, clock: ManualClock
     ) -> None:
         for number in range(6):
@@ -229,7 +227,7 @@ class UnknownTasksConformance(Conformance):
 
         assert (await glance(storage)).parked == 1
 
-    async def test_a_full_key_parks_a_job_of_a_new_task_and_gives_it_to_no_old_worker(self, storage: Storage) -> None:
+    async def test_a_job_parked_under_a_full_key_is_given_to_no_old_worker(self, storage: Storage) -> None:
         printer = (Key("printer"),)
         await enqueue(
             storage,
@@ -252,7 +250,7 @@ class UnknownTasksConformance(Conformance):
 
         assert starts == ["new-0", "new-1"]
 
-    async def test_a_parked_job_of_a_new_task_keeps_no_slot_from_others(self, storage: Storage) -> None:
+    async def test_a_parked_job_of_a_new_task_holds_no_slot(self, storage: Storage) -> None:
         printer = (Key("printer"),)
         await enqueue(storage, new_job("holds", keys=printer))
         [holds] = (await offered(storage, OLD)).leases
@@ -295,7 +293,9 @@ class UnknownTasksConformance(Conformance):
 
         assert names(await offered(storage, OLD)) == ["old"]
 
-    async def test_a_put_back_gives_no_time_back_that_has_gone_by(self, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_put_back_does_not_give_back_time_that_has_passed(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
         hourly = (RateKey("hourly", 3600 * SECOND),)
         await enqueue(
             storage,
@@ -350,7 +350,7 @@ class UnknownTasksConformance(Conformance):
         assert names(answer) == ["a-new", "b-0", "a-0", "b-1", "a-1", "b-last", "a-last"]
 
     @pytest.mark.parametrize(("way_off", "state"), WAYS_OFF)
-    async def test_an_operator_takes_a_parked_job_out_of_the_line(
+    async def test_an_operator_can_remove_a_parked_job(
         self, storage: Storage, clock: ManualClock, way_off: Callable[[Ref], Revision], state: State | None
     ) -> None:
         lease = await put_back(storage)
@@ -384,9 +384,7 @@ class UnknownTasksConformance(Conformance):
         assert await states(storage) == {"swept": State.EXPIRED, "claimed": State.EXPIRED}
         assert (await glance(storage)).parked == 0
 
-    async def test_a_pause_keeps_a_job_of_a_new_task_and_then_it_waits_for_a_worker_that_knows_it(
-        self, storage: Storage
-    ) -> None:
+    async def test_a_pause_of_a_new_task_gives_its_jobs_to_no_old_worker(self, storage: Storage) -> None:
         await put_back(storage)
         await storage.tune(Target("task", "ship"), Settings(paused=True))
 
