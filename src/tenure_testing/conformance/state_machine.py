@@ -2,7 +2,7 @@
 
     from tenure_testing.conformance.state_machine import equals_the_model
 
-    def test_your_storage_equals_the_model() -> None:
+    def test_the_storage_equals_the_model() -> None:
         equals_the_model(lambda clock: YourStorage(clock=clock))
 
 Each example asks for a new, empty storage that reads the given clock. Every answer must equal the model's answer. After
@@ -128,7 +128,7 @@ DAY = 86_400 * SECOND
 queues = st.sampled_from(QUEUES)
 tasks = st.sampled_from(TASKS)
 owners = st.sampled_from(OWNERS)
-perhaps = st.sampled_from((None, None, None, None, None, None, 30 * SECOND, 6 * SECOND, SECOND, 0))
+optional_durations = st.sampled_from((None, None, None, None, None, None, 30 * SECOND, 6 * SECOND, SECOND, 0))
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class Moment:
 
     seconds: float = 0.0
     due: int | None = None
-    off: int = 0
+    offset: int = 0
 
 
-instants = st.builds(Moment, due=st.integers(0, 3), off=st.sampled_from((0, 1, -1)))
+instants = st.builds(Moment, due=st.integers(0, 3), offset=st.sampled_from((0, 1, -1)))
 moments = st.one_of(
     st.just(Moment()),
     st.just(Moment()),
@@ -148,8 +148,8 @@ moments = st.one_of(
     st.builds(Moment, st.sampled_from((9, 25, 61, -0.000_001, -6, -40))),
     instants,
 )
-rests = st.builds(Moment, st.sampled_from((4, 4, 25, 25, 61, -40, 8 * 86_400))) | instants
-places = st.integers(0, 15)
+pauses = st.builds(Moment, st.sampled_from((4, 4, 25, 25, 61, -40, 8 * 86_400))) | instants
+positions = st.integers(0, 15)
 """Selects a job. Four kinds alternate: active, over, in the queue, and not existing."""
 
 
@@ -167,15 +167,15 @@ keys = st.sampled_from(
 )
 
 waits = st.sampled_from((SECOND, 4 * SECOND, 0))
-patience = st.sampled_from((None, None, 0, 6 * SECOND))
+longest_waits = st.sampled_from((None, None, 0, 6 * SECOND))
 names = st.sampled_from(("m", "m", "m", "n"))
 merges: st.SearchStrategy[MergeKey | None] = st.one_of(
     st.none(),
     st.none(),
     st.builds(UniqueKey, names, st.sampled_from(("unfinished", "queued"))),
     st.builds(UniqueKey, names, window=st.sampled_from((1, 4 * SECOND, 25 * SECOND))),
-    st.builds(DebounceKey, names, waits, patience),
-    st.builds(CollectKey, names, waits, st.sampled_from((2, 3, 1)), patience),
+    st.builds(DebounceKey, names, waits, longest_waits),
+    st.builds(CollectKey, names, waits, st.sampled_from((2, 3, 1)), longest_waits),
 )
 throttles = st.none() | st.none() | st.builds(ThrottleKey, names, st.sampled_from((1, 2)), st.just(9 * SECOND))
 rates = st.sampled_from(
@@ -229,10 +229,10 @@ jobs = st.builds(
     lifo=st.sampled_from((False, False, False, True)),
     fair_key=st.sampled_from((None, None, None, "one", "two")),
     weight=st.sampled_from((1, 1, 3)),
-    ttl=perhaps,
-    timeout=perhaps,
+    ttl=optional_durations,
+    timeout=optional_durations,
     deadline=st.sampled_from((None, None, None, SECOND, 60 * SECOND)),
-    heartbeat_timeout=perhaps,
+    heartbeat_timeout=optional_durations,
     keys=keys,
     merge=merges,
     throttle=throttles,
@@ -259,7 +259,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
 LANE_KEPT = 100 * SECOND
 """How long every storage remembers a lane."""
 
-orders = st.builds(
+claim_requests = st.builds(
     ClaimRequest,
     st.sampled_from((QUEUES, ("a",), ("ü:/.", "a", "none"), ("a", "a", "ü:/."))),
     st.sampled_from((5, 1, 2, 128, 0)),
@@ -268,14 +268,14 @@ orders = st.builds(
 
 
 @dataclass(frozen=True)
-class Numbered:
+class CallNumbering:
     """How a call is numbered: its lane and its kind. The answer of a `lost` call is not acknowledged."""
 
     lane: int
     kind: str
 
 
-numbered = st.none() | st.builds(Numbered, st.integers(0, 1), st.sampled_from(("answered", "lost", "again")))
+numberings = st.none() | st.builds(CallNumbering, st.integers(0, 1), st.sampled_from(("answered", "lost", "again")))
 
 log_lines = st.sampled_from(
     (
@@ -288,7 +288,7 @@ log_lines = st.sampled_from(
 
 
 @dataclass(frozen=True)
-class Sign:
+class RenewalTemplate:
     """The content of one renewal, apart from the lease that it renews."""
 
     sign: bool
@@ -321,13 +321,13 @@ class Sign:
         )
 
 
-signs = st.builds(
-    Sign,
+renewal_templates = st.builds(
+    RenewalTemplate,
     sign=st.booleans(),
     extend=st.sampled_from((True, True, True, False)),
     exclusive=st.sampled_from((False, False, True)),
-    ran=perhaps,
-    silent=perhaps,
+    ran=optional_durations,
+    silent=optional_durations,
     progress=st.sampled_from((None, 0.5, 1.0)),
     note=st.sampled_from((None, "half")),
     log=log_lines,
@@ -349,19 +349,19 @@ infos = st.none() | st.builds(
     why=st.sampled_from(("", "it has 3 free descriptors ☃")),
 )
 
-bys = st.sampled_from((None, "me"))
+callers = st.sampled_from((None, "me"))
 no_ref = st.just(Ref("", ""))
 revisions: st.SearchStrategy[Revision] = st.one_of(
-    st.builds(CancelJob, no_ref, st.sampled_from(("enough", "why", None)), bys),
-    st.builds(RedriveJob, no_ref, bys, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
-    st.builds(DeleteJob, no_ref, bys, st.sampled_from((None, None, 0, 1))),
+    st.builds(CancelJob, no_ref, st.sampled_from(("enough", "why", None)), callers),
+    st.builds(RedriveJob, no_ref, callers, st.sampled_from((0, 0, 1, 4 * SECOND)), st.sampled_from((None, None, 0, 1))),
+    st.builds(DeleteJob, no_ref, callers, st.sampled_from((None, None, 0, 1))),
     st.builds(
         RescheduleJob,
         no_ref,
         delay=st.sampled_from((None, 0, 1, 5 * SECOND)),
         priority=st.sampled_from((None, 2)),
         boost=st.sampled_from((None, 9, -SECOND)),
-        by=bys,
+        by=callers,
     ),
     st.builds(RetainJob, no_ref, st.sampled_from((0, SECOND, DAY))),
 )
@@ -446,19 +446,20 @@ queries = st.builds(
 
 
 class StorageMachine(RuleBasedStateMachine):
-    """Compares a storage with the model. Bundle `won`: leases to settle. Bundle `kept`: all leases, most of them stale.
+    """Compares a storage with the model. The bundle `unsettled` holds leases to settle, the bundle `all_leases` holds
+    all leases, most of them stale.
 
     Call `equals_the_model`, or derive from this class if your storage has more to test.
     """
 
-    won: Bundle[Lease] = Bundle("won")
-    kept: Bundle[Lease] = Bundle("kept")
+    unsettled: Bundle[Lease] = Bundle("unsettled")
+    all_leases: Bundle[Lease] = Bundle("all_leases")
 
     def __init__(self, make: Make) -> None:
         super().__init__()
         self.clock = ManualClock()
         self.model = Model(self.clock)
-        self.dice = Random(7)
+        self.rng = Random(7)
         self.refs: list[Ref] = []
         self.leases: list[Lease] = []
         self.terms: list[Term] = []
@@ -489,42 +490,44 @@ class StorageMachine(RuleBasedStateMachine):
     # ── enqueue, claim, settle, renew, sweep ──────────────────────────────────────────────────────────────────────
 
     @initialize(
-        targets=(won, kept),
-        wishes=st.lists(jobs, min_size=4, max_size=8),
+        targets=(unsettled, all_leases),
+        new_jobs=st.lists(jobs, min_size=4, max_size=8),
         by=owners,
-        order=orders,
+        request=claim_requests,
         ends=st.lists(outcomes, max_size=4),
     )
     def begin(
-        self, wishes: Sequence[NewJob], by: Owner, order: ClaimRequest, ends: Sequence[Outcome]
+        self, new_jobs: Sequence[NewJob], by: Owner, request: ClaimRequest, ends: Sequence[Outcome]
     ) -> MultipleResults[Lease]:
         """Begin with jobs, some of them claimed and some of those settled, so that each example has them."""
-        self._enqueue(wishes)
-        self._exchange(by, [], order)
+        self._enqueue(new_jobs)
+        self._exchange(by, [], request)
         settled = list(zip(self.leases, ends, strict=False))
-        self._exchange(by, settled, order)
+        self._exchange(by, settled, request)
         return multiple(*self.leases)
 
-    @rule(when=moments, wishes=st.lists(jobs, min_size=1, max_size=4))
-    def enqueue(self, when: Moment, wishes: Sequence[NewJob]) -> None:
+    @rule(when=moments, new_jobs=st.lists(jobs, min_size=1, max_size=4))
+    def enqueue(self, when: Moment, new_jobs: Sequence[NewJob]) -> None:
         """Enqueue jobs, perhaps some that exist already."""
         self._wait(when)
-        self._enqueue(wishes)
+        self._enqueue(new_jobs)
 
-    @rule(targets=(won, kept), when=moments, by=owners, order=orders, how=numbered)
-    def claim(self, when: Moment, by: Owner, order: ClaimRequest, how: Numbered | None) -> MultipleResults[Lease]:
+    @rule(targets=(unsettled, all_leases), when=moments, by=owners, request=claim_requests, how=numberings)
+    def claim(
+        self, when: Moment, by: Owner, request: ClaimRequest, how: CallNumbering | None
+    ) -> MultipleResults[Lease]:
         """Claim jobs without settling any."""
         self._wait(when)
-        return self._exchange(by, [], self._numbered(by, order, how))
+        return self._exchange(by, [], self._numbered(by, request, how))
 
     @rule(
-        targets=(won, kept),
+        targets=(unsettled, all_leases),
         when=moments,
-        lease=consumes(won),
+        lease=consumes(unsettled),
         outcome=outcomes,
-        others=st.lists(st.tuples(kept, outcomes), max_size=3),
-        order=st.none() | orders,
-        how=numbered,
+        others=st.lists(st.tuples(all_leases, outcomes), max_size=3),
+        request=st.none() | claim_requests,
+        how=numberings,
     )
     def settle(
         self,
@@ -532,37 +535,37 @@ class StorageMachine(RuleBasedStateMachine):
         lease: Lease,
         outcome: Outcome,
         others: Sequence[tuple[Lease, Outcome]],
-        order: ClaimRequest | None,
-        how: Numbered | None,
+        request: ClaimRequest | None,
+        how: CallNumbering | None,
     ) -> MultipleResults[Lease]:
         """Settle a lease as its owner, together with leases of any owner, and perhaps claim in the same call."""
         self._wait(when)
         by = _owner(lease)
-        return self._exchange(by, [(lease, outcome), *others], order and self._numbered(by, order, how))
+        return self._exchange(by, [(lease, outcome), *others], request and self._numbered(by, request, how))
 
     @rule(
-        targets=(won, kept),
-        lease=kept,
+        targets=(unsettled, all_leases),
+        lease=all_leases,
         outcome=outcomes,
         by=st.none() | owners,
         twice=st.booleans(),
-        order=st.none() | orders,
+        request=st.none() | claim_requests,
     )
     def replay(
-        self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, order: ClaimRequest | None
+        self, lease: Lease, outcome: Outcome, by: Owner | None, twice: bool, request: ClaimRequest | None
     ) -> MultipleResults[Lease]:
         """Settle a lease that was settled, reclaimed, redriven or deleted before, as its former or as another owner."""
-        return self._exchange(by or _owner(lease), [(lease, outcome)] * (1 + twice), order)
+        return self._exchange(by or _owner(lease), [(lease, outcome)] * (1 + twice), request)
 
     @rule(
-        targets=(won, kept),
+        targets=(unsettled, all_leases),
         when=moments,
         late=st.none() | st.builds(Moment, st.sampled_from((25, 25, 9, 61))),
-        holder=places,
-        held=st.none() | signs | signs,
-        others=st.lists(st.tuples(places, signs), max_size=3),
+        holder=positions,
+        template=st.none() | renewal_templates | renewal_templates,
+        others=st.lists(st.tuples(positions, renewal_templates), max_size=3),
         info=infos,
-        told=st.booleans(),
+        announced=st.booleans(),
         last=st.sampled_from((False, False, False, True)),
         over=st.booleans(),
     )
@@ -571,10 +574,10 @@ class StorageMachine(RuleBasedStateMachine):
         when: Moment,
         late: Moment | None,
         holder: int,
-        held: Sign | None,
-        others: Sequence[tuple[int, Sign]],
+        template: RenewalTemplate | None,
+        others: Sequence[tuple[int, RenewalTemplate]],
         info: WorkerInfo | None,
-        told: bool,
+        announced: bool,
         last: bool,
         over: bool,
     ) -> MultipleResults[Lease]:
@@ -590,22 +593,22 @@ class StorageMachine(RuleBasedStateMachine):
         self._wait(when)
         active = [job for job in self.model.records.values() if job.state is State.ACTIVE]
         by = _owner(Lease(active[holder % len(active)])) if active else OWNERS[holder % len(OWNERS)]
-        renewals = [held.of(Lease(job)) for job in active if held is not None and job.owner == by.id]
-        renewals += [sign.of(self.leases[-1 - place]) for place, sign in others if place < len(self.leases)]
+        renewals = [template.of(Lease(job)) for job in active if template is not None and job.owner == by.id]
+        renewals += [sign.of(self.leases[-1 - position]) for position, sign in others if position < len(self.leases)]
         events: tuple[Event, ...] = ()
-        if told:
+        if announced:
             events = (WorkerStarted(owner=by.id, host=by.host, pid=by.pid, queues=QUEUES, concurrency=3),)
         beat = RenewRequest(by, tuple(renewals), info, events, last=last, lanes=self._over(by) if over else ())
-        self._same(self.model.renew(beat), self.storage.renew(beat))
-        return self._won(leases)
+        self._check_equal(self.model.renew(beat), self.storage.renew(beat))
+        return self._add_leases(leases)
 
     @rule(
-        targets=(won, kept),
+        targets=(unsettled, all_leases),
         first=moments,
         by=owners,
         term=st.sampled_from((None, None, 4 * SECOND, SECOND)),
         grace=st.sampled_from((3 * SECOND, 3 * SECOND, 0)),
-        then=st.lists(rests, max_size=3),
+        then=st.lists(pauses, max_size=3),
         dead=st.none() | st.none() | owners,
         resigns=st.sampled_from((None, None, 0, 1, 2)),
     )
@@ -628,35 +631,35 @@ class StorageMachine(RuleBasedStateMachine):
             self._wait(when)
             leases += self._sweep(SweepRequest(by, term, grace=grace))
         if dead is not None:
-            taken = self._same(self.model.reclaim(dead.id, by), self.storage.reclaim(dead.id, by))
+            taken = self._check_equal(self.model.reclaim(dead.id, by), self.storage.reclaim(dead.id, by))
             leases += [stalled.lease for stalled in taken.stalled]
         if resigns is not None and resigns < len(self.terms):
             given_up = self.terms[-1 - resigns]
             self.model.resign(given_up)
             self._run(self.storage.resign(given_up))
-        return self._won(leases)
+        return self._add_leases(leases)
 
     # ── operator commands ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @rule(when=moments, asked=st.lists(st.tuples(places, revisions), min_size=1, max_size=4))
-    def revise(self, when: Moment, asked: Sequence[tuple[int, Revision]]) -> None:
+    @rule(when=moments, requested=st.lists(st.tuples(positions, revisions), min_size=1, max_size=4))
+    def revise(self, when: Moment, requested: Sequence[tuple[int, Revision]]) -> None:
         """Cancel, redrive, delete, reschedule or retain jobs in any state."""
         self._wait(when)
-        changes = [self._meant(revision, self._ref(place)) for place, revision in asked]
-        self._same(self.model.revise(changes), self.storage.revise(changes))
+        changes = [self._complete_revision(revision, self._ref(position)) for position, revision in requested]
+        self._check_equal(self.model.revise(changes), self.storage.revise(changes))
 
-    @rule(when=moments, asked=st.lists(changes, min_size=1, max_size=3))
-    def plan(self, when: Moment, asked: Sequence[Change]) -> None:
+    @rule(when=moments, requested=st.lists(changes, min_size=1, max_size=3))
+    def plan(self, when: Moment, requested: Sequence[Change]) -> None:
         """Put, pause, tick and remove schedules."""
         self._wait(when)
-        told = [self._told(change) for change in asked]
-        self._same(self.model.plan(told), self.storage.plan(told))
+        completed = [self._complete_change(change) for change in requested]
+        self._check_equal(self.model.plan(completed), self.storage.plan(completed))
 
-    @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=bys)
+    @rule(tunings=st.lists(tunings, min_size=1, max_size=2), by=callers)
     def tune(self, tunings: Sequence[tuple[Target, Settings]], by: str | None) -> None:
         """Pause and resume; set stall terms, retention, and which events are recorded."""
-        for target, told in tunings:
-            self._same(self.model.tune(target, told, by), self.storage.tune(target, told, by=by))
+        for target, settings in tunings:
+            self._check_equal(self.model.tune(target, settings, by), self.storage.tune(target, settings, by=by))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -665,7 +668,7 @@ class StorageMachine(RuleBasedStateMachine):
         names=st.sampled_from((("a",), ("none", "a"), QUEUES)),
         back=st.none() | st.integers(0, 20),
         limit=st.sampled_from((1, 3, 1000)),
-        of=st.none() | places,
+        of=st.none() | positions,
         reader=st.builds(EventReader, st.sampled_from(("r", "s")), st.sampled_from(("p", "q"))),
         handled=st.sampled_from((None, 0, 1, 9, EVENTS_END)),
     )
@@ -680,20 +683,23 @@ class StorageMachine(RuleBasedStateMachine):
         handled: int | str | None,
     ) -> None:
         """Survey queues by name, read all pages of a listing, and read events with and without a named reader."""
-        self._same(self.model.survey(names), self.storage.survey(names))
-        self._list(query)
-        mine, its = (None, None) if back is None else self.cursors[-1 - back % len(self.cursors)]
+        self._check_equal(self.model.survey(names), self.storage.survey(names))
+        self._check_listing(query)
+        expected, actual = (None, None) if back is None else self.cursors[-1 - back % len(self.cursors)]
         ref = None if of is None else self._ref(of)
-        self._read(self.model.events(mine, limit, None, ref), self._run(self.storage.events(its, limit=limit, ref=ref)))
+        self._check_page(
+            self.model.events(expected, limit, None, ref), self._run(self.storage.events(actual, limit=limit, ref=ref))
+        )
         match handled:
             case None:
-                mine, its = None, None
+                expected, actual = None, None
             case int():
-                mine, its = self.cursors[-1 - handled % len(self.cursors)]
+                expected, actual = self.cursors[-1 - handled % len(self.cursors)]
             case str():
-                mine, its = handled, handled
-        self._read(
-            self.model.events(mine, limit, reader), self._run(self.storage.events(its, limit=limit, reader=reader))
+                expected, actual = handled, handled
+        self._check_page(
+            self.model.events(expected, limit, reader),
+            self._run(self.storage.events(actual, limit=limit, reader=reader)),
         )
 
     # ── checks after every step ───────────────────────────────────────────────────────────────────────────────────
@@ -702,52 +708,52 @@ class StorageMachine(RuleBasedStateMachine):
     def every_record_run_and_log_line_is_the_same(self) -> None:
         """The storage has the model's records, runs and log lines."""
         refs = [*self.refs, Ref("none", "j0")]
-        self._same(self.model.get(refs), self.storage.get(refs))
+        self._check_equal(self.model.get(refs), self.storage.get(refs))
 
     @invariant()
     def the_survey_is_the_same(self) -> None:
         """The storage has the model's counters."""
-        self._same(self.model.survey(), self.storage.survey())
+        self._check_equal(self.model.survey(), self.storage.survey())
 
     @invariant()
     def the_listing_is_the_same(self) -> None:
         """The storage lists the same jobs in the same order."""
         whole = Query(limit=1000)
-        mine, its = self.model.find(whole), self._run(self.storage.find(whole))
-        assert (its.jobs, its.next) == (mine.jobs, None)
+        expected, actual = self.model.find(whole), self._run(self.storage.find(whole))
+        assert (actual.jobs, actual.next) == (expected.jobs, None)
 
     @invariant()
-    def the_same_was_told(self) -> None:
+    def the_events_are_the_same(self) -> None:
         """The storage has recorded the same events as the model since the last step."""
-        mine, its = self.cursors[-1]
-        self._read(self.model.events(mine, 1000), self._run(self.storage.events(its, limit=1000)))
+        expected, actual = self.cursors[-1]
+        self._check_page(self.model.events(expected, 1000), self._run(self.storage.events(actual, limit=1000)))
 
     # ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(call)
 
-    def _same(self, expected: T, call: Coroutine[Any, Any, T]) -> T:
+    def _check_equal(self, expected: T, call: Coroutine[Any, Any, T]) -> T:
         self.model.notified.clear()
         answer = self._run(call)
         assert answer == expected
         return expected
 
-    def _list(self, query: Query) -> None:
+    def _check_listing(self, query: Query) -> None:
         now = self.clock.now()
         query = structs.replace(
             query,
             ended_after=None if query.ended_after is None else now + query.ended_after,
             ended_before=None if query.ended_before is None else now + query.ended_before,
         )
-        mine, its = self.model.find(query), self._run(self.storage.find(query))
-        assert its.jobs == mine.jobs
-        while mine.next is not None:
-            assert its.next is not None
-            mine = self.model.find(structs.replace(query, after=mine.next))
-            its = self._run(self.storage.find(structs.replace(query, after=its.next)))
-            assert its.jobs == mine.jobs
-        assert its.next is None
+        expected, actual = self.model.find(query), self._run(self.storage.find(query))
+        assert actual.jobs == expected.jobs
+        while expected.next is not None:
+            assert actual.next is not None
+            expected = self.model.find(structs.replace(query, after=expected.next))
+            actual = self._run(self.storage.find(structs.replace(query, after=actual.next)))
+            assert actual.jobs == expected.jobs
+        assert actual.next is None
 
     def _wait(self, when: Moment) -> None:
         if when.due is None:
@@ -757,59 +763,59 @@ class StorageMachine(RuleBasedStateMachine):
         due = {instant for job in self.model.records.values() for instant in _instants(job)} | self.ends
         ahead = sorted(instant for instant in due if instant > now)
         if ahead:
-            self.clock.step_wall((ahead[when.due % len(ahead)] + when.off - now) / SECOND)
+            self.clock.step_wall((ahead[when.due % len(ahead)] + when.offset - now) / SECOND)
 
-    def _ref(self, place: int) -> Ref:
+    def _ref(self, position: int) -> Ref:
         there = list(self.model.records.values())
         over = [job.ref for job in there if job.state in TERMINAL]
         active = [job.ref for job in there if job.state is State.ACTIVE]
-        in_line = [job.ref for job in there if job.state in (State.WAITING, State.DELAYED)]
+        queued = [job.ref for job in there if job.state in (State.WAITING, State.DELAYED)]
         gone = [ref for ref in self.refs if ref not in self.model.records] or [Ref("none", "j0")]
-        kind = (active, over, in_line, gone)[place % 4] or gone
-        return kind[place // 4 % len(kind)]
+        kind = (active, over, queued, gone)[position % 4] or gone
+        return kind[position // 4 % len(kind)]
 
-    def _meant(self, revision: Revision, ref: Ref) -> Revision:
+    def _complete_revision(self, revision: Revision, ref: Ref) -> Revision:
         job = self.model.records.get(ref)
         if isinstance(revision, RedriveJob | DeleteJob) and revision.ended is not None:
             ended = (0 if job is None else job.finished or 0) + revision.ended
             return structs.replace(revision, ref=ref, ended=ended)
         return structs.replace(revision, ref=ref)
 
-    def _enqueue(self, wishes: Sequence[NewJob]) -> None:
-        asked = [self._wish(job) for job in wishes]
-        self._same(self.model.enqueue(asked), self.storage.enqueue(asked))
+    def _enqueue(self, new_jobs: Sequence[NewJob]) -> None:
+        completed = [self._complete_job(job) for job in new_jobs]
+        self._check_equal(self.model.enqueue(completed), self.storage.enqueue(completed))
 
-    def _wish(self, job: NewJob) -> NewJob:
+    def _complete_job(self, job: NewJob) -> NewJob:
         now = self.clock.now()
-        wish = structs.replace(
+        completed = structs.replace(
             job,
             id=job.id or f"j{len(self.refs)}",
             run_at=None if job.run_at is None else now + job.run_at,
             deadline=None if job.deadline is None else now + job.deadline,
         )
-        if wish.ref not in self.refs:
-            self.refs.append(wish.ref)
-        if isinstance(wish.merge, UniqueKey) and wish.merge.window is not None:
-            self.ends.add(now + wish.merge.window)
-        if wish.throttle is not None:
-            self.ends.add(now + wish.throttle.window)
-        return wish
+        if completed.ref not in self.refs:
+            self.refs.append(completed.ref)
+        if isinstance(completed.merge, UniqueKey) and completed.merge.window is not None:
+            self.ends.add(now + completed.merge.window)
+        if completed.throttle is not None:
+            self.ends.add(now + completed.throttle.window)
+        return completed
 
-    def _told(self, change: Change) -> Change:
+    def _complete_change(self, change: Change) -> Change:
         now = self.clock.now()
         known = {schedule.name: schedule for schedule in self.model.survey().schedules}
         last = known[change.name].last_tick if change.name in known else 0
         match change:
             case PutSchedule(schedule):
                 self._tick_at(schedule.next_tick)
-                told = structs.replace(
+                completed = structs.replace(
                     schedule,
-                    job=structs.replace(self._wish(schedule.job), id=""),
+                    job=structs.replace(self._complete_job(schedule.job), id=""),
                     made=now,
                     last_tick=now,
                     next_tick=None if schedule.next_tick is None else now + schedule.next_tick,
                 )
-                return PutSchedule(told)
+                return PutSchedule(completed)
             case Tick(job=job, next_tick=next_tick):
                 self._tick_at(next_tick)
                 return structs.replace(
@@ -817,7 +823,9 @@ class StorageMachine(RuleBasedStateMachine):
                     expected=last + change.expected,
                     tick=now + change.tick,
                     next_tick=None if next_tick is None else now + next_tick,
-                    job=None if job is None else structs.replace(self._wish(job), schedule=change.name, tick=now),
+                    job=None
+                    if job is None
+                    else structs.replace(self._complete_job(job), schedule=change.name, tick=now),
                 )
             case PauseSchedule(next_tick=int() as next_tick):
                 self._tick_at(next_tick)
@@ -830,16 +838,18 @@ class StorageMachine(RuleBasedStateMachine):
             self.ends.add(self.clock.now() + after)
 
     def _exchange(
-        self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], order: ClaimRequest | None
+        self, by: Owner, settled: Sequence[tuple[Lease, Outcome]], request: ClaimRequest | None
     ) -> MultipleResults[Lease]:
-        asked: list[Settlement] = [settlement(lease, outcome, self.dice, took=0.5) for lease, outcome in settled]
-        answer = self._same(self.model.exchange(by, asked, order), self.storage.exchange(by, asked, order))
-        return self._won(answer.leases)
+        settlements: list[Settlement] = [settlement(lease, outcome, self.rng, took=0.5) for lease, outcome in settled]
+        answer = self._check_equal(
+            self.model.exchange(by, settlements, request), self.storage.exchange(by, settlements, request)
+        )
+        return self._add_leases(answer.leases)
 
-    def _numbered(self, by: Owner, order: ClaimRequest, how: Numbered | None) -> ClaimRequest:
+    def _numbered(self, by: Owner, request: ClaimRequest, how: CallNumbering | None) -> ClaimRequest:
         """Return a claim request with the next number of its lane, or with the last number again."""
         if how is None:
-            return order
+            return request
         known = self.lanes.get((by.id, how.lane))
         if known is None or self.clock.now() - known[1] > LANE_KEPT:
             # From here on some storages have forgotten the lane, and others have not.
@@ -851,7 +861,7 @@ class StorageMachine(RuleBasedStateMachine):
             last = known[0]
             lane = Lane(how.lane, last.number + 1, last.number if how.kind == "answered" else last.answered)
         self.lanes[by.id, how.lane] = lane, self.clock.now()
-        return structs.replace(order, lane=lane)
+        return structs.replace(request, lane=lane)
 
     def _over(self, by: Owner) -> tuple[Lane, ...]:
         """Return an owner's lanes as a renewal reports them after their last calls were lost: as unanswered."""
@@ -862,22 +872,22 @@ class StorageMachine(RuleBasedStateMachine):
         )
 
     def _sweep(self, bid: SweepRequest) -> list[Lease]:
-        swept = self._same(self.model.sweep(bid), self.storage.sweep(bid))
+        swept = self._check_equal(self.model.sweep(bid), self.storage.sweep(bid))
         self.terms += swept.terms
         self.ends |= {self.clock.now() + term.length for term in swept.terms}
         return [stalled.lease for stalled in swept.stalled]
 
-    def _won(self, leases: Sequence[Lease]) -> MultipleResults[Lease]:
+    def _add_leases(self, leases: Sequence[Lease]) -> MultipleResults[Lease]:
         self.leases += leases
         return multiple(*leases)
 
-    def _read(self, mine: EventPage, its: EventPage) -> None:
-        assert [_bare(event) for event in its.events] == [_bare(event) for event in mine.events]
-        self._keep_cursor(mine, its)
+    def _check_page(self, expected: EventPage, actual: EventPage) -> None:
+        assert [_bare(event) for event in actual.events] == [_bare(event) for event in expected.events]
+        self._keep_cursor(expected, actual)
 
-    def _keep_cursor(self, mine: EventPage, its: EventPage) -> None:
-        if not self.cursors or int(self.cursors[-1][0]) < int(mine.next):
-            self.cursors.append((mine.next, its.next))
+    def _keep_cursor(self, expected: EventPage, actual: EventPage) -> None:
+        if not self.cursors or int(self.cursors[-1][0]) < int(expected.next):
+            self.cursors.append((expected.next, actual.next))
 
 
 def equals_the_model(make: Make, settings: HypothesisSettings | None = None) -> None:
