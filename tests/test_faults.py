@@ -3,7 +3,7 @@
 from tests import faults
 
 
-def test_every_fault_has_a_test_or_a_reason_to_have_none_and_every_mark_names_one() -> None:
+def test_every_fault_has_a_test_or_a_reason_and_every_mark_names_a_fault() -> None:
     found = faults.shown(faults.PLACES)
 
     assert faults.missing(found) == []

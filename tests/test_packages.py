@@ -44,7 +44,7 @@ def files(package: Path) -> set[str]:
     return {str(path.relative_to(ROOT / "src")) for path in package.rglob("*") if path.suffix in kinds}
 
 
-def test_the_wheel_holds_all_modules_and_scripts_of_tenure_and_nothing_else(wheel: ZipFile) -> None:
+def test_the_wheel_holds_exactly_the_modules_and_scripts_of_tenure(wheel: ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
     assert names == files(ROOT / "src" / "tenure")

@@ -124,7 +124,7 @@ def test_a_reset_ends_connections_with_an_error_and_lets_new_ones_in(proxy: Prox
     assert proxy.accepted == 2
 
 
-def test_who_is_swallowed_hears_nothing_ever_again_and_who_comes_later_does(proxy: Proxy) -> None:
+def test_a_swallowed_connection_stays_silent_and_a_later_one_works(proxy: Proxy) -> None:
     with joined(proxy) as before, joined(proxy) as unaware:
         assert echoed(before) == echoed(unaware) == b"hello"
         proxy.weather(swallow=True)

@@ -223,8 +223,8 @@ def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_p
 
 
 @pytest.mark.system
-def test_a_test_for_valkey_alone_is_skipped_without_one_and_does_not_disappear(tmp_path: Path) -> None:
-    said = outcome(path=str(tmp_path), chosen="both_disks_and_not_before", of="tests/storage/test_redis_replicated.py")
+def test_a_test_for_valkey_only_is_reported_as_skipped_without_valkey(tmp_path: Path) -> None:
+    said = outcome(path=str(tmp_path), chosen="once_it_is_on_both_disks", of="tests/storage/test_redis_replicated.py")
 
     assert "2 skipped: no valkey-server on the PATH\n" in said
 

@@ -65,9 +65,6 @@ ALLOWED = re.compile(r"allow word: \S")
 LONGEST = 70
 """Characters of a test name."""
 
-POOR_TEST_NAMES = 476
-"""How many test names are longer or contain banned words. It only falls: lower it when you rename some."""
-
 
 def files() -> list[Path]:
     """Return the files whose words count: the code that is shipped, the docs, the pages of the project."""
@@ -83,9 +80,12 @@ def banned_in(text: str) -> list[str]:
 
 
 def poor_test_names() -> list[str]:
-    """Return the test names that are too long or contain banned words, each with its file."""
+    """Return the test names that are too long or contain banned words, each with its file.
+
+    The cases of the kits count too: a storage outside this repository runs them under these names.
+    """
     found: list[str] = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    for path in sorted([*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "src" / "tenure_testing").rglob("*.py")]):
         for name in re.findall(r"^ *(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE):
             if len(name) > LONGEST or BANNED.search(name.replace("_", " ")):
                 found.append(f"{path.relative_to(ROOT)}::{name}")
@@ -128,11 +128,9 @@ def test_no_file_gains_banned_words() -> None:
     assert not fallen, "banned words went; write the counts with `python -m tests.test_words`"
 
 
-def test_no_more_test_names_are_long_or_contain_banned_words() -> None:
+def test_no_test_name_is_long_or_contains_a_banned_word() -> None:
     """State behaviour in at most 70 characters, in the words of the field."""
-    poor = poor_test_names()
-
-    assert len(poor) <= POOR_TEST_NAMES, "\n".join(poor)
+    assert poor_test_names() == []
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class TestTally:
         assert reader.read() == 1000
         assert {note.number for note in reader.started} == {*range(500), *range(1000, 1500)}
 
-    def test_an_end_is_told_from_a_start(self, tmp_path: Path) -> None:
+    def test_starts_and_ends_are_read_separately(self, tmp_path: Path) -> None:
         tally, reader = Tally(str(tmp_path)), Reader(tmp_path)
         before = time.monotonic_ns()
         tally.started(7)
@@ -194,7 +194,7 @@ class TestData:
         assert set(named.values()) == {1}
         assert {cell for cell, _ in named} == {cell.name for cell in CELLS}
 
-    def test_what_went_wrong_is_told_without_the_folders_of_this_machine(self) -> None:
+    def test_an_error_is_shown_without_the_folders_of_this_machine(self) -> None:
         said = f'File "{Path(__file__).resolve()}", line 7, in uvloop/loop.pyx, at redis://127.0.0.1:6379/0'
 
         assert without_folders(said) == 'File "test_peers.py", line 7, in uvloop/loop.pyx, at redis://127.0.0.1:6379/0'

@@ -61,7 +61,7 @@ class TestGoals:
         assert judgement.met is None
         assert judgement.verdict == "not measured"
 
-    def test_who_acknowledges_before_the_work_or_is_of_another_language_is_no_rival(self) -> None:
+    def test_goals_compare_with_python_queues_that_acknowledge_after_work(self) -> None:
         huey = entry("huey", acknowledges="before")
         node = entry("bullmq-node", interpreter="Node 20.20.2")
         run = found(entry("tenure"), entry("saq"), huey, node, tenure=8_000, saq=1_000, huey=9_000, bullmq_node=5_000)
@@ -122,13 +122,13 @@ class TestPage:
     def test_too_few_rounds_are_not_for_quoting(self) -> None:
         assert "Not for quoting" in page(found(entry("tenure"), rounds=1, tenure=1.0), None, [])
 
-    def test_what_is_drawn_is_sorted_with_those_that_acknowledge_before_the_work_below(self) -> None:
+    def test_charts_list_queues_that_acknowledge_before_the_work_last(self) -> None:
         run = found(entry("tenure"), entry("saq"), entry("huey", acknowledges="before"), tenure=3, saq=1, huey=2)
         (chart,) = charts(run, None)
 
         assert [bar["kind"] for bar in chart["panels"][0]["bars"]] == ["ours", "after", "before"]
 
-    def test_who_brought_only_some_jobs_back_is_not_drawn_beside_those_that_brought_all(self) -> None:
+    def test_charts_omit_queues_that_recovered_only_some_jobs(self) -> None:
         run = found(entry("tenure"), entry("saq"))
         for key, last, unfinished in (("tenure", 25.0, 0.0), ("saq", 5.0, 4.0)):
             figures = {"last": last, "unfinished": unfinished}

@@ -304,7 +304,7 @@ def test_who_starts_while_the_storage_is_out_of_reach_may_give_up() -> None:
     assert LEFT not in red(case)
 
 
-def test_an_outage_lengthens_what_is_allowed_by_its_length_and_what_a_lost_sweep_takes() -> None:
+def test_an_outage_extends_the_bound_by_its_length_and_a_lost_sweep() -> None:
     case = honest()
     outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
 
@@ -315,7 +315,7 @@ def test_an_outage_lengthens_what_is_allowed_by_its_length_and_what_a_lost_sweep
 
 
 @pytest.mark.parametrize(("pid", "times"), [(SOUND.pid, 1), (77, 0)])
-def test_each_loss_of_the_one_that_leads_lengthens_it_and_that_of_another_does_not(pid: int, times: int) -> None:
+def test_only_the_loss_of_the_leading_reaper_extends_the_bound(pid: int, times: int) -> None:
     case = honest()
     at = BEGAN + 5 * SECOND
     case.deeds.append(Deed(kind="kill reaper", effect="death", where="reaper-0", pids=(pid,), at=at, until=at + SECOND))
@@ -366,7 +366,7 @@ def test_a_run_whose_worker_never_heard_of_its_claim_is_counted_from_that() -> N
     assert (recovery.cause, recovery.delay) == ("full disk", 24 * SECOND)
 
 
-def test_a_death_that_the_supervisor_could_not_see_has_the_time_of_a_silence() -> None:
+def test_a_death_that_no_supervisor_saw_has_the_bound_of_a_silence() -> None:
     case = honest()
     case.deeds[0].alone = False
 

@@ -116,7 +116,7 @@ def test_a_dry_run_touches_nothing(there: Terminal) -> None:
     assert len(there.read("dead", "list")["letters"]) == 3
 
 
-def test_where_nobody_can_be_asked_nothing_is_done_without_yes(there: Terminal) -> None:
+def test_without_a_terminal_nothing_is_done_without_yes(there: Terminal) -> None:
     ids = fail(there, 3)
 
     assert "Redrive 2 of 3 dead letters? This is not a terminal to ask on; give --yes" in there.refused(
@@ -153,7 +153,7 @@ def test_what_cannot_be_meant_is_one_line_and_exit_code_2(there: Terminal) -> No
 
 
 @pytest.mark.parametrize("cursor", ["soon", "", "-1", str(2**63), "9" * 5000])
-def test_what_is_no_cursor_is_refused(there: Terminal, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(there: Terminal, cursor: str) -> None:
     fail(there, 1)
 
     said = there.refused("dead", "list", "--after", cursor)

@@ -94,7 +94,7 @@ def test_a_task_without_a_timeout_is_a_warning_that_strict_makes_count(tasks: Te
     assert tasks.run("doctor", "--strict").exit_code == 0
 
 
-def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(tasks: Terminal) -> None:
+def test_jobs_without_a_worker_are_an_error_with_a_remedy_and_exit_3(tasks: Terminal) -> None:
     tasks.enqueue("elsewhere")
     plain = tasks.run("doctor", "tasks:app", "--quiet")
 
@@ -110,7 +110,7 @@ def test_jobs_that_nobody_serves_are_an_error_with_their_remedy_and_exit_with_3(
     "damage",
     ["nothing", "another's", "newer", "garbage"],
 )
-def test_a_storage_that_is_absent_or_refuses_is_a_finding_and_left_untouched(there: Terminal, damage: str) -> None:
+def test_a_missing_or_refusing_storage_is_a_finding_and_unchanged(there: Terminal, damage: str) -> None:
     path = there.place / "jobs.db"
     match damage:
         case "another's":
@@ -150,7 +150,7 @@ def started(terminal: Terminal, *args: str) -> "Generator[subprocess.Popen[str]]
             process.kill()
 
 
-def test_a_job_that_nobody_would_recover_is_an_error(tasks: Terminal) -> None:
+def test_an_active_job_without_a_reaper_is_an_error(tasks: Terminal) -> None:
     app = tasks.app()
     tasks.enqueue("add", 1, 2, app=app)
 

@@ -12,7 +12,7 @@ JOBS = ("--kind", "completed", "--kind", "failed", "--kind", "redriven")
 
 
 @EVERYWHERE
-def test_the_latest_events_are_told_oldest_first_without_results(there: Terminal) -> None:
+def test_the_latest_events_are_listed_oldest_first_without_results(there: Terminal) -> None:
     failed = there.enqueue("bad", 1)
     done = there.enqueue("add", 1, 2, work=True)
     events = there.read("events", *JOBS)["events"]
@@ -67,7 +67,7 @@ def test_one_job_can_be_asked_for_also_when_it_is_deleted(there: Terminal) -> No
     assert job in there.refused("events", "--job", job, code=4)
 
 
-def test_what_is_no_cursor_or_kind_is_refused(there: Terminal) -> None:
+def test_an_invalid_cursor_or_kind_is_refused(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert "--since-cursor 'soon' is not a cursor" in there.refused("events", "--since-cursor", "soon")
@@ -86,7 +86,7 @@ def test_an_empty_choice_is_a_mistake_and_not_one_that_is_left_out(there: Termin
     assert flag in there.refused("events", "-f", flag, "")
 
 
-def test_lengths_are_told_in_thousandths(there: Terminal) -> None:
+def test_durations_are_shown_in_milliseconds(there: Terminal) -> None:
     there.enqueue("add", 1, 2, work=True)
     (event,) = there.read("events", "--kind", "completed")["events"]
     (line,) = there.run("events", "--kind", "completed").stdout.splitlines()

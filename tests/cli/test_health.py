@@ -115,7 +115,7 @@ def test_nothing_listens_beyond_this_machine_without_a_token(
 @pytest.mark.parametrize(
     "address", ["", "x", ":", ":80", "localhost", "1.2.3.4:", "80:80:80", "::1:80", "65536", "-1", "127.0.0.1:1e3"]
 )
-def test_what_is_no_address_is_refused(there: Terminal, address: str) -> None:
+def test_an_invalid_address_is_refused(there: Terminal, address: str) -> None:
     assert "write 8080, 127.0.0.1:8080 or [::1]:8080" in there.refused("serve", f"--http={address}")
 
 
@@ -196,7 +196,7 @@ def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> 
 
 
 @pytest.mark.parametrize("backlog", ["x", "=5", "mail=", "mail=-1", "-1", "1.5", "mail"])
-def test_what_is_no_threshold_is_refused(there: Terminal, backlog: str) -> None:
+def test_an_invalid_threshold_is_refused(there: Terminal, backlog: str) -> None:
     assert "--backlog" in there.refused("health", f"--backlog={backlog}")
     assert "--backlog" in there.refused("serve", f"--backlog={backlog}")
 
@@ -222,9 +222,7 @@ async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> 
 @pytest.mark.system
 @pytest.mark.statement(44, 46)
 @pytest.mark.parametrize("where", ["environment", "own variable", "file", "flag"])
-def test_serve_works_with_zero_workers_and_asks_for_the_token_wherever_that_comes_from(
-    tasks: Terminal, where: str
-) -> None:
+def test_serve_needs_no_worker_and_checks_a_token_from_any_source(tasks: Terminal, where: str) -> None:
     tasks.enqueue("add", 1, 2)
     (tasks.place / "token").write_text("s3cret\n")
     env: dict[str, Any] = {

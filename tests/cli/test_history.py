@@ -59,7 +59,7 @@ def test_a_release(reason: str, message: str) -> None:
     assert why == f"It started 2 times: run 1 {message}, and run 2 is still going."
 
 
-def test_runs_that_ended_alike_are_told_together() -> None:
+def test_runs_that_ended_alike_are_shown_together() -> None:
     why = why_again(
         job(State.COMPLETED, starts=5, failures=3, stalls=1),
         runs(*[("raised", "ValueError")] * 3, ("stalled", "process_died"), ("completed", None)),

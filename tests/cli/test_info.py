@@ -51,7 +51,7 @@ def test_plain_lines_name_every_queue(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_check_exits_with_3_while_jobs_wait_and_nobody_serves_them(there: Terminal) -> None:
+def test_check_exits_with_3_while_jobs_wait_without_a_worker(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert there.run("info").exit_code == 0
@@ -183,7 +183,7 @@ def test_watch_goes_on_until_it_is_interrupted(there: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_watch_prints_a_line_a_turn_where_nobody_looks(there: Terminal) -> None:
+def test_watch_prints_a_line_per_turn_without_a_terminal(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     with there.start("info", "-w", "--every", "20ms") as process:
         assert process.stdout is not None
@@ -196,7 +196,7 @@ def test_watch_prints_a_line_a_turn_where_nobody_looks(there: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_what_a_storage_warns_of_is_one_line_that_says_so_and_none_with_quiet(
+def test_warnings_of_a_storage_are_one_line_and_hidden_with_quiet(
     terminal: Terminal, redis_cluster: RedisCluster
 ) -> None:
     for node in redis_cluster.masters:

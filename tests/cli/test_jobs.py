@@ -49,7 +49,7 @@ def test_quiet_lists_ids_and_jsonl_one_job_a_line(there: Terminal) -> None:
     assert [json.loads(line)["id"] for line in lines] == ids
 
 
-def test_a_cursor_that_is_none_is_refused(there: Terminal) -> None:
+def test_an_invalid_cursor_is_refused(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert "--after 'soon' is not a cursor" in there.refused("jobs", "list", "--after", "soon")
@@ -137,7 +137,7 @@ def test_an_id_cannot_steer_the_terminal(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_cancel_and_redrive_say_what_became_of_each_job(there: Terminal) -> None:
+def test_cancel_and_redrive_show_the_verdict_of_each_job(there: Terminal) -> None:
     first, second = there.enqueue("add", 1, 2), there.enqueue("add", 3, 4)
 
     assert there.read("jobs", "cancel", first, second, "--reason", "not needed") == [
@@ -206,7 +206,7 @@ def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])
-def test_an_empty_list_is_no_error(there: Terminal, form: str) -> None:
+def test_an_empty_list_exits_with_0(there: Terminal, form: str) -> None:
     assert there.run("migrate").exit_code == 0
     assert there.run("jobs", "list", "-o", form).exit_code == 0
 

@@ -178,7 +178,7 @@ def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Termina
 
 
 @pytest.mark.parametrize("args", [("info",), ("jobs", "list"), ("migrate",)])
-def test_a_file_that_is_no_database_is_left_untouched(there: Terminal, args: tuple[str, ...]) -> None:
+def test_a_file_that_is_not_a_database_is_left_unchanged(there: Terminal, args: tuple[str, ...]) -> None:
     there.write("jobs.db", "a shopping list")
 
     assert "left untouched" in there.refused(*args, code=1)
@@ -202,7 +202,7 @@ def test_a_job_that_is_unknown_is_exit_code_4(there: Terminal) -> None:
     assert "no job 'nobody' in queue 'mail'" in there.refused("jobs", "cancel", "nobody", "--queue", "mail", code=4)
 
 
-def test_the_url_of_the_call_wins_over_the_app_and_the_app_over_the_environment(tasks: Terminal) -> None:
+def test_the_url_option_precedes_the_app_and_the_app_the_environment(tasks: Terminal) -> None:
     tasks.write("mine.py", "from tenure import Tenure\napp = Tenure('sqlite:///mine.db')\n")
     env: dict[str, str | None] = {"TENURE_URL": "sqlite:///environment.db"}
 

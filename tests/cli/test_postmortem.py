@@ -52,7 +52,7 @@ def came_to(there: Terminal, outcome: Outcome) -> None:
 
 
 @EVERYWHERE
-def test_show_tells_in_full_what_a_run_died_of_and_in_one_line_why_it_ran_again(there: Terminal) -> None:
+def test_show_has_the_full_post_mortem_and_one_line_for_the_retry(there: Terminal) -> None:
     job = there.enqueue("hang")
     cut_off(there, job)
     there.enqueue("add", 1, 2, work=True)
@@ -72,7 +72,7 @@ def test_show_tells_in_full_what_a_run_died_of_and_in_one_line_why_it_ran_again(
     assert event["post_mortem"] == first["detail"]
 
 
-def test_what_a_job_failed_by_is_told_once_with_its_last_post_mortem(there: Terminal) -> None:
+def test_a_failed_job_shows_its_error_once_with_its_last_post_mortem(there: Terminal) -> None:
     job = there.enqueue("hang")
     cut_off(there, job)
     cut_off(there, job)

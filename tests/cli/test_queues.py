@@ -110,7 +110,7 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
     assert there.read("queues", "list")[0]["rate"] is None
 
 
-def test_a_rate_is_told_as_one_writes_it(there: Terminal) -> None:
+def test_a_rate_is_shown_as_it_is_written(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     for given, message in (
         *(("7/s", "7/s"), ("1/s", "1/s"), ("2/ms", "2000/s"), ("5/30s", "10/m"), ("7/m", "7/m"), ("1/7s", "1/7s")),
@@ -183,7 +183,7 @@ def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> N
     assert "only the newest 1 of its jobs were read" in capped.stderr
 
 
-def test_stats_of_a_queue_that_nobody_knows_are_a_mistake(there: Terminal) -> None:
+def test_stats_of_an_unknown_queue_are_refused(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
 
     assert "unknown queue: 'nope'; see tenure queues list" in there.refused(

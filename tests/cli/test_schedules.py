@@ -114,7 +114,7 @@ def test_a_trigger_that_makes_no_job_says_so(there: Terminal) -> None:
     assert len(there.read("jobs", "list")["jobs"]) == 2
 
 
-def test_the_next_ticks_are_told_in_utc_and_by_the_clocks_of_the_zone(some: Terminal) -> None:
+def test_the_next_ticks_are_shown_in_utc_and_in_local_time(some: Terminal) -> None:
     ticks = some.read("schedules", "next", "nightly", "-n", "3")
 
     assert [tick.keys() for tick in ticks] == [{"tick", "local"}] * 3

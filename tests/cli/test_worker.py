@@ -192,7 +192,7 @@ def test_a_lifespan_that_cannot_be_entered_is_said_and_exit_code_1(tasks: Termin
         ),
     ],
 )
-def test_a_child_is_told_all_that_its_supervisor_was(crew: WorkerOptions) -> None:
+def test_a_child_gets_all_options_of_its_supervisor(crew: WorkerOptions) -> None:
     params = worker.make_context("worker", ["tasks:app", *crew.options()]).params
 
     assert (

@@ -123,7 +123,7 @@ def test_without_workers_there_is_nothing_to_list(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
+def test_a_worker_can_be_made_quiet_and_resumed(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     done = there.run("workers", "quiet", "host:7")
@@ -136,7 +136,7 @@ def test_a_worker_is_told_to_be_quiet_and_to_go_on(there: Terminal) -> None:
     assert orders(there, ANN) == ()
 
 
-def test_several_workers_are_told_to_stop_at_once(there: Terminal) -> None:
+def test_several_workers_can_be_stopped_with_one_command(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert [one["stop"] for one in there.read("workers", "stop", "7", "bob", "8")] == [True, True]
@@ -144,13 +144,13 @@ def test_several_workers_are_told_to_stop_at_once(there: Terminal) -> None:
 
 
 @pytest.mark.parametrize("name", [ANN.id, ANN.id[:3], "host:7", "7"])
-def test_a_worker_is_named_by_its_id_the_beginning_of_that_its_name_or_its_process(there: Terminal, name: str) -> None:
+def test_a_worker_is_found_by_id_prefix_name_or_process(there: Terminal, name: str) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert [one["owner"] for one in there.read("workers", "quiet", name)] == [ANN.id]
 
 
-def test_a_name_that_nobody_or_more_than_one_has_is_refused_and_nobody_is_told(there: Terminal) -> None:
+def test_an_unknown_or_ambiguous_worker_name_is_refused_without_effect(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
     assert "no worker 'carol' exists; see tenure workers list" in there.refused(

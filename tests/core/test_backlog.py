@@ -18,7 +18,7 @@ def fed(looks: list[tuple[float, int]], thresholds: Thresholds = FEW) -> Backlog
 
 
 @pytest.mark.statement(50)
-def test_a_backlog_that_stays_above_its_threshold_for_longer_than_its_time_is_overdue() -> None:
+def test_a_backlog_above_its_threshold_for_too_long_is_overdue() -> None:
     known = fed([(0, 11), (30, 12), (60, 11)])
 
     assert known.seconds_above("mail", now=60) == 60
@@ -53,7 +53,7 @@ def test_a_queue_that_is_gone_has_recovered() -> None:
     assert known.seconds_above("mail", now=30) is None
 
 
-def test_a_queue_of_its_own_threshold_is_judged_by_that_and_the_others_by_theirs() -> None:
+def test_a_queue_with_its_own_threshold_does_not_use_the_general_one() -> None:
     thresholds = Thresholds(most=10, named={"bulk": 1000}, patience=1.0)
     known = observe(Backlog(), thresholds, {"bulk": 500, "mail": 500}, now=0)
 

@@ -62,6 +62,6 @@ def test_a_refusal_names_the_field_shows_the_value_and_tells_the_remedy(check: C
     assert said in str(refused.value)
 
 
-def test_a_value_is_shown_short_and_whatever_its_repr_does() -> None:
+def test_a_value_is_shortened_and_shown_although_its_repr_fails() -> None:
     assert shown("x" * 100) == "'" + "x" * 56 + "..."
     assert shown(Sulky()) == "<Sulky>"

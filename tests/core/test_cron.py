@@ -143,7 +143,7 @@ def test_a_time_zone_may_be_given_as_such() -> None:
     assert Cron.parse("0 4 * * *", ZoneInfo("Asia/Tokyo")) == Cron.parse("0 4 * * *", "Asia/Tokyo")
 
 
-def test_rhythms_are_told_in_words() -> None:
+def test_recurrences_are_shown_as_text() -> None:
     assert str(Cron.parse(" 0  4 * * MON ", "Europe/Vienna")) == "0 4 * * MON Europe/Vienna"
     assert str(Every.parse("90s")) == "every 90s"
 

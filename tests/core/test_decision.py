@@ -201,7 +201,7 @@ def test_a_job_that_must_not_run_twice_says_so_in_its_error() -> None:
 @pytest.mark.statement(26, 27)
 @pytest.mark.parametrize("max_stalls", [0, 1])
 @pytest.mark.parametrize("on_worker_lost", ["retry", "fail"])
-def test_a_cancelled_job_that_stalls_is_cancelled_whatever_its_budget(
+def test_a_stalled_job_with_a_cancel_request_is_cancelled_at_any_budget(
     max_stalls: int, on_worker_lost: OnWorkerLost
 ) -> None:
     job = active(max_stalls=max_stalls, policy=Policy(on_worker_lost=on_worker_lost), cancelled=True)
@@ -310,7 +310,7 @@ def test_a_run_that_another_one_took_along_is_charged_to_nothing(quarantined: bo
     assert decision == PutBack(charge="releases", reason="process_died", quarantine=quarantined)
 
 
-def test_a_job_that_must_not_run_twice_fails_also_where_its_run_was_taken_along() -> None:
+def test_a_job_that_must_not_run_twice_fails_by_a_blameless_death() -> None:
     job = active(policy=Policy(on_worker_lost="fail"))
     decision = decide(job, Stalled("process_died", blameless=True), Random(0))
 
@@ -348,7 +348,7 @@ def test_the_first_counted_put_back_is_free_and_the_next_is_a_stall(outcome: Int
 
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("outcome", UNCOUNTED, ids=repr)
-def test_a_put_back_that_does_not_count_neither_uses_nor_restores_the_free_one(outcome: Outcome, used: bool) -> None:
+def test_an_uncounted_put_back_neither_uses_nor_restores_the_free_one(outcome: Outcome, used: bool) -> None:
     job = structs.replace(active(stalls=9, failures=1), put_back_used=used)
     decision = decide(job, outcome, Random(0))
 
@@ -377,7 +377,7 @@ def test_an_error_of_a_shortage_is_released_once_then_charged() -> None:
     assert decide(active(), Raised(ERROR, final=True, shortage=True), Random(0)) == failed("rejected")
 
 
-def test_a_run_that_had_not_begun_is_put_back_though_its_job_must_not_run_twice() -> None:
+def test_a_run_that_had_not_begun_is_put_back_if_it_must_not_run_twice() -> None:
     job = active(policy=Policy(on_worker_lost="fail"))
     decision = decide(job, Stalled("process_died", blameless=True, begun=False), Random(0))
 

@@ -78,7 +78,7 @@ def test_a_duration_is_read(value: Duration, seconds: float) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_duration_is_refused_by_name(value: Any) -> None:
+def test_an_invalid_duration_is_refused_by_name(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^Retry\.base = ") as refused:
         duration(value, field="Retry.base")
 
@@ -127,7 +127,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["2026-07-01", 30, date(2026, 7, 1), None])
-def test_what_is_no_datetime_is_no_instant(value: object) -> None:
+def test_only_a_datetime_is_an_instant(value: object) -> None:
     with pytest.raises(UsageError, match="is not a datetime; give one with a time zone"):
         instant(value, field="run_at")
 

@@ -179,7 +179,7 @@ def test_an_event_with_little_to_tell_is_short_in_the_log() -> None:
     )
 
 
-def test_an_event_that_nobody_recorded_has_no_instant() -> None:
+def test_an_unrecorded_event_has_no_instant() -> None:
     event = QueuePaused(queue="mail")
 
     with pytest.raises(ValueError, match="QueuePaused was never recorded"):

@@ -90,7 +90,7 @@ def test_another_task_reason_error_message_or_place_is_another_fault(other: str)
         TRACE + "ValueError: connection refused\n",
     ],
 )
-def test_other_lines_another_installation_and_another_way_there_are_the_same_fault(same: str) -> None:
+def test_line_numbers_install_paths_and_callers_do_not_change_the_fault(same: str) -> None:
     assert of("connection refused", trace=TRACE) == of("connection refused", trace=same)
 
 
@@ -148,7 +148,7 @@ TEMPLATES = st.sampled_from(
 
 
 @given(TEMPLATES, st.data())
-def test_the_same_fault_with_other_ids_and_numbers_has_the_same_fingerprint(template: str, data: st.DataObject) -> None:
+def test_ids_and_numbers_in_a_message_do_not_change_the_fingerprint(template: str, data: st.DataObject) -> None:
     def raised() -> str:
         return of(template.format(*(data.draw(VALUES) for _ in range(template.count("{}")))), trace=TRACE)
 

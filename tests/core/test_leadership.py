@@ -19,13 +19,13 @@ TERM = Term("*", "00000000000000aa", 7, 4_000_000)
 OTHER = Term("mail", "00000000000000aa", 3, 2_000_000)
 
 
-def test_nobody_leads_before_it_is_told_so() -> None:
+def test_an_owner_does_not_lead_before_an_answer_grants_a_term() -> None:
     assert not LeaderStatus().leads
     assert after_answer(LeaderStatus(), (), asked_at=100.0) == (LeaderStatus(), [])
 
 
 @pytest.mark.statement(108, 115)
-def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
+def test_a_first_term_is_announced_and_counts_from_its_request() -> None:
     standing, events = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
 
     assert standing == LeaderStatus((TERM,), 104.0)
@@ -33,7 +33,7 @@ def test_a_first_term_is_told_and_trusted_from_when_it_was_asked_for() -> None:
     assert events == [LeadershipAcquired(scope="*", owner=TERM.owner, epoch=7)]
 
 
-def test_a_term_renewed_is_no_news() -> None:
+def test_a_renewed_term_is_not_announced() -> None:
     standing, _ = after_answer(LeaderStatus(), (TERM,), asked_at=100.0)
     standing, events = after_answer(standing, (TERM,), asked_at=102.0)
 

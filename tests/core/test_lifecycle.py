@@ -19,7 +19,7 @@ def test_every_state_that_is_not_the_end_leads_to_one() -> None:
     assert ending == {None, *State}
 
 
-def test_only_a_redrive_leads_out_of_an_end_and_only_into_the_line_or_to_a_turn_in_it() -> None:
+def test_a_terminal_state_leads_only_to_waiting_or_delayed_by_a_redrive() -> None:
     assert {(before, after) for before, after in TRANSITIONS if before in TERMINAL} == {
         (state, after) for state in REDRIVABLE for after in (State.WAITING, State.DELAYED)
     }

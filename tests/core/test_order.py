@@ -50,7 +50,7 @@ def come(
         jobs.append((score_at(line.tag(tenant, boost=boost, weight=w), boost=boost), tenant, boost))
 
 
-def test_a_newcomer_stands_at_the_front_whatever_the_others_have_queued() -> None:
+def test_a_new_tenant_starts_next_behind_any_backlog_of_others() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1000)
     served(line, jobs, 300)
@@ -59,7 +59,7 @@ def test_a_newcomer_stands_at_the_front_whatever_the_others_have_queued() -> Non
     assert served(line, jobs, 6).count("b") == 3
 
 
-def test_a_newcomer_does_not_catch_up_on_what_the_others_had_before_it_came() -> None:
+def test_a_new_tenant_does_not_catch_up_on_earlier_starts() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1000)
     served(line, jobs, 500)
@@ -76,7 +76,7 @@ def test_weights_share_in_their_ratio() -> None:
     assert 73 <= served(line, jobs, 100).count("a") <= 77
 
 
-def test_a_higher_priority_is_next_and_its_burst_takes_nothing_from_newcomers_below() -> None:
+def test_a_burst_of_higher_priority_takes_no_turn_of_a_new_tenant() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 1000)
     served(line, jobs, 10)
@@ -108,7 +108,7 @@ def test_a_priority_moves_the_line_on_by_its_jobs_alone(boost: int) -> None:
     assert NOW <= line.front <= line.start(boost) == NOW + 100 * FAIR_SHARE
 
 
-def test_a_tenant_with_nobody_in_line_begins_where_the_line_has_got_to() -> None:
+def test_a_tenant_without_waiting_jobs_begins_at_the_current_turn() -> None:
     line, jobs = Fairness(NOW), list[tuple[int, str, int]]()
     come(line, jobs, "a", 30)
 

@@ -74,7 +74,7 @@ def test_the_cause_of_a_death_is_how_the_process_ended() -> None:
     )
 
 
-def test_a_lease_that_ended_with_its_runs_own_limit_is_told_from_a_silent_worker() -> None:
+def test_a_run_past_its_limit_is_distinguished_from_a_silent_worker() -> None:
     late = taken(timeout=10 * SECOND)
     past = taken(deadline=NOW - 1)
 
@@ -97,7 +97,7 @@ def test_a_lease_that_only_its_handler_renews_ran_out_of_its_signs() -> None:
     )
 
 
-def test_limits_that_nobody_knows_are_not_made_up() -> None:
+def test_unknown_limits_are_not_invented() -> None:
     assert stall_cause(taken(), "no_progress", silent_for=0).endswith("longer than its heartbeat_timeout")
     assert stall_cause(taken(), "loop_blocked", silent_for=0).endswith("longer than max_block")
 
@@ -129,7 +129,7 @@ def test_a_post_mortem_holds_all_known_facts() -> None:
     ]
 
 
-def test_a_loop_that_kept_others_waiting_is_told_of() -> None:
+def test_a_blocked_event_loop_is_reported() -> None:
     written = text(workplace=Workplace(lag=3_400_000))
 
     assert "\nprocess: its event loop had been blocked for 3.4 s\n" in written
@@ -141,7 +141,7 @@ def test_a_run_with_a_process_of_its_own_has_no_neighbours() -> None:
     assert "other runs in its process" not in text(alone=True, other_tasks=["send"])
 
 
-def test_what_is_not_known_is_not_told_but_for_the_place() -> None:
+def test_only_an_unknown_position_is_reported_as_unknown() -> None:
     assert text(died=False).splitlines() == [
         "its process died",
         "job: a of queue mail, task send, run 2",
@@ -150,7 +150,7 @@ def test_what_is_not_known_is_not_told_but_for_the_place() -> None:
     ]
 
 
-def test_the_stack_of_who_was_asked_before_it_was_killed_comes_before_an_older_one() -> None:
+def test_the_stack_taken_before_the_kill_precedes_an_older_trace() -> None:
     written = text(run=a_run(trace=TRACE), ending=Ending("was killed", stack="Current thread 0x01:\n  File x"))
 
     assert written.endswith(
@@ -166,7 +166,7 @@ def test_other_runs_are_counted_and_the_most_frequent_tasks_named() -> None:
     assert "7, and 7 more tasks" in text(other_tasks=[str(number % 15) for number in range(15)])
 
 
-def test_a_post_mortem_is_bounded_and_keeps_the_innermost_frame_and_the_last_lines() -> None:
+def test_a_bounded_post_mortem_keeps_the_innermost_frame_and_last_lines() -> None:
     job = taken(progress=1.0, progress_note="ä" * 10_000)
     trace = "".join(f'  File "/srv/a.py", line {number}, in deep\n' for number in range(2_000)) + "  the last\n"
     written = text(job=job, run=a_run(trace=trace), log=[said(number, "x" * 3_000) for number in range(1000)])
@@ -179,7 +179,7 @@ def test_a_post_mortem_is_bounded_and_keeps_the_innermost_frame_and_the_last_lin
 
 
 @pytest.mark.parametrize("threads", [3, 200])
-def test_of_a_long_dump_the_main_thread_is_kept_from_its_innermost_frame_on(threads: int) -> None:
+def test_a_long_dump_keeps_the_innermost_frames_of_the_main_thread(threads: int) -> None:
     frames = "\n".join(f'  File "/srv/a.py", line {number} in deep' for number in range(20 if threads > 3 else 900))
     stack = "\n\n".join(f"Thread {number}:\n{frames}" for number in range(threads))
     written = text(ending=Ending("was killed", stack=stack))
@@ -210,5 +210,5 @@ def test_no_text_breaks_the_form_nor_what_a_storage_can_keep() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")])
-def test_sizes_are_told_in_the_unit_that_fits(count: int, expected: str) -> None:
+def test_sizes_are_shown_in_a_fitting_unit(count: int, expected: str) -> None:
     assert size(count) == expected

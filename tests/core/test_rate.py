@@ -28,7 +28,7 @@ def began_from(until: RateReservation, rate: RateKey, looks: list[int]) -> list[
     return began
 
 
-def test_an_unused_rate_lets_one_start_and_the_next_at_once_or_an_interval_later() -> None:
+def test_an_unused_rate_allows_one_start_and_a_second_one_right_after() -> None:
     assert free(RateReservation(), TENTH, NOW) == 1
     assert free(taken(RateReservation(), TENTH, NOW), TENTH, NOW) == 0
     assert opens_at(taken(RateReservation(), TENTH, NOW), TENTH, NOW) == NOW + 1
@@ -46,7 +46,7 @@ def test_ten_a_second_are_six_hundred_a_minute_though_each_look_is_late() -> Non
     st.lists(st.integers(0, 400_000), min_size=1, max_size=60),
     st.integers(1, 3_000_000),
 )
-def test_no_stretch_of_time_holds_more_than_its_intervals_and_the_burst_and_one(
+def test_no_window_holds_more_starts_than_its_intervals_plus_the_burst(
     per_second: int, burst: int, waits: list[int], stretch: int
 ) -> None:
     rate = RateKey("r", 1_000_000 // per_second, burst)
@@ -62,14 +62,14 @@ def test_no_stretch_of_time_holds_more_than_its_intervals_and_the_burst_and_one(
 
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
-def test_a_clock_that_was_set_back_closes_a_rate_for_no_longer_than_its_own_length(back: int) -> None:
+def test_a_clock_set_back_closes_a_rate_for_at_most_its_own_length(back: int) -> None:
     until = taken(taken(RateReservation(), TENTH, NOW), TENTH, NOW + 1)
 
     assert opens_at(until, TENTH, NOW - back) <= NOW - back + 2 * TENTH.interval
 
 
 @pytest.mark.parametrize("back", [1_000_000, 3_600_000_000])
-def test_a_clock_that_was_set_back_stops_a_rate_at_none_of_the_looks_that_follow(back: int) -> None:
+def test_a_clock_set_back_does_not_stop_a_rate_at_later_checks(back: int) -> None:
     until = taken(taken(RateReservation(), TENTH, NOW), TENTH, NOW + 1)
     looks = [NOW - back + step * 10_000 for step in range(51)]
 
@@ -91,7 +91,7 @@ def test_a_rate_that_was_made_slower_forgets_nothing() -> None:
 
 
 @pytest.mark.parametrize("fast", [TENTH, RateKey("mail", 100_000, 5), RateKey("mail", 30_000_000)])
-def test_who_brings_a_faster_rate_of_the_same_name_obeys_what_a_slower_one_has_taken(fast: RateKey) -> None:
+def test_a_faster_rate_of_the_same_name_respects_the_slower_ones_time(fast: RateKey) -> None:
     slow = RateKey("mail", 60_000_000)
     until, began = RateReservation(), list[int]()
     for now in range(NOW, NOW + 600_000_000, 10_000):
@@ -103,13 +103,13 @@ def test_who_brings_a_faster_rate_of_the_same_name_obeys_what_a_slower_one_has_t
     assert 0 < len(began) <= 11
 
 
-def test_who_starts_nobody_takes_nothing_and_leaves_what_a_slower_one_has_taken() -> None:
+def test_taking_zero_starts_changes_nothing() -> None:
     until = taken(RateReservation(), RateKey("mail", 60_000_000), NOW)
 
     assert taken(until, TENTH, NOW, starts=0) == until
 
 
-def test_what_a_task_is_told_replaces_every_rate_that_is_its_own() -> None:
+def test_the_rate_set_for_a_task_replaces_each_rate_of_its_own() -> None:
     own = (RateKey("task:a:b", 1), RateKey("task/600000:a:b", 2))
     others = (RateKey("task:b", 3), RateKey("key:a:b", 4), RateKey("key/5:a:b", 5), RateKey("tasks:a:b", 6))
     task_rate = RateKey("task:a:b", 7)

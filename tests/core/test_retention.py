@@ -18,7 +18,7 @@ def test_every_end_has_a_time_that_is_built_in() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
-def test_what_is_told_counts_and_what_is_not_is_as_built_in(state: State) -> None:
+def test_a_set_rule_counts_and_an_unset_rule_has_the_default(state: State) -> None:
     rules = RetentionRules(**{state.value: SHORT})
 
     assert rules.of(state) == SHORT

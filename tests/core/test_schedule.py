@@ -19,7 +19,7 @@ KNOWN = Schedule(
 )
 
 
-def test_what_is_put_again_does_what_it_is_told_and_has_got_as_far_as_it_had() -> None:
+def test_a_schedule_put_again_has_new_options_and_keeps_its_progress() -> None:
     new = Schedule(name="nightly", job=structs.replace(JOB, task="ring"), cron="0 4 * * *", overlap="allow", made=7)
     after = redefined(KNOWN, new, NOW)
 
@@ -59,7 +59,7 @@ def test_what_is_resumed_after_the_clock_was_set_back_goes_on_from_then() -> Non
 
 
 @pytest.mark.parametrize(("now", "ahead"), [(NOW, False), (NOW - AHEAD, False), (NOW - AHEAD - 1, True)])
-def test_a_schedule_is_ahead_of_a_clock_that_was_set_back_by_more_than_a_moment(now: int, ahead: bool) -> None:
+def test_a_schedule_is_ahead_of_a_clock_set_back_by_more_than_a_moment(now: int, ahead: bool) -> None:
     assert KNOWN.is_ahead(now) is ahead
 
 
@@ -104,7 +104,7 @@ def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fat
     assert fate_of(made, Ref("mail", "x")) == fate
 
 
-def test_a_tick_is_told_of_after_those_given_up_with_it() -> None:
+def test_a_tick_is_recorded_after_the_ticks_skipped_with_it() -> None:
     after, events = after_tick(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
 
     assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x")

@@ -79,17 +79,17 @@ def retried(delay: float) -> JobRetried:
         ),
     ],
 )
-def test_an_outcome_is_told_by_one_event(outcome: Outcome, event: Event) -> None:
+def test_an_outcome_is_recorded_in_one_event(outcome: Outcome, event: Event) -> None:
     assert events_of(ACTIVE, outcome) == (event,)
 
 
-def test_the_last_attempt_is_told_as_a_failure_and_not_as_a_retry() -> None:
+def test_the_last_attempt_is_recorded_as_a_failure_and_not_as_a_retry() -> None:
     assert events_of(active(failures=2), Raised(ERROR)) == (failed("exhausted", attempt=3),)
     assert events_of(active(failures=2), TimedOut(ERROR)) == (failed("timeout", attempt=3),)
 
 
 @pytest.mark.statement(4, 40)
-def test_a_recovery_is_told_by_its_stall_alone() -> None:
+def test_a_recovery_is_recorded_by_its_stall_event_only() -> None:
     outcome = Stalled("no_progress", silent_for=24 * SECOND, owner="00000000000a11ce", detail="frames")
 
     assert events_of(active(), outcome) == (
@@ -110,7 +110,7 @@ def test_a_recovery_is_told_by_its_stall_alone() -> None:
 
 @pytest.mark.statement(5, 93)
 @pytest.mark.parametrize(("reason", "dead"), [("lease_expired", "stalled"), ("process_died", "crashed")])
-def test_the_last_stall_is_told_before_the_failure_that_it_is(reason: str, dead: str) -> None:
+def test_the_last_stall_is_recorded_before_its_failure(reason: str, dead: str) -> None:
     outcome = Stalled("lease_expired" if reason == "lease_expired" else "process_died")
     stall, failure = events_of(active(stalls=1), outcome)
 
@@ -124,7 +124,7 @@ def test_the_last_stall_is_told_before_the_failure_that_it_is(reason: str, dead:
 
 @pytest.mark.statement(26, 27)
 @pytest.mark.parametrize("max_stalls", [0, 1])
-def test_a_cancelled_job_that_stalls_is_told_as_cancelled_alone(max_stalls: int) -> None:
+def test_a_stall_with_a_cancel_request_records_only_a_cancellation(max_stalls: int) -> None:
     assert events_of(active(max_stalls=max_stalls, cancelled=True), Stalled("lease_expired")) == (
         JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),
     )
@@ -141,7 +141,7 @@ def test_a_settlement_names_its_run_and_what_is_decided(outcome: Outcome) -> Non
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_the_end_of_a_job_is_told_once_and_a_put_back_ends_nothing(outcome: Outcome) -> None:
+def test_the_end_of_a_job_is_recorded_once_and_a_put_back_is_not_an_end(outcome: Outcome) -> None:
     for job in (active(), active(failures=2, stalls=1), active(cancelled=True)):
         asked = settlement(lease(job), outcome, Random(0))
         ends = [event for event in asked.events if isinstance(event, JobCompleted | JobFailed | JobCancelled)]
@@ -169,9 +169,7 @@ def test_a_put_back_of_a_cancelled_job_becomes_its_end(outcome: Outcome) -> None
         (Rejected(ERROR), failed("rejected")),
     ],
 )
-def test_an_end_of_a_cancelled_job_stands_and_a_success_says_that_it_came_first(
-    outcome: Outcome, event: JobEvent
-) -> None:
+def test_an_end_of_a_job_with_a_cancel_request_counts(outcome: Outcome, event: JobEvent) -> None:
     asked = settlement(lease(), outcome, Random(0), took=1.5)
     ended = when_cancelling(asked, active(cancelled=True))
 
@@ -194,7 +192,7 @@ def test_a_cancellation_says_whose_wish_it_was(said: str | None, by: str) -> Non
     )
 
 
-def test_a_second_counted_put_back_in_a_row_is_told_as_the_stall_it_is_charged_as() -> None:
+def test_a_second_counted_put_back_in_a_row_is_recorded_as_a_stall() -> None:
     job = structs.replace(active(), put_back_used=True)
     asked = settlement(lease(job), Interrupted("worker_failed", begun=True), Random(0))
     (event,) = asked.events

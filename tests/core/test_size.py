@@ -25,6 +25,6 @@ def test_a_size_is_read(text: int | str, bytes_: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-5MB", "5 miles", "1e9", "0", "0.1B", True, None, "5M", "inf", "9" * 40])
-def test_what_is_none_is_refused(text: Any) -> None:
+def test_an_invalid_size_is_refused(text: Any) -> None:
     with pytest.raises(UsageError, match="max_memory"):
         size(text, field="max_memory")

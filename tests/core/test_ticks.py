@@ -115,7 +115,7 @@ rhythms = st.sampled_from([FIVE, Every(SECOND), Every(7 * SECOND), Cron.parse("*
     st.integers(0, 600 * SECOND),
     st.integers(0, 20 * MINUTE),
 )
-def test_however_it_is_cut_into_steps_each_tick_is_given_up_or_gets_its_job_once(
+def test_each_tick_is_skipped_or_fired_once_with_any_size_of_steps(
     rhythm: Rhythm, missed: Missed, most: int | None, grace: int, length: int
 ) -> None:
     now = NOON + length

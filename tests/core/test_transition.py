@@ -101,7 +101,7 @@ def test_a_claim_by_a_clock_that_was_set_back_raises_the_fence_anyway() -> None:
     assert again.fence == LATER + 1
 
 
-def test_a_claim_stamps_what_the_queue_says_of_stalls_on_what_the_call_did_not_pin() -> None:
+def test_a_claim_applies_the_stall_setting_to_terms_that_are_not_pinned() -> None:
     job = structs.replace(WAITING, stall=StallTerms(lease=90 * SECOND, max_stalls=5, pinned=("lease",)))
     setting = StallSetting(lease=8 * SECOND, max_stalls=0, start_grace=120 * SECOND)
     started = claimed(job, BOB.id, LATER, setting)
@@ -118,7 +118,7 @@ def test_a_lease_ends_with_the_first_limit_of_its_run() -> None:
     assert started.lease_until == started.progress_until == LATER + 15 * SECOND
 
 
-def test_a_reclaim_is_of_the_same_run_under_a_new_fence_for_as_long_as_a_decision_takes() -> None:
+def test_a_reclaim_gives_the_run_a_new_fence_and_a_short_lease() -> None:
     job = structs.replace(ACTIVE, suspect_until=LATER, run_until=LATER, progress_until=LATER, lease_until=NOW)
     taken = reclaimed(job, BOB.id, LATER)
 
@@ -203,7 +203,7 @@ def test_each_redrive_gives_the_same_time_to_live(ttl: int, pauses: list[int], d
     ("progress_until", "reason"),
     [(None, "lease_expired"), (LATER + 1, "lease_expired"), (LATER, "no_progress"), (NOW, "no_progress")],
 )
-def test_a_stall_is_told_by_the_clock_that_ran_out(progress_until: int | None, reason: str) -> None:
+def test_the_reason_of_a_stall_is_the_clock_that_ran_out(progress_until: int | None, reason: str) -> None:
     assert stall_reason(structs.replace(ACTIVE, progress_until=progress_until), LATER) == reason
 
 
@@ -218,7 +218,7 @@ def test_a_refused_write_tells_both_fences() -> None:
     )
 
 
-def test_what_is_told_on_request_tells_all_that_is_promised() -> None:
+def test_optional_events_have_all_documented_fields() -> None:
     job = structs.replace(ACTIVE, priority=3, failures=1, heard_at=NOW, run_at=LATER)
 
     assert enqueued(WAITING) == JobEnqueued(queue="mail", id="a", task="send", due_at=moment(NOW))
@@ -256,7 +256,7 @@ def test_what_is_told_on_request_tells_all_that_is_promised() -> None:
         (CollectKey("k", 1, 2), JobCollected(queue="mail", id="a", task="send", key="k", count=7)),
     ],
 )
-def test_a_call_that_came_to_another_job_is_told_of(key: MergeKey, expected: JobEvent) -> None:
+def test_a_merged_call_records_an_event(key: MergeKey, expected: JobEvent) -> None:
     call = NewJob(queue="mail", id="b", task="send", payload=b"", merge=key)
 
     assert merged(call, Ref("mail", "a"), 7) == expected
@@ -268,7 +268,7 @@ def test_the_newest_first_stay_so_when_they_are_redriven() -> None:
     assert later.score < first.score < 0
 
 
-def test_a_job_with_a_new_time_waits_for_that_and_one_with_a_past_time_comes_into_line() -> None:
+def test_a_rescheduled_job_is_delayed_or_waiting_by_its_new_due_time() -> None:
     parked = structs.replace(WAITING, parked_under="k", boost=5)
     later = retimed(parked, LATER, delay=9, priority=None, boost=None)
     at_once = retimed(later, LATER, delay=0, priority=None, boost=None)
@@ -279,7 +279,7 @@ def test_a_job_with_a_new_time_waits_for_that_and_one_with_a_past_time_comes_int
 
 
 @pytest.mark.parametrize("state", [State.DELAYED, State.WAITING])
-def test_a_job_with_a_new_priority_stays_where_it_is_whatever_the_clock_says(state: State) -> None:
+def test_a_job_with_a_new_priority_keeps_its_state_and_due_time(state: State) -> None:
     job = structs.replace(WAITING, state=state, run_at=LATER, score=score_at(LATER, boost=0))
     raised = retimed(job, NOW, delay=None, priority=2, boost=7)
 
@@ -298,7 +298,7 @@ BATCH = structs.replace(
 )
 
 
-def test_a_call_puts_off_the_job_that_gathers_it_and_gives_it_its_own_time_to_live() -> None:
+def test_a_collected_call_delays_its_batch_and_sets_its_time_to_live() -> None:
     more = collecting(BATCH, GATHER, NOW + SECOND, ttl=7, offset=2, size=7)
 
     assert (more.state, more.gathered, more.run_at) == (State.DELAYED, 2, NOW + 6 * SECOND)
@@ -307,7 +307,7 @@ def test_a_call_puts_off_the_job_that_gathers_it_and_gives_it_its_own_time_to_li
     assert collecting(more, GATHER, NOW + SECOND, ttl=None, offset=0, size=5).expires_at is None
 
 
-def test_what_has_gathered_enough_comes_into_line_and_what_is_there_keeps_its_place() -> None:
+def test_a_full_batch_becomes_waiting_and_a_waiting_one_keeps_its_place() -> None:
     full = collecting(structs.replace(BATCH, gathered=2), GATHER, NOW + 1, ttl=None, offset=0, size=5)
     in_line = structs.replace(WAITING, merge=GATHER, gathered=1, parked_under="k", run_at=NOW - 1)
     due = collecting(in_line, GATHER, NOW + 30 * SECOND, ttl=None, offset=0, size=5)
@@ -318,5 +318,5 @@ def test_what_has_gathered_enough_comes_into_line_and_what_is_there_keeps_its_pl
     assert (put_off.state, put_off.parked_under) == (State.DELAYED, None)
 
 
-def test_a_job_that_gathers_is_no_younger_than_the_clock_allows() -> None:
+def test_the_creation_time_of_a_batch_is_not_after_the_current_time() -> None:
     assert collecting(BATCH, GATHER, NOW - LEASE, ttl=None, offset=0, size=5).created == NOW - LEASE

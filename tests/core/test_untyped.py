@@ -136,7 +136,7 @@ CHANGED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("value", "path", "what"), CHANGED, ids=lambda one: repr(one)[:30])
-def test_what_would_come_back_changed_is_refused_with_its_path_and_a_remedy(value: Any, path: str, what: str) -> None:
+def test_a_value_that_would_change_is_refused_with_its_path_and_remedy(value: Any, path: str, what: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)
     error = str(raised.value)
@@ -221,7 +221,7 @@ def test_what_is_annotated_comes_back_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_refused_also_where_floats_are_annotated(number: float) -> None:
+def test_nan_and_infinity_are_refused_with_float_annotations(number: float) -> None:
     message = f"is {number!r}, which JSON cannot express"
     with pytest.raises(UsageError, match=message):
         shares.call(number)

@@ -301,7 +301,7 @@ def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[DemoEvidence]
     assert red(case) == [check]
 
 
-def test_a_run_whose_process_died_before_its_first_line_is_no_lie() -> None:
+def test_a_run_that_died_before_its_first_log_line_passes_the_audit() -> None:
     case = honest()
     edit_lines(case, lambda line: None if (line.job, line.run) == ("struck", 1) else line)
 

@@ -106,7 +106,7 @@ def test_rounds_follow_the_seed() -> None:
     assert rounds(known, 10, Random(5)) != rounds(known, 10, Random(6))
 
 
-def test_without_files_there_is_no_demo() -> None:
+def test_a_demo_without_files_is_refused() -> None:
     with pytest.raises(UsageError, match="no file lies below"):
         rounds([], 1, Random(5))
 
@@ -123,5 +123,5 @@ def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) ->
     assert handler_log.read(path, HandlerLogLine) == ([begun, ended], 1)
 
 
-def test_a_diary_that_nobody_wrote_is_empty(tmp_path: Path) -> None:
+def test_a_missing_handler_log_is_empty(tmp_path: Path) -> None:
     assert handler_log.read(tmp_path / "none", HandlerLogLine) == ([], 0)

@@ -39,7 +39,7 @@ def ran(record: JobRecord) -> float:
     return (record.finished - record.started) / 1_000_000
 
 
-def test_a_handler_that_swallows_its_timeout_loses_its_slot_two_seconds_later_and_is_refused(play: Play) -> None:
+def test_a_handler_that_ignores_its_timeout_loses_its_slot_and_is_fenced(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(defaults=ONCE)
         said: list[bool] = []
@@ -132,7 +132,7 @@ def test_a_handler_that_ignores_its_cancel_is_abandoned_after_30_s(
 
 
 @pytest.mark.parametrize("supervised", [True, False])
-def test_with_four_of_them_a_supervised_worker_drains_and_ends_to_be_replaced(
+def test_a_supervised_worker_with_four_abandoned_runs_drains_and_ends(
     play: Play, caplog: pytest.LogCaptureFixture, supervised: bool
 ) -> None:
     async def scenario(stage: Stage) -> None:

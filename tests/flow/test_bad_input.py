@@ -78,7 +78,7 @@ def test_arguments_that_cannot_be_encoded_are_refused_naming_the_argument() -> N
         keep.call(object(), 1)
 
 
-def test_an_argument_that_is_unset_is_refused_and_no_default_stands_in_for_it() -> None:
+def test_an_unset_argument_is_refused_even_with_a_default() -> None:
     app = Tenure("memory://")
 
     @app.task(name="keep")
@@ -429,7 +429,7 @@ def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Pl
 
 
 @pytest.mark.fault("W-T24")
-def test_a_job_of_an_unknown_task_is_put_back_once_and_waits_for_a_worker_that_knows_it(play: Play) -> None:
+def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = stage.app(), stage.app()
 
@@ -473,9 +473,7 @@ def test_a_job_of_an_unknown_task_is_put_back_once_and_waits_for_a_worker_that_k
         ({"tags": "urgent"}, r"tags = 'urgent' is a single text, not several; write tags=\['urgent'\]"),
     ],
 )
-def test_an_option_of_a_call_without_a_valid_value_is_refused_before_the_call(
-    options: dict[str, Any], named: str
-) -> None:
+def test_an_invalid_call_option_is_refused_before_the_call(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         tasks().options(**options)
 
@@ -495,9 +493,7 @@ def test_an_option_of_a_call_without_a_valid_value_is_refused_before_the_call(
         ({"on_unreachable": ["stop"]}, "on_unreachable"),
     ],
 )
-def test_an_option_of_a_task_without_a_valid_value_is_refused_before_there_is_a_function(
-    options: dict[str, Any], named: str
-) -> None:
+def test_an_invalid_task_option_is_refused_before_the_function_is_given(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         Tenure("memory://").task(**options)
 
@@ -529,7 +525,7 @@ class Streaming:
         (tasks(), "is a task already"),
     ],
 )
-def test_what_a_worker_could_not_run_is_no_task(function: Any, named: str) -> None:
+def test_a_function_that_a_worker_cannot_run_is_refused(function: Any, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         Tenure("memory://").task(function)
 
@@ -571,7 +567,7 @@ HERE = __name__
         (Greeter().__call__, "Greeter.__call__", ("you",), False, "hello you"),
     ],
 )
-async def test_partials_and_objects_that_can_be_called_are_tasks_with_types_of_their_own(
+async def test_partials_and_callable_objects_are_tasks_with_typed_arguments(
     function: Any, name: str, args: tuple[Any, ...], is_async: bool, result: object
 ) -> None:
     app: Any = Tenure("memory://")
@@ -608,7 +604,7 @@ def test_an_app_with_a_bad_address_or_option_is_never_made(
         Tenure(*args, **options)
 
 
-def test_a_bad_address_in_the_environment_is_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_in_the_environment_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", "sqlite://q.db")
 
     with pytest.raises(UsageError, match="names no file"):
@@ -661,12 +657,14 @@ def test_an_option_of_a_worker_without_a_valid_value_is_refused(options: dict[st
         (JobStalled, "all", "scope = 'all' is unknown; use one of 'once', 'every'"),
     ],
 )
-def test_what_is_no_event_is_refused_before_there_is_a_handler(owner: Any, kind: Any, scope: str, named: str) -> None:
+def test_a_class_that_is_not_an_event_is_refused_before_a_handler(
+    owner: Any, kind: Any, scope: str, named: str
+) -> None:
     with pytest.raises(UsageError, match=named):
         owner.on(kind, scope=scope)
 
 
-def test_a_task_is_told_of_its_jobs_only_and_a_handler_can_be_called() -> None:
+def test_a_task_accepts_only_job_events_and_callable_handlers() -> None:
     with pytest.raises(UsageError, match="not an event class of jobs"):
         tasks().on(WorkerStarted)
     with pytest.raises(UsageError, match="5 cannot be called"):
@@ -678,7 +676,7 @@ def test_a_task_is_told_of_its_jobs_only_and_a_handler_can_be_called() -> None:
     [5, "abc", [tasks()], [tasks().call(1), tasks()], tasks().call(1)],
     ids=["number", "text", "task", "second", "bare call"],
 )
-async def test_what_is_no_call_is_not_enqueued_among_many(calls: Any) -> None:
+async def test_enqueue_many_refuses_values_that_are_not_calls(calls: Any) -> None:
     with pytest.raises(UsageError, match=r"write (\[task\.call\(1\)|task\.call\(\.\.\.\))"):
         await Tenure("memory://").enqueue_many(calls)
 
@@ -734,7 +732,7 @@ def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
     play(scenario)
 
 
-def test_a_result_of_another_type_than_the_waiter_expects_is_told_with_job_and_task(play: Play) -> None:
+def test_a_result_of_an_unexpected_type_names_its_job_and_task(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, other = stage.app(), stage.app()
 
@@ -825,7 +823,7 @@ def test_a_bad_url_is_refused_naming_it_and_the_remedy(url: str, named: str) -> 
         locate(url)
 
 
-async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("dear diary, " * 100)
     app = Tenure(f"sqlite:///{path}")

@@ -153,7 +153,7 @@ def test_a_job_that_is_refused_fails_its_caller_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [StorageUnavailableError, StorageFullError])
-def test_what_no_job_is_to_blame_for_is_told_to_all_with_their_own_ids(kind: type[StorageError]) -> None:
+def test_a_failure_of_a_whole_batch_reaches_each_caller_with_its_id(kind: type[StorageError]) -> None:
     async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.lose_answer = kind("nobody knows")
         made = [noted.options(id=f"job-{number}") for number in range(20)]
@@ -216,7 +216,7 @@ def test_when_all_are_cancelled_the_next_caller_is_alone_again() -> None:
     act(scene)
 
 
-def test_a_trip_that_is_long_on_its_way_holds_up_nobody_who_comes_later() -> None:
+def test_a_slow_call_does_not_hold_up_later_callers() -> None:
     async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.trip = 3.0
         hanging = asyncio.ensure_future(noted.enqueue(0))
@@ -239,7 +239,7 @@ def test_a_trip_that_is_long_on_its_way_holds_up_nobody_who_comes_later() -> Non
     act(scene)
 
 
-def test_beside_a_trip_that_hangs_callers_in_step_go_on_to_share_theirs() -> None:
+def test_callers_still_share_calls_while_another_call_hangs() -> None:
     async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         async def caller(first: int) -> None:
             for number in range(5):
@@ -262,7 +262,7 @@ def test_beside_a_trip_that_hangs_callers_in_step_go_on_to_share_theirs() -> Non
     act(scene)
 
 
-def test_calls_that_belong_together_travel_alone_and_all_or_none_of_them_are_made() -> None:
+def test_enqueue_many_is_sent_alone_and_is_all_or_nothing() -> None:
     async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         storage.refuse = lambda jobs: StorageError("thirteen!") if 13 in numbers(jobs) else None
 

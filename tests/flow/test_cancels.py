@@ -437,7 +437,7 @@ def test_a_listener_that_fails_is_made_again_without_haste() -> None:
     odd(scenario)
 
 
-def test_a_cancel_that_overtakes_the_answer_to_a_claim_is_heard_as_the_run_begins() -> None:
+def test_a_cancel_before_the_answer_to_a_claim_takes_effect_at_the_start() -> None:
     async def scenario(stage: Stage, storage: Odd) -> None:
         app = stage.app()
         job = await sleeping(app).enqueue()
@@ -548,7 +548,7 @@ def test_a_handler_that_finishes_despite_its_cancel_completes_without_hook(play:
     [lambda: Snooze(5), lambda: RetryLater(5), lambda: ValueError("half way"), lambda: Cancel("as you like")],
     ids=["snooze", "retry later", "failure", "cancel"],
 )
-def test_whatever_else_a_cancelled_handler_says_its_job_is_cancelled(
+def test_a_cancelled_job_is_cancelled_with_any_exception_of_its_handler(
     play: Play, answer: Callable[[], Exception]
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -728,7 +728,7 @@ def test_a_hook_that_will_not_be_stopped_is_left_behind(play: Play) -> None:
 
 
 @pytest.mark.parametrize("failure", [ValueError, SystemExit, asyncio.CancelledError, Cancel])
-def test_a_hook_that_fails_is_logged_without_its_arguments_and_the_job_is_cancelled(
+def test_a_failing_hook_is_logged_without_arguments_and_cancels_the_job(
     play: Play, caplog: pytest.LogCaptureFixture, failure: type[BaseException]
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -811,7 +811,7 @@ def test_no_hook_is_called_for_a_job_cancelled_before_it_began(play: Play) -> No
     play(scenario)
 
 
-def test_no_hook_is_called_for_a_run_that_was_lost_and_one_at_work_is_cut_off(play: Play) -> None:
+def test_a_lost_run_calls_no_hook_and_stops_a_running_hook(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, other = stage.app(timing=FAST), stage.app(timing=FAST)
         told: list[str] = []

@@ -225,7 +225,7 @@ def test_a_worker_that_alone_gets_no_answer_is_killed_within_75_s() -> None:
     on_closed(scenario)
 
 
-def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record() -> None:
+def test_no_worker_is_killed_while_the_storage_refuses_events() -> None:
     async def scenario(
         stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
     ) -> None:
@@ -240,7 +240,7 @@ def test_nobody_is_condemned_where_the_storage_gives_answers_and_takes_no_record
     on_closed(scenario)
 
 
-def test_a_worker_is_left_alone_while_the_storage_answers_no_exchange_at_all() -> None:
+def test_a_worker_is_not_killed_while_the_storage_answers_no_exchange() -> None:
     async def scenario(
         stage: Stage, storage: Closed, worker: Worker, condemned: list[tuple[float, KillReason]]
     ) -> None:
@@ -301,7 +301,7 @@ def test_a_claim_loop_is_stuck_only_while_the_event_loop_turns(
     assert stuck(ScoreboardReading(turned_at, claimed_at), 100.2) == seconds
 
 
-def test_it_is_given_as_long_as_a_blocked_loop_but_never_less_than_its_own_rests() -> None:
+def test_the_limit_is_max_block_within_its_bounds() -> None:
     assert [limit(seconds) for seconds in (600.0, 30.0, 1.0)] == [LONGEST_LIMIT, 30.0, SHORTEST_LIMIT]
     # A turn comes every `POLL`; each may fail after as long as a call may take.
     assert SHORTEST_LIMIT > 2 * POLL

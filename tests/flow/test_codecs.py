@@ -95,7 +95,7 @@ def test_a_reaper_without_the_codec_recovers_the_job(play: Play) -> None:
     play(scenario)
 
 
-def test_whoever_reads_without_the_codec_sees_bytes(play: Play) -> None:
+def test_a_reader_without_the_codec_sees_bytes(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(codec=Encrypting(b"k" * 32))
 

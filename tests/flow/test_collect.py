@@ -40,7 +40,7 @@ def indexing(app: Tenure, batches: list[list[Doc]], *, collect: Collect | None =
 
 
 @pytest.mark.fault("W-T21")
-def test_calls_gather_until_none_has_come_for_the_delay_and_every_handle_resolves(play: Play) -> None:
+def test_calls_are_collected_until_the_delay_passes_without_one(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
         app = stage.app(timing=FAST)
@@ -79,7 +79,7 @@ def test_a_full_batch_starts_at_once_and_the_next_call_begins_again(play: Play) 
     play(scenario)
 
 
-def test_nobody_waits_for_longer_than_max_wait(play: Play) -> None:
+def test_a_batch_starts_after_max_wait_at_the_latest(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
         app = stage.app(timing=FAST)
@@ -319,7 +319,7 @@ def test_the_same_call_made_again_after_a_lost_reply_is_taken_in_once(play: Play
     play(scenario)
 
 
-def test_a_call_with_an_id_of_its_own_brings_one_item_however_often_it_is_made(play: Play) -> None:
+def test_a_call_with_its_own_id_adds_one_item_if_repeated(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         batches: list[list[Doc]] = []
         app = stage.app(timing=FAST)

@@ -78,9 +78,7 @@ def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> No
         (kept, "parameter 'b' was removed"),
     ],
 )
-def test_changes_that_break_older_jobs_are_told_unless_the_version_is_raised(
-    after: Callable[..., Any], told: str
-) -> None:
+def test_breaking_changes_are_reported_unless_the_version_is_raised(after: Callable[..., Any], told: str) -> None:
     assert incompatible(seen(base), seen(after)) == [f"task 'task': {told}"]
     assert incompatible(seen(base), seen(after, version=2)) == []
 
@@ -114,7 +112,7 @@ def _readable(app: Tenure, task: Any, payload: bytes) -> bool:
     return True
 
 
-def test_a_task_that_is_gone_or_goes_back_to_an_older_version_is_told() -> None:
+def test_a_removed_task_or_a_lowered_version_is_reported() -> None:
     old = seen(base, version=3)
 
     assert incompatible(old, {}) == ["task 'task' was removed: its jobs would wait for a worker that knows it"]
@@ -248,7 +246,7 @@ def test_a_type_may_become_wider(before: Any, after: Any) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), NARROWED)
-def test_a_type_that_becomes_narrower_is_told(before: Any, after: Any) -> None:
+def test_a_narrower_parameter_type_is_reported(before: Any, after: Any) -> None:
     [told] = incompatible(seen(taking(before)), seen(taking(after)))
 
     assert told.startswith("task 'task': parameter 'value' was ")
@@ -257,7 +255,7 @@ def test_a_type_that_becomes_narrower_is_told(before: Any, after: Any) -> None:
 @pytest.mark.parametrize(
     "wrong", [None, 5, [], {"task": 5}, {"task": {"version": "1", "parameters": {}}}, {"task": {}}]
 )
-def test_what_is_no_snapshot_is_refused(wrong: Any) -> None:
+def test_an_invalid_snapshot_is_refused(wrong: Any) -> None:
     with pytest.raises(
         UsageError, match=r"old is not a snapshot of tasks: .*; give the return value of app\.signatures\(\)"
     ):

@@ -108,7 +108,7 @@ async def bad(stage: Stage, app: Tenure, count: int, **options: Any) -> list[Job
 
 
 @pytest.mark.statement(88)
-def test_every_failed_job_is_there_with_its_reason_and_the_trail_of_its_runs(play: Play) -> None:
+def test_every_failed_job_is_listed_with_its_reason_and_runs(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         jobs = await perish(stage, app)
@@ -184,7 +184,7 @@ def test_only_failed_jobs_are_dead_letters(play: Play) -> None:
     play(scenario)
 
 
-def test_pages_go_on_where_the_one_before_ended_also_where_the_storage_cannot_filter(play: Play) -> None:
+def test_pages_join_also_if_the_storage_cannot_filter(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -326,9 +326,7 @@ def test_a_cap_takes_those_that_failed_first_and_says_how_many_are_left(play: Pl
     play(scenario)
 
 
-def test_a_paced_redrive_is_kept_by_the_storage_and_needs_nobody_to_stay(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_paced_redrive_continues_after_its_caller_has_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BATCH", 3)
 
     async def scenario(stage: Stage) -> None:
@@ -435,7 +433,7 @@ def test_a_purge_deletes_what_matches_for_good(play: Play) -> None:
     play(scenario)
 
 
-def test_a_rule_redrives_by_itself_each_time_later_and_then_leaves_it_to_people(play: Play) -> None:
+def test_a_rule_redrives_with_growing_delays_up_to_its_count(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         starts: list[float] = []
@@ -496,9 +494,7 @@ def test_a_filter_that_cannot_be_meant_is_refused_with_field_and_remedy(fields: 
         ({"where": {"tasks": ["x"]}}, r"filter = .* must be a DeadFilter; write DeadFilter"),
     ],
 )
-def test_a_redrive_that_cannot_be_meant_is_refused_before_anything_is_touched(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_invalid_arguments_of_a_redrive_are_refused_before_any_change(arguments: dict[str, Any], message: str) -> None:
     app = Tenure("memory://")
 
     with pytest.raises(UsageError, match=message):

@@ -71,7 +71,7 @@ def test_who_never_pauses_is_heard_after_max_wait(play: Play) -> None:
     play(scenario)
 
 
-def test_a_call_takes_the_place_of_one_that_has_not_started_and_of_no_other(play: Play) -> None:
+def test_a_call_replaces_only_a_job_that_has_not_started(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -150,7 +150,7 @@ def test_who_asks_for_it_hears_of_what_was_debounced_and_throttled(play: Play) -
     play(scenario)
 
 
-def test_no_more_than_so_many_in_a_window_and_the_caller_is_told(play: Play) -> None:
+def test_a_throttle_limits_jobs_per_window_and_raises_for_the_caller(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[tuple[str, int]] = []
         app = stage.app(timing=FAST)
@@ -203,7 +203,7 @@ def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handle_that_was_throttled_does_nothing_to_the_job_of_someone_else(play: Play) -> None:
+def test_a_throttled_handle_cannot_change_the_job_of_another_caller(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
@@ -225,7 +225,7 @@ def test_a_handle_that_was_throttled_does_nothing_to_the_job_of_someone_else(pla
     play(scenario)
 
 
-def test_many_calls_are_told_one_by_one_and_none_raises(play: Play) -> None:
+def test_enqueue_many_reports_each_throttled_call_and_does_not_raise(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         save = saving(app, [], throttle=Throttle(max=2, window="1m"), throw_on_duplicate=True)

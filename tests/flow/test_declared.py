@@ -37,7 +37,7 @@ def mail() -> tuple[Router, DeclaredTask[..., Receipt]]:
     return router, send
 
 
-def test_a_declared_task_is_enqueued_and_awaited_here_and_run_where_it_is_implemented(play: Play) -> None:
+def test_a_declared_task_runs_in_the_app_that_implements_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         producer, worker = stage.app(), stage.app()
         shared, send = mail()
@@ -109,7 +109,7 @@ def test_a_declared_task_gathers_here_what_its_handler_gets_elsewhere(play: Play
     play(scenario)
 
 
-def test_what_declares_that_it_collects_is_implemented_by_what_takes_a_list() -> None:
+def test_a_declared_task_that_collects_needs_a_handler_of_a_list() -> None:
     app = Tenure("memory://")
     router, declared = index()
     app.include(router)
@@ -250,7 +250,7 @@ def test_declarations_and_their_implementation_may_be_included_together() -> Non
     assert made.migrations.version == 2
 
 
-def test_an_implementation_may_take_more_than_is_declared_if_callers_can_leave_it_out() -> None:
+def test_an_implementation_may_add_optional_parameters() -> None:
     app = Tenure("memory://")
 
     def connection() -> int:
@@ -322,7 +322,7 @@ def loose(to: Any, *copies: Any, subject: Any = None) -> Any:
         (5, "cannot be called"),
     ],
 )
-def test_an_implementation_that_breaks_its_declaration_is_refused_naming_where(function: Any, told: str) -> None:
+def test_an_implementation_that_breaks_its_declaration_is_refused(function: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         of(function)
 

@@ -66,25 +66,25 @@ def test_where_all_is_well_it_says_what_it_looked_at() -> None:
         (-5 * SECOND, -1 * SECOND, "1.0 s ahead of"),
     ],
 )
-def test_clocks_that_differ_are_told_beyond_what_the_trip_took(asked: int, answered: int, said: str) -> None:
+def test_clocks_that_differ_by_more_than_the_call_took_are_reported(asked: int, answered: int, said: str) -> None:
     finding = one(asked=NOW + asked, answered=NOW + answered)
 
     assert (finding.level, finding.subject) == ("warning", "clock")
     assert said in finding.message
 
 
-def test_a_slow_answer_is_no_difference_of_clocks() -> None:
+def test_a_slow_answer_is_not_a_difference_of_clocks() -> None:
     assert found(asked=NOW - 3 * SECOND, answered=NOW + 3 * SECOND) == []
 
 
-def test_active_jobs_that_nobody_would_recover_are_an_error() -> None:
+def test_active_jobs_without_any_sweep_are_an_error() -> None:
     finding = one(structs.replace(WELL, queues=(queue(active=2),), swept_ago=None, leaders=()))
 
     assert (finding.level, finding.subject) == ("error", "reaper")
     assert finding.message.startswith("2 jobs are active and no process has ever swept")
 
 
-def test_that_nobody_sweeps_is_a_warning_as_long_as_nothing_runs() -> None:
+def test_missing_sweeps_are_a_warning_while_no_job_is_active() -> None:
     idle = structs.replace(WELL, queues=(queue(delayed=1),), swept_ago=HOUR)
 
     assert one(idle).subject == "reaper"
@@ -92,7 +92,7 @@ def test_that_nobody_sweeps_is_a_warning_as_long_as_nothing_runs() -> None:
     assert found(structs.replace(WELL, queues=(queue(completed=1),), swept_ago=HOUR)) == []
 
 
-def test_a_job_long_past_its_lease_is_an_error_whoever_sweeps() -> None:
+def test_a_job_long_past_its_lease_is_an_error_with_any_reaper() -> None:
     # The recovery bound is 27 s; half the lease of 20 s more, for a grace after a pause.
     late, suspect = job("late", lease_until=NOW - 38 * SECOND), job("suspect", lease_until=NOW - 36 * SECOND)
     finding = one(active=(late, suspect, job("well", lease_until=NOW + 5 * SECOND)))
@@ -134,7 +134,7 @@ def test_jobs_that_wait_where_no_worker_serves_are_an_error() -> None:
     assert "-q mail" in finding.remedy
 
 
-def test_jobs_in_a_paused_queue_are_a_warning_even_if_nobody_serves_it() -> None:
+def test_jobs_in_a_paused_queue_are_a_warning_even_without_a_worker() -> None:
     paused = queue("mail", settings=Settings(paused=True), waiting=3)
     finding = one(structs.replace(WELL, queues=(paused,)))
 
@@ -153,7 +153,7 @@ def parked(id_: str, **fields: Any) -> JobRecord:
     return job(id_, State.WAITING, keys=(Key("k"),), **({"parked_under": "k"} | fields))
 
 
-def test_who_waits_for_a_slot_that_nobody_holds_is_parked_for_ever() -> None:
+def test_a_job_parked_under_a_free_key_is_an_error() -> None:
     finding = one(pending=(parked("a"), parked("b")))
 
     assert (finding.level, finding.subject) == ("error", "parked")
@@ -170,7 +170,7 @@ def test_who_waits_for_a_slot_that_nobody_holds_is_parked_for_ever() -> None:
     ],
     ids=["held", "somebody is next in line", "not all was seen", "a rate lets it in"],
 )
-def test_who_waits_for_a_slot_that_comes_free_is_no_finding(evidence: dict[str, Any]) -> None:
+def test_a_job_parked_under_a_held_key_is_not_a_finding(evidence: dict[str, Any]) -> None:
     told: dict[str, Any] = {"pending": (parked("a"),)} | evidence
 
     assert found(**told) == []
@@ -202,7 +202,7 @@ def test_a_task_that_no_live_worker_has_known_for_ten_minutes_is_a_warning() -> 
     assert found(waiting(10, ship=2)) == []
 
 
-def test_a_schedule_that_nobody_fires_is_an_error() -> None:
+def test_an_overdue_schedule_is_an_error() -> None:
     wish = NewJob(queue="q", id="", task="t", payload=b"[]")
     due = Schedule(name="nightly", job=wish, every=HOUR, next_tick=NOW - 60 * SECOND)
     finding = one(structs.replace(WELL, schedules=(due, structs.replace(due, name="off", paused=True))))
@@ -223,7 +223,7 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
     assert (unbounded.level, unknown.level) == ("warning", "warning")
 
 
-def test_without_an_app_nothing_is_said_of_tasks_but_how_to_have_them_looked_at() -> None:
+def test_without_an_app_the_finding_on_tasks_names_the_command() -> None:
     findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
     (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
 

@@ -143,7 +143,7 @@ def test_a_reapers_handler_hears_what_stalled_where_only_reapers_run(play: Play,
     play(scenario)
 
 
-def test_the_apps_handlers_hear_events_in_a_process_that_runs_only_a_reaper(play: Play) -> None:
+def test_event_handlers_run_in_a_process_that_runs_only_a_reaper(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[str, Any]] = []
         job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
@@ -269,9 +269,7 @@ def test_a_late_handler_moves_no_place_that_another_process_keeps(play: Play) ->
     play(scenario)
 
 
-def test_a_handler_registered_late_for_what_no_queue_records_is_warned_about(
-    play: Play, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_handler_of_an_unrecorded_event_logs_a_warning(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         app.task(name="quick")(quick)
@@ -293,7 +291,7 @@ class Reversing:
         return JsonCodec().decode(data[::-1])
 
 
-async def test_a_reaper_at_an_address_reads_results_by_its_codec_and_logs_by_its_logger(
+async def test_a_reaper_of_a_url_uses_its_own_codec_and_logger(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
@@ -348,7 +346,7 @@ def test_a_process_that_dies_in_a_handler_leaves_the_event_to_another(play: Play
     play(scenario)
 
 
-def test_a_handler_that_fails_harms_nobody(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_event_handler_does_not_affect_others(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         app.task(name="quick")(quick)
@@ -410,7 +408,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
     play(scenario)
 
 
-def test_what_is_no_event_cannot_be_listened_for() -> None:
+def test_only_event_classes_can_be_subscribed_to() -> None:
     app = Tenure("memory://")
     with pytest.raises(UsageError, match="not an event class"):
         app.on(ValueError)(print)  # type: ignore[type-var]

@@ -91,7 +91,9 @@ def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
 
 @pytest.mark.parametrize("silence", SILENCES)
 @pytest.mark.parametrize("right", [*RIGHTS, {"on_worker_lost": "fail"}])
-def test_silence_is_charged_whatever_the_right(play: Play, right: dict[str, Any], silence: dict[str, Any]) -> None:
+def test_a_silent_worker_is_charged_with_every_kind_of_right(
+    play: Play, right: dict[str, Any], silence: dict[str, Any]
+) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -230,7 +232,7 @@ def test_a_right_is_kept_until_a_deaf_cancel_hook_ends(play: Play, limit: dict[s
     play(scenario)
 
 
-def test_an_unsupervised_worker_goes_on_with_other_jobs_while_a_run_keeps_its_right(play: Play) -> None:
+def test_an_unsupervised_worker_runs_other_jobs_while_a_run_keeps_a_right(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 

@@ -94,7 +94,7 @@ def test_it_goes_on_behind_the_event_that_was_seen_last(play: Play) -> None:
     play(scenario)
 
 
-def test_from_the_end_on_only_what_is_new_is_told(play: Play) -> None:
+def test_following_from_the_end_yields_only_new_events(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, quick = working(stage)
         await stage.start(app.worker(reaper=False))
@@ -131,7 +131,7 @@ def test_one_job_can_be_followed_through_its_life(play: Play) -> None:
     play(scenario)
 
 
-def test_whoever_comes_too_late_is_told_so_first(play: Play) -> None:
+def test_a_late_follower_gets_a_trimmed_event_first(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, quick = working(stage)
         await stage.start(app.worker(reaper=False))
@@ -230,7 +230,7 @@ def test_what_no_waiting_mends_is_passed_on() -> None:
     moody(scenario)
 
 
-def test_without_hints_it_looks_once_a_second_and_listens_again_without_haste() -> None:
+def test_without_notifications_a_follower_polls_once_a_second() -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         app, quick = working(stage)
         await stage.start(app.worker(reaper=False))
@@ -263,7 +263,7 @@ def test_without_hints_it_looks_once_a_second_and_listens_again_without_haste() 
     moody(scenario)
 
 
-def test_nobody_listens_any_more_once_it_is_closed() -> None:
+def test_closing_a_follower_ends_its_subscription() -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         events = follow(storage, "0")
         coming = asyncio.create_task(some(events, 1, within=2))
@@ -279,7 +279,7 @@ def test_nobody_listens_any_more_once_it_is_closed() -> None:
     moody(scenario)
 
 
-def test_event_handlers_outlive_whatever_reading_the_log_throws_at_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_event_handlers_survive_any_error_of_reading_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         app, quick = working(stage)
         heard: list[str] = []
@@ -321,7 +321,7 @@ def test_a_worker_outlives_hints_that_fail() -> None:
     moody(scenario)
 
 
-async def test_an_event_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
+async def test_an_unreadable_event_does_not_stop_later_events(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     app = Tenure(f"sqlite:///{path}")
     heard: list[Event] = []

@@ -231,9 +231,7 @@ def test_a_worker_that_beats_while_its_claim_loop_hangs_is_stale(play: Play) -> 
 
 @pytest.mark.statement(47, 49)
 @pytest.mark.parametrize("timing", [Timing(lease="2s", sweep="500ms", grace="500ms"), Timing.fast()])
-def test_an_idle_worker_with_a_quick_beat_is_not_stale_between_two_turns_of_its_loop(
-    play: Play, timing: Timing
-) -> None:
+def test_an_idle_worker_with_a_short_beat_is_never_stale(play: Play, timing: Timing) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app(timing=timing))
         worker = app.worker()
@@ -318,7 +316,7 @@ def test_a_worker_that_takes_its_leave_serves_no_more(play: Play) -> None:
 
 
 @pytest.mark.statement(48)
-def test_a_worker_that_was_told_to_be_quiet_serves_nothing_and_the_remedy_is_named(play: Play) -> None:
+def test_a_quiet_worker_does_not_serve_a_queue_and_the_remedy_is_named(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         await app.find_task("add").enqueue(1, 2)
@@ -571,7 +569,7 @@ def test_a_worker_is_ready_while_its_claim_loop_turns_and_it_does_not_stop(play:
     play(scenario)
 
 
-def test_a_flood_of_questions_whether_it_is_ready_does_not_reach_the_storage(play: Play) -> None:
+def test_many_readiness_probes_make_one_storage_call(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         storage = unsteady(stage)
         health = stage.app(storage=storage).health(token=TOKEN)
@@ -614,7 +612,7 @@ def basic(password: str, *, user: str = "probe") -> str:
     ids=str,
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_without_the_token_it_is_401_which_leaks_nothing_and_asks_nothing_of_the_storage(
+async def test_a_request_without_the_token_gets_401_without_a_storage_call(
     headers: list[tuple[str, str]], method: str
 ) -> None:
     storage = Unsteady()
@@ -870,7 +868,7 @@ def test_metrics_are_for_those_who_have_the_token_and_need_no_worker(play: Play)
     play(scenario)
 
 
-def test_metrics_say_that_the_storage_is_out_of_reach_and_go_on_with_what_is_known_here(play: Play) -> None:
+def test_metrics_of_an_unreachable_storage_show_local_counters(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         storage = unsteady(stage)
         storage.trouble = "fails"

@@ -73,7 +73,7 @@ class Unspeakable:
 
 
 @pytest.mark.statement(28, 87)
-def test_the_context_never_raises_and_keeps_what_it_is_told(play: Play) -> None:
+def test_the_context_never_raises_and_keeps_valid_reports(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -195,7 +195,7 @@ def test_a_job_shorter_than_a_beat_costs_none(play: Play) -> None:
 
 
 @pytest.mark.statement(86)
-def test_runs_that_ended_while_the_storage_is_away_are_renewed_until_they_are_settled() -> None:
+def test_runs_that_ended_during_an_outage_are_renewed_until_settled() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Unsettled(clock=clock)
@@ -257,7 +257,7 @@ def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Pl
 
 @pytest.mark.fault("W-T7", "W-B3")
 @pytest.mark.statement(32, 112)
-def test_a_run_whose_lease_passed_on_is_stopped_and_its_process_hears_of_it(play: Play) -> None:
+def test_a_run_that_lost_its_lease_is_stopped_and_its_worker_notified(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, other = stage.app(timing=FAST), stage.app(timing=FAST)
         heard: list[LeaseLost] = []
@@ -328,7 +328,7 @@ def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
     simulate(main)
 
 
-def test_of_lines_that_wait_for_a_beat_the_newest_are_kept_and_the_others_counted() -> None:
+def test_the_newest_unsent_log_lines_are_kept_and_the_others_counted() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Away(clock=clock)

@@ -76,7 +76,7 @@ async def ended(stage: Stage, job: Job[Any]) -> State:
 # ── what is given ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_handler_is_given_what_its_providers_make_beside_its_arguments(play: Play) -> None:
+def test_a_handler_gets_injected_values_in_addition_to_its_arguments(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -141,7 +141,7 @@ def test_each_provider_is_called_once_a_run_and_after_what_it_rests_on(play: Pla
     play(scenario)
 
 
-def test_a_provider_may_have_defaults_and_whatever_can_be_called_is_one(play: Play) -> None:
+def test_any_callable_can_be_a_provider_and_have_defaults(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -270,7 +270,7 @@ def test_of_many_runs_that_end_in_every_way_none_leaves_anything_open(play: Play
     play(scenario)
 
 
-def test_what_fails_to_open_closes_what_was_open_and_is_the_runs_own_failure(play: Play) -> None:
+def test_a_provider_that_fails_to_open_fails_the_run_and_closes_others(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(), Ledger()
         calls: list[int] = []
@@ -293,7 +293,7 @@ def test_what_fails_to_open_closes_what_was_open_and_is_the_runs_own_failure(pla
     play(scenario)
 
 
-def test_a_failure_to_close_after_success_fails_the_run_and_those_outside_hear_of_it(play: Play) -> None:
+def test_a_provider_that_fails_to_close_fails_the_run_and_outer_ones(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(), Ledger()
 
@@ -424,7 +424,7 @@ def test_closing_that_is_cut_off_lets_the_rest_be_closed(play: Play) -> None:
     play(scenario)
 
 
-def test_a_plain_handler_that_still_waits_for_what_it_is_given_is_stopped_at_once(play: Play) -> None:
+def test_a_plain_handler_whose_provider_is_not_ready_is_stopped_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(), Ledger()
 
@@ -771,7 +771,7 @@ async def test_no_hook_tidies_up_while_a_thread_still_closes() -> None:
     assert calls == ["handler"]
 
 
-async def test_what_providers_of_either_sort_set_in_the_context_reaches_a_plain_handler() -> None:
+async def test_context_variables_set_by_providers_reach_a_plain_handler() -> None:
     app = Tenure("memory://")
     first, second = ContextVar("first", default="unset"), ContextVar("second", default="unset")
 
@@ -899,7 +899,7 @@ class Unhashable:
         (dict, "wrap it in a function that takes nothing"),
     ],
 )
-def test_what_is_no_provider_is_refused(given: Any, says: str) -> None:
+def test_an_invalid_provider_is_refused(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Inject(given)
     with pytest.raises(UsageError, match=says.replace("Inject\\(", "override\\(", 1)):
@@ -977,6 +977,6 @@ async def lives(app: Tenure, db: str = Inject(get_db)) -> AsyncGenerator[None]:
         lambda: Tenure("memory://", lifespan=lives),
     ],
 )
-def test_where_nothing_is_injected_nobody_may_ask_for_it(use: Callable[[], object]) -> None:
+def test_an_injected_default_is_refused_outside_a_run(use: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match=r"'db' has Inject.*, which works in tasks, their hooks and providers only"):
         use()

@@ -76,7 +76,7 @@ def test_a_redriven_jobs_earlier_ends_are_part_of_its_story(play: Play) -> None:
     play(scenario)
 
 
-def test_a_stall_and_a_deletion_are_told(play: Play) -> None:
+def test_a_stall_and_a_deletion_are_yielded(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -140,7 +140,7 @@ def test_only_what_is_recorded_on_request_is_requested(kind: Any) -> None:
         asyncio.run(queue.record(kind))
 
 
-def test_a_result_is_told_as_the_handler_returned_it(play: Play) -> None:
+def test_a_completed_event_has_the_result_of_the_handler(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -159,7 +159,7 @@ def test_a_result_is_told_as_the_handler_returned_it(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handler_that_nobody_records_for_is_warned_of(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_of_an_unrecorded_event_logs_a_warning(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         app.on(JobStarted)(print)

@@ -86,7 +86,7 @@ def test_the_next_one_starts_the_moment_a_slot_frees(play: Play) -> None:
 @pytest.mark.fault("W-T12", "W-N11")
 @pytest.mark.statement(76)
 @pytest.mark.statement(80)
-def test_a_full_key_holds_up_nobody_else_and_its_own_go_in_order(play: Play) -> None:
+def test_a_full_key_delays_only_its_own_jobs_which_run_in_order(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         gauge = Gauge(lambda: stage.now)
         app = stage.app(timing=FAST)

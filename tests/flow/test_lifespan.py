@@ -104,7 +104,7 @@ def test_what_it_yields_is_at_hand_wherever_the_job_is(play: Play) -> None:
     play(scenario)
 
 
-def test_without_one_and_where_it_yields_nothing_the_state_is_none(play: Play) -> None:
+def test_a_worker_without_a_yielded_state_has_the_state_none(play: Play) -> None:
     @asynccontextmanager
     async def silent(app: Tenure) -> AsyncGenerator[None]:
         yield
@@ -343,7 +343,7 @@ def test_one_that_ends_by_itself_takes_its_worker_along_which_hands_back(
     play(scenario)
 
 
-def test_what_fails_while_it_is_left_is_logged_and_the_worker_has_ended_well(
+def test_an_error_at_the_end_of_a_lifespan_is_logged_and_ends_cleanly(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
@@ -413,7 +413,7 @@ def test_a_second_stop_by_force_hastens_it(play: Play) -> None:
 
 @pytest.mark.parametrize("closed", ["refuses", "hangs"])
 @pytest.mark.parametrize("leaves", [0.3, 3600])
-def test_neither_a_dead_storage_nor_a_stubborn_handler_lets_it_break_the_promise(
+def test_a_lifespan_ends_after_all_runs_in_every_kind_of_stop(
     closed: Literal["refuses", "hangs"], leaves: float
 ) -> None:
     async def main(loop: SimLoop) -> None:
@@ -470,7 +470,7 @@ async def of_nothing() -> AsyncGenerator[None]:
         (of_nothing, "cannot be called with the app: too many positional arguments; give it one parameter"),
     ],
 )
-def test_what_is_no_lifespan_is_refused_where_the_app_is_made(given: Any, says: str) -> None:
+def test_an_invalid_lifespan_is_refused_when_the_app_is_created(given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Tenure("memory://", lifespan=given)
 

@@ -212,7 +212,7 @@ def test_a_delay_that_outlasts_the_ttl_is_refused() -> None:
 
 @pytest.mark.statement(53)
 @pytest.mark.parametrize("length", ["0s", "-1s", "10", "5w", "", float("nan"), float("inf"), 0, -3, True, None, [1]])
-def test_a_ttl_that_is_no_positive_duration_is_refused_by_name(length: Any) -> None:
+def test_an_invalid_ttl_is_refused_by_name(length: Any) -> None:
     task = quick(Tenure("memory://"))
 
     with pytest.raises(UsageError, match="ttl"):
@@ -320,7 +320,7 @@ def test_only_what_is_completed_is_retained(play: Play) -> None:
 # ── retention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
+def test_a_queue_keeps_its_jobs_for_its_retention(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app)
@@ -343,7 +343,7 @@ def test_a_queue_keeps_its_jobs_as_long_as_it_was_told(play: Play) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "7d", Keep("1d")])
-def test_what_is_no_retention_is_refused(given: Any) -> None:
+def test_an_invalid_retention_is_refused(given: Any) -> None:
     queue = Tenure("memory://").queue("q")
 
     with pytest.raises(UsageError, match="retention"):
@@ -448,7 +448,7 @@ def test_enqueue_and_wait_is_bounded_as_a_whole_and_names_the_job() -> None:
     on_moody(scenario)
 
 
-def test_a_wait_that_breaks_off_tells_the_id_so_that_nothing_is_enqueued_twice() -> None:
+def test_a_failed_wait_has_the_job_id_to_prevent_a_second_enqueue() -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         task = quick(stage.app())
         storage.trouble = "unreadable"
@@ -462,7 +462,7 @@ def test_a_wait_that_breaks_off_tells_the_id_so_that_nothing_is_enqueued_twice()
     on_moody(scenario)
 
 
-def test_a_result_and_a_story_arrive_though_nobody_can_listen() -> None:
+def test_results_and_events_arrive_without_notifications() -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         app = stage.app(timing=FAST)
         task = quick(app)

@@ -66,7 +66,7 @@ def test_a_run_that_cancels_every_task_is_tried_again_alone(play: Play) -> None:
     play(scenario)
 
 
-def test_runs_beside_an_event_handler_that_cancels_every_task_are_charged_nothing(play: Play) -> None:
+def test_an_event_handler_that_cancels_every_task_charges_no_run(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         test = asyncio.all_tasks()

@@ -70,7 +70,7 @@ def test_the_apps_is_around_the_tasks_each_in_the_order_it_was_given(play: Play)
     play(scenario)
 
 
-def test_a_list_of_the_tasks_own_stands_for_that_of_its_router_or_of_the_defaults(play: Play) -> None:
+def test_a_tasks_own_middleware_replaces_that_of_its_router_or_defaults(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         notes: list[str] = []
         app = stage.app(defaults=TaskOptions(middleware=[noting(notes, "default")]))
@@ -387,7 +387,7 @@ def no_coroutine(call: RunCall, proceed: Proceed) -> None: ...
         (of_one, "too many positional arguments; write async def layer"),
     ],
 )
-def test_what_is_none_is_refused_where_it_is_given(given: Any, says: str) -> None:
+def test_invalid_middleware_is_refused_at_once(given: Any, says: str) -> None:
     app = Tenure("memory://")
 
     with pytest.raises(UsageError, match=says):
@@ -398,6 +398,6 @@ def test_what_is_none_is_refused_where_it_is_given(given: Any, says: str) -> Non
         TaskOptions(middleware=[given])
 
 
-def test_a_single_one_is_no_sequence_of_them() -> None:
+def test_a_single_middleware_without_a_list_is_refused() -> None:
     with pytest.raises(UsageError, match=r"middleware = .* must be several, in a list"):
         TaskOptions(middleware=noting([], "one"))

@@ -32,7 +32,7 @@ async def seen(stage: Stage, owner: Owner) -> WorkerSurvey:
     return found
 
 
-def test_a_quiet_worker_ends_what_it_has_claims_no_more_and_goes_on_when_it_may(play: Play) -> None:
+def test_a_quiet_worker_finishes_its_runs_and_claims_again_when_resumed(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = napping(stage.app(timing=FAST))
         worker = app.worker()
@@ -129,7 +129,7 @@ class Forgetful(MemoryStorage):
         return RenewResult(pulse.lost, pulse.cancelling, None) if self.away else pulse
 
 
-def test_a_quiet_worker_stays_quiet_while_nobody_tells_what_its_orders_are(play: Play) -> None:
+def test_a_quiet_worker_stays_quiet_while_its_orders_are_unknown(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         storage = Forgetful(clock=stage.clock)
         app = napping(stage.app(storage=storage, timing=FAST))

@@ -69,7 +69,7 @@ def remote(scenario: Callable[[Stage, Remote], Coroutine[Any, Any, None]]) -> No
     simulate(main)
 
 
-def test_two_calls_are_under_way_while_there_is_enough_to_do_and_the_room_is_kept() -> None:
+def test_a_busy_worker_keeps_two_calls_in_flight_within_its_concurrency() -> None:
     async def scenario(stage: Stage, storage: Remote) -> None:
         app, dice = stage.app(), Random(7)
         storage.takes = lambda: dice.uniform(0.002, 0.03)
@@ -136,7 +136,7 @@ def test_a_lone_job_is_claimed_and_settled_at_once_by_one_call_each() -> None:
     remote(scenario)
 
 
-def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered() -> None:
+def test_after_a_failure_single_calls_claim_nothing_until_an_answer() -> None:
     async def scenario(stage: Stage, storage: Remote) -> None:
         app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
 
@@ -162,7 +162,7 @@ def test_after_a_failure_one_call_at_a_time_claims_nothing_until_one_is_answered
     remote(scenario)
 
 
-def test_claims_whose_answers_are_lost_are_handed_back_while_others_are_under_way() -> None:
+def test_claims_with_lost_answers_are_released_while_others_are_in_flight() -> None:
     async def scenario(stage: Stage, storage: Remote) -> None:
         app, dice = stage.app(defaults=TaskOptions(stall=Stall(max_count=0))), Random(11)
         storage.takes = lambda: dice.uniform(0.002, 0.2)
@@ -220,7 +220,7 @@ async def test_a_run_begins_at_once_where_the_interpreter_can() -> None:
     assert begun == [task]
 
 
-async def test_whoever_has_a_factory_of_tasks_has_them_made_by_it() -> None:
+async def test_a_custom_task_factory_creates_the_tasks() -> None:
     made: list[object] = []
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":

@@ -139,7 +139,7 @@ async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> 
 
 
 @pytest.mark.parametrize("trouble", [None, OSError("gone"), ValueError("not of ours")])
-async def test_what_cannot_be_read_makes_a_post_mortem_shorter_and_keeps_no_job_waiting(
+async def test_unreadable_evidence_shortens_a_post_mortem_without_delay(
     trouble: Exception | None,
 ) -> None:
     storage = Unread()
@@ -235,7 +235,7 @@ async def test_isolated_or_undelivered_runs_are_not_charged_for_a_worker_death()
     assert (suspect.state, suspect.releases, suspect.stalls) == (State.WAITING, 0, 1)
 
 
-async def test_the_fourth_death_in_a_row_is_charged_to_a_run_that_had_a_process_of_its_own() -> None:
+async def test_the_fourth_death_in_a_row_is_charged_to_an_isolated_run() -> None:
     storage = MemoryStorage()
     apart, waiting = await held(storage, "send", "resize")
     witness = CrashEvidence(
@@ -289,7 +289,7 @@ async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
     assert [(job.state, job.releases, job.stalls) for job in jobs] == [(State.WAITING, 1, 0)] * 3
 
 
-async def test_where_some_runs_are_unknown_those_are_charged_that_are_not_known_to_be_innocent() -> None:
+async def test_with_unknown_runs_only_known_innocent_runs_are_not_charged() -> None:
     storage = MemoryStorage()
     apart, waiting, unknown = await held(storage, "send", "resize", "resize")
     witness = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))

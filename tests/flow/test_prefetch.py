@@ -198,7 +198,7 @@ def test_a_job_whose_next_stall_is_its_end_is_not_kept_at_hand(play: Play, defau
     play(scenario)
 
 
-def test_a_worker_without_a_supervisor_claims_none_ahead_unless_it_is_told_to(play: Play) -> None:
+def test_an_unsupervised_worker_prefetches_only_on_request(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
         await stage.start(work.app.worker(concurrency=CONCURRENCY))

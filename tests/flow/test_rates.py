@@ -63,7 +63,7 @@ def test_workers_that_find_nothing_use_nothing_up(play: Play) -> None:
     play(scenario)
 
 
-def test_a_rate_by_key_holds_for_each_and_holds_up_nobody_else(play: Play) -> None:
+def test_a_rate_by_key_applies_to_each_key_separately(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         began: list[tuple[str, float]] = []
         app = stage.app(timing=FAST)

@@ -365,7 +365,7 @@ def test_a_reaper_refuses_what_its_app_has(play: Play, option: dict[str, Any]) -
     play(scenario)
 
 
-async def test_plain_handlers_of_a_reapers_own_events_run_in_a_daemon_thread_in_order() -> None:
+async def test_plain_handlers_of_reaper_events_run_in_order_in_a_daemon_thread() -> None:
     reaper = Reaper(Tenure("memory://", timing=FAST))
     loop, began = asyncio.get_running_loop(), asyncio.Event()
     heard: list[tuple[str, bool]] = []

@@ -60,7 +60,7 @@ def test_one_that_occupies_too_much_ends_after_the_jobs_that_it_has(play: Play) 
     play(scenario)
 
 
-def test_one_that_is_worn_out_and_told_to_stop_drains_no_longer_than_it_may(play: Play) -> None:
+def test_a_recycled_worker_that_is_stopped_drains_for_its_limit_at_most(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -86,7 +86,7 @@ def test_one_that_is_worn_out_and_told_to_stop_drains_no_longer_than_it_may(play
     play(scenario)
 
 
-def test_what_is_no_limit_is_refused() -> None:
+def test_an_invalid_limit_is_refused() -> None:
     app = Tenure("memory://")
 
     with pytest.raises(UsageError, match="max_jobs"):

@@ -248,7 +248,7 @@ def test_a_job_of_four_hours_is_neither_run_twice_nor_forgotten(play: Play) -> N
 
 
 @pytest.mark.fault("F9", "W-P10")
-def test_what_a_dead_worker_left_is_run_by_any_other_without_being_asked_to(play: Play) -> None:
+def test_jobs_of_a_dead_worker_run_again_on_any_other_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         job = await sleeper(app).enqueue()
@@ -295,7 +295,7 @@ class Outage(MemoryStorage):
 
 
 @pytest.mark.fault("F13")
-def test_an_outage_of_minutes_leaves_nobody_behind_that_needs_a_restart() -> None:
+def test_after_an_outage_of_minutes_no_worker_needs_a_restart() -> None:
     async def scenario(stage: Stage) -> None:
         storage = stage.storage
         assert isinstance(storage, Outage)
@@ -371,7 +371,7 @@ def test_a_suspect_keeps_its_grace_with_any_number_of_reapers(play: Play) -> Non
 
 
 @pytest.mark.fault("W-P2", "W-P4")
-def test_a_claim_whose_answer_never_arrived_is_found_though_nobody_knows_the_claimer(play: Play) -> None:
+def test_a_claim_with_a_lost_answer_of_an_unknown_worker_is_recovered(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         job = await sleeper(app).enqueue()
@@ -403,7 +403,7 @@ def test_no_character_of_a_name_hides_a_job_from_the_reaper(play: Play, name: st
 
 @pytest.mark.fault("W-B1")
 @pytest.mark.parametrize("paused", ["queue", "task"])
-def test_a_job_that_stalled_too_often_fails_at_once_though_nobody_may_run_it(play: Play, paused: str) -> None:
+def test_a_job_that_stalled_too_often_fails_at_once_while_paused(play: Play, paused: str) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = sleeper(app, stall=Stall(max_count=0))
@@ -485,7 +485,7 @@ def test_what_a_zombie_reports_spoils_no_later_run_and_makes_no_ghost(play: Play
 
 
 @pytest.mark.fault("W-T30")
-def test_no_attempt_begins_beside_one_that_outlives_its_timeout(play: Play) -> None:
+def test_no_attempt_begins_while_an_earlier_one_outlives_its_timeout(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         running: list[int] = []
@@ -543,7 +543,7 @@ def test_a_cancel_reaches_a_run_in_another_process(play: Play) -> None:
 
 
 @pytest.mark.fault("W-T10", "W-B12")
-def test_neither_the_urgent_nor_the_plain_starve_under_a_constant_load_of_the_others(play: Play) -> None:
+def test_neither_urgent_nor_plain_jobs_starve_under_constant_load(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         began: dict[str, float] = {}
@@ -655,7 +655,7 @@ def test_an_idle_queue_costs_nothing_and_delays_no_busy_one() -> None:
 
 
 @pytest.mark.fault("W-N14")
-def test_a_job_due_in_a_year_neither_starts_at_once_nor_keeps_its_worker_busy() -> None:
+def test_a_job_due_in_a_year_is_delayed_and_costs_its_worker_no_calls() -> None:
     async def scenario(stage: Stage) -> None:
         storage = stage.storage
         assert isinstance(storage, Outage)
@@ -676,7 +676,7 @@ def test_a_job_due_in_a_year_neither_starts_at_once_nor_keeps_its_worker_busy() 
 
 
 @pytest.mark.fault("W-T16")
-def test_nobody_waits_for_ever_for_a_job_that_is_no_more(play: Play) -> None:
+def test_waiting_for_a_deleted_or_trimmed_job_ends_with_an_error(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app)
@@ -708,7 +708,7 @@ class Mute(MemoryStorage):
 
 
 @pytest.mark.fault("W-B14", "W-P17")
-def test_where_every_hint_is_lost_jobs_are_run_results_returned_and_events_heard() -> None:
+def test_without_notifications_jobs_results_and_events_still_arrive() -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         heard: list[str] = []
@@ -728,7 +728,7 @@ def test_where_every_hint_is_lost_jobs_are_run_results_returned_and_events_heard
 
 
 @pytest.mark.fault("W-P16")
-def test_whoever_waits_for_a_job_that_was_over_before_is_not_kept_waiting(play: Play) -> None:
+def test_waiting_for_a_job_that_has_ended_returns_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app, retry=Retry(max_attempts=1))

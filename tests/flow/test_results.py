@@ -93,7 +93,7 @@ def test_every_kind_of_parameter_arrives(play: Play) -> None:
     play(scenario)
 
 
-def test_a_failing_job_is_retried_with_back_off_and_fails_at_its_last_attempt(play: Play) -> None:
+def test_a_failing_job_is_retried_with_backoff_and_fails_at_the_last(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         starts: list[float] = []
@@ -266,7 +266,7 @@ def test_higher_priority_goes_first_among_those_who_wait(play: Play) -> None:
 @pytest.mark.fault("W-P5")
 @pytest.mark.statement(120)
 @pytest.mark.parametrize("job_id", ["a:b", "../../etc/passwd", "a/b", "naïve ☃ 任务", "x" * 1024, "%s {0} '\";--"])
-def test_ids_of_ones_own_work_whatever_they_contain(play: Play, job_id: str) -> None:
+def test_ids_chosen_by_callers_may_contain_any_text(play: Play, job_id: str) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 

@@ -71,7 +71,7 @@ async def fleet(stage: Stage, starts: list[float], *, old: int = OLD_WORKERS) ->
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.3])
-def test_a_job_of_a_new_task_starts_within_two_seconds_beside_busy_old_workers(play: Play, seconds: float) -> None:
+def test_a_new_tasks_job_starts_in_two_seconds_with_busy_old_workers(play: Play, seconds: float) -> None:
     async def scenario(stage: Stage) -> None:
         starts: list[float] = []
         app = new_code(stage, starts)
@@ -187,7 +187,7 @@ def test_a_worker_that_starts_gets_the_jobs_that_wait_for_it_at_once(play: Play)
     play(scenario)
 
 
-def test_a_busy_worker_puts_back_at_once_what_it_claimed_ahead_and_does_not_know(play: Play) -> None:
+def test_a_busy_worker_releases_prefetched_jobs_of_unknown_tasks_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old = old_code(stage)
         await stage.start(old.worker(concurrency=1, prefetch=8), "old")
@@ -204,7 +204,7 @@ def test_a_busy_worker_puts_back_at_once_what_it_claimed_ahead_and_does_not_know
     play(scenario)
 
 
-def test_health_says_no_handler_of_a_task_that_no_live_worker_has_known_for_ten_minutes(play: Play) -> None:
+def test_health_reports_a_task_that_no_live_worker_knew_for_ten_minutes(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.start(old_code(stage).worker(), "old")
         app = new_code(stage, [])

@@ -212,7 +212,7 @@ def test_a_router_that_does_not_fit_leaves_the_app_as_it_was() -> None:
     assert fine.call().job.task == "fine"
 
 
-def test_two_tasks_of_one_router_under_one_name_are_refused_when_it_is_included() -> None:
+def test_a_router_with_two_tasks_of_one_name_is_refused_at_inclusion() -> None:
     router = Router()
     router.task(name="one")(lambda: None)
     router.task(name="one")(lambda: None)
@@ -245,7 +245,7 @@ def test_bad_input_to_a_router_is_refused_where_it_is_said(made: Any, told: str)
         made()
 
 
-def test_a_name_that_is_too_long_with_its_prefixes_is_refused_when_they_are_known() -> None:
+def test_a_task_name_that_prefixes_make_too_long_is_refused_at_inclusion() -> None:
     router = Router(prefix="p" * 600)
     router.task(name="n" * 400)(lambda: None)
     outer = Router(prefix="o" * 600)
@@ -255,7 +255,7 @@ def test_a_name_that_is_too_long_with_its_prefixes_is_refused_when_they_are_know
         Tenure("memory://").include(outer)
 
 
-def test_a_routers_schedules_are_the_apps_with_the_prefix_before_their_names(play: Play) -> None:
+def test_schedules_of_a_router_get_its_prefix_in_the_app(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, outer, router, runs = stage.app(), Router(prefix="shop."), Router(prefix="mail."), list[str]()
 
@@ -380,7 +380,7 @@ def takes_one(number: int) -> None: ...
         (lambda: Loose().middleware(takes_one), "must be a coroutine function"),
     ],
 )
-def test_bad_schedules_and_middleware_of_a_router_are_refused_where_they_are_said(made: Any, told: str) -> None:
+def test_invalid_schedules_and_middleware_of_a_router_are_refused_at_once(made: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         made()
 
@@ -428,7 +428,7 @@ def test_arguments_that_only_the_app_can_refuse_keep_the_router_out_too() -> Non
     assert (app.tasks, dict(app.runtime().schedules)) == ({}, {})
 
 
-def test_a_function_whose_schedule_cannot_be_made_is_no_task_of_the_app() -> None:
+def test_a_function_with_an_invalid_schedule_is_not_registered_as_a_task() -> None:
     app = Tenure("memory://")
     cron: Any = app.cron("0 4 * * *", args=[1, 2])
 

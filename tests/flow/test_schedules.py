@@ -157,7 +157,7 @@ def test_a_trigger_makes_a_job_now_and_keeps_the_cadence(play: Play) -> None:
 
 
 @pytest.mark.parametrize("options", [{"collect": Collect()}, {"version": 2}, {"since": 1}])
-def test_what_is_said_where_a_task_is_made_is_no_option_of_a_schedule(options: dict[str, Any]) -> None:
+def test_options_of_a_task_are_refused_as_options_of_a_schedule(options: dict[str, Any]) -> None:
     (name,) = options
     for home in (Tenure("memory://"), Router()):
         with pytest.raises(UsageError, match=rf"{name} is an option of the task; put @app.task\({name}=...\) below"):
@@ -166,7 +166,7 @@ def test_what_is_said_where_a_task_is_made_is_no_option_of_a_schedule(options: d
             home.every("1h", **options)
 
 
-def test_who_triggers_is_told_what_became_of_the_call(play: Play) -> None:
+def test_a_manual_trigger_returns_the_receipt_of_its_call(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -281,7 +281,7 @@ def test_only_a_task_of_the_app_can_be_scheduled_by_it() -> None:
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True, 1_001])
-def test_no_number_of_missed_ticks_is_made_up_for_that_is_none(most: Any) -> None:
+def test_an_invalid_number_of_missed_ticks_is_refused(most: Any) -> None:
     with pytest.raises(UsageError, match=r"^All\.max = "):
         All(most)
 

@@ -142,7 +142,7 @@ def test_a_job_fails_when_it_stalls_more_often_than_max_count(play: Play, max_co
 
 
 @pytest.mark.statement(10, 11)
-def test_whoever_awaits_a_job_failed_by_stalling_gets_a_typed_error(play: Play) -> None:
+def test_awaiting_a_job_that_failed_by_stalling_raises_a_typed_error(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         job = await sleeper(app, stall=Stall(max_count=0)).enqueue()
@@ -202,7 +202,7 @@ def test_a_redrive_gives_new_budgets(play: Play) -> None:
 
 @pytest.mark.fault("F6", "W-P1")
 @pytest.mark.statement(14, 29, 99)
-def test_a_long_handler_without_heartbeats_is_renewed_for_and_never_recovered(play: Play) -> None:
+def test_a_long_handler_without_heartbeats_keeps_its_lease(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -249,7 +249,7 @@ def test_a_recovered_job_is_the_next_one_to_run(play: Play) -> None:
 
 @pytest.mark.fault("F7", "W-N8", "W-P1")
 @pytest.mark.statement(31, 90)
-def test_what_a_paused_worker_says_late_is_refused_and_the_other_runs_outcome_stands(play: Play) -> None:
+def test_a_late_settlement_of_a_frozen_worker_is_refused(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -472,7 +472,7 @@ def test_a_young_run_is_given_its_start_grace(play: Play) -> None:
 
 
 @pytest.mark.statement(25)
-def test_a_job_failed_by_stalling_is_told_of_once_and_can_be_redriven(play: Play) -> None:
+def test_a_job_that_failed_by_stalling_records_one_event_and_is_redriven(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 

@@ -40,7 +40,7 @@ from tests.flow.conftest import FAST, Play, Stage
 
 @pytest.mark.fault("W-T5", "W-N9")
 @pytest.mark.statement(94, 95)
-def test_a_drain_longer_than_the_lease_keeps_renewing_and_lets_the_job_finish(play: Play) -> None:
+def test_a_drain_longer_than_the_lease_renews_until_the_job_finishes(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=Timing.classic())
         runs: list[int] = []
@@ -185,7 +185,7 @@ def test_a_forced_stop_returns_at_once_and_the_job_runs_again_once(play: Play) -
 
 @pytest.mark.fault("W-P3")
 @pytest.mark.statement(97)
-def test_a_forced_stop_of_a_handler_that_will_not_end_hands_it_back_with_a_delay(play: Play) -> None:
+def test_a_forced_stop_releases_a_stubborn_handlers_job_with_a_delay(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -440,7 +440,7 @@ def test_a_forced_stop_waits_no_longer_for_a_storage_that_takes_nothing(closed: 
     behind_a_door(scenario)
 
 
-def test_a_storage_that_comes_back_while_a_worker_leaves_is_told_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_storage_that_returns_while_a_worker_stops_gets_all_outcomes(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage, storage: Closed) -> None:
         app = stage.app()
 

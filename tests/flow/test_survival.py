@@ -127,7 +127,7 @@ def test_an_unexpected_failure_of_the_storage_brings_no_worker_down() -> None:
     wayward(scenario)
 
 
-def test_an_outcome_that_cannot_be_recorded_holds_up_no_other_and_fails_visibly() -> None:
+def test_an_outcome_that_cannot_be_recorded_fails_its_own_job_only() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()
 
@@ -183,7 +183,7 @@ def test_a_run_that_cannot_be_recorded_stalls_and_is_not_released() -> None:
     wayward(scenario)
 
 
-def test_a_keeper_outlives_whatever_a_renewal_throws_at_it() -> None:
+def test_a_keeper_survives_any_error_of_a_renewal() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()
         failures = iter(range(2))
@@ -206,7 +206,7 @@ def test_a_keeper_outlives_whatever_a_renewal_throws_at_it() -> None:
     wayward(scenario)
 
 
-def test_a_reaper_outlives_whatever_a_sweep_throws_at_it() -> None:
+def test_a_reaper_survives_any_error_of_a_sweep() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         reaper = Reaper(stage.app(timing=FAST))
         heard: list[ReaperFailed] = []
@@ -299,7 +299,7 @@ class Lossy(MemoryStorage):
         return answer
 
 
-def test_a_claim_whose_answer_is_lost_is_handed_back_unbegun_and_charged_to_nobody() -> None:
+def test_a_claim_with_a_lost_answer_is_released_without_a_charge() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Lossy(clock, away=3.0)
@@ -480,7 +480,7 @@ def test_a_worker_stopped_while_it_starts_does_not_run_on(play: Play) -> None:
     play(scenario)
 
 
-def test_whoever_waits_for_a_worker_hears_of_its_end(play: Play) -> None:
+def test_waiting_for_a_worker_ends_with_the_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -523,7 +523,7 @@ def test_a_visibility_timeout_hears_of_its_cancel(play: Play) -> None:
     play(scenario)
 
 
-def test_falling_over_while_being_stopped_is_charged_to_nobody(play: Play) -> None:
+def test_an_exception_caused_by_a_stop_is_not_charged(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -646,7 +646,7 @@ def test_a_cut_off_run_cleans_up_only_while_no_other_run_can_begin() -> None:
     wayward(scenario)
 
 
-def test_a_job_whose_lease_ran_out_while_another_held_the_interpreter_is_not_begun(play: Play) -> None:
+def test_a_claimed_job_with_a_lapsed_lease_is_not_begun(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         begun: list[tuple[int, int]] = []
@@ -668,7 +668,7 @@ def test_a_job_whose_lease_ran_out_while_another_held_the_interpreter_is_not_beg
     play(scenario)
 
 
-def test_a_slow_event_handler_hears_an_event_once_with_any_number_of_workers(play: Play) -> None:
+def test_a_slow_event_handler_gets_each_event_once_with_many_workers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[str] = []
         apps: list[Tenure] = []
@@ -695,7 +695,7 @@ def test_a_slow_event_handler_hears_an_event_once_with_any_number_of_workers(pla
     play(scenario)
 
 
-def test_an_event_handler_that_cancels_itself_keeps_nobody_from_the_next(play: Play) -> None:
+def test_an_event_handler_that_cancels_itself_does_not_affect_others(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         heard: list[str] = []

@@ -13,7 +13,7 @@ async def answer() -> int:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_call_for_which_there_is_no_thread_says_so_and_the_next_one_is_answered(
+def test_a_sync_call_without_a_thread_raises_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     portal = Portal()

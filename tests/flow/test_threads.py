@@ -66,7 +66,7 @@ async def test_a_plain_handler_runs_in_a_thread_with_its_job_at_hand(url: str) -
     assert run == 1
 
 
-async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharged(
+async def test_a_job_without_a_thread_to_run_in_is_released_uncharged(
     url: str, threadless: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Tenure(url)
@@ -87,9 +87,7 @@ async def test_a_job_for_which_the_machine_has_no_thread_is_handed_back_uncharge
     assert caplog.text.count("the machine has no thread for its plain handlers; restart it soon") == 1
 
 
-async def test_a_worker_that_gets_no_thread_to_renew_its_leases_in_claims_nothing(
-    url: str, threadless: list[str]
-) -> None:
+async def test_a_worker_without_a_keeper_thread_claims_nothing(url: str, threadless: list[str]) -> None:
     app = Tenure(url)
 
     @app.task
@@ -179,7 +177,7 @@ async def test_a_plain_handler_that_lost_its_lease_gives_its_slot_back(url: str)
     assert [event.reason for event in events if isinstance(event, JobStalled)] == ["no_progress"]
 
 
-async def test_a_plain_handler_sees_its_cancel_long_before_the_next_beat_and_may_leave(url: str) -> None:
+async def test_a_plain_handler_sees_its_cancel_long_before_the_next_beat(url: str) -> None:
     app = Tenure(url)
     order: list[tuple[str, int, str]] = []
 
@@ -230,7 +228,7 @@ async def test_a_plain_handler_that_returns_after_its_cancel_has_completed(url: 
     assert called == []
 
 
-async def test_nobody_tidies_up_after_a_plain_handler_that_has_not_ended(url: str) -> None:
+async def test_no_hook_runs_while_its_plain_handler_still_runs(url: str) -> None:
     app = Tenure(url)
     go = threading.Event()
     called: list[str] = []

@@ -134,7 +134,7 @@ def test_a_morning_on_which_clocks_are_changed_has_the_ticks_of_the_table(
 
 
 @pytest.mark.fault("W-B7")
-def test_a_backlog_does_not_slow_the_ticks_and_a_deleted_job_does_not_end_them(play: Play) -> None:
+def test_neither_a_backlog_nor_a_cancelled_job_delays_the_ticks(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
         async with sweeping(app):
@@ -177,7 +177,7 @@ def test_a_tick_that_is_far_ahead_sets_no_timer_of_its_own(play: Play) -> None:
     ("overlap", "ticks", "skipped"),
     [("skip", [1, 5], [2, 3, 4, 6]), ("queue_one", [1, 2, 5], [3, 4, 6]), ("allow", [1, 2, 3, 4, 5, 6], [])],
 )
-def test_a_tick_beside_an_unfinished_job_is_for_the_overlap(
+def test_a_tick_with_an_unfinished_job_follows_the_overlap_policy(
     play: Play, overlap: Any, ticks: list[int], skipped: list[int]
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -201,7 +201,7 @@ def test_a_tick_beside_an_unfinished_job_is_for_the_overlap(
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue_one"])
-def test_in_an_hour_with_deaths_in_the_handler_each_tick_is_as_the_policy_says(overlap: Any) -> None:
+def test_each_tick_follows_its_policies_through_an_hour_with_deaths(overlap: Any) -> None:
     async def main(loop: SimLoop) -> None:
         clock, dice = SimClock(loop), Random(overlap)
         stage = Stage(loop, clock, MemoryStorage(clock=clock))
@@ -244,7 +244,7 @@ def test_in_an_hour_with_deaths_in_the_handler_each_tick_is_as_the_policy_says(o
 
 
 @pytest.mark.fault("W-T20")
-def test_jobs_that_nobody_runs_do_not_pile_up(play: Play) -> None:
+def test_a_schedule_without_workers_keeps_one_waiting_job(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = scheduled(stage, lambda app: app.every("1m", name="often"), timing=SLOW)
         async with sweeping(app):
@@ -293,7 +293,7 @@ def test_ticks_that_were_missed_are_for_the_policy(play: Play, missed: Any, made
     play(scenario)
 
 
-def test_many_missed_ticks_are_made_up_for_in_steps_that_leave_room_for_all_else(play: Play) -> None:
+def test_many_missed_ticks_are_fired_in_bounded_steps(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("1s", name="often", missed="all", overlap="allow")

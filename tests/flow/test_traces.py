@@ -24,7 +24,7 @@ class Counting(MemoryStorage):
         return await super().renew(beat)
 
 
-def test_a_trace_is_sent_once_it_is_a_beat_old_and_again_when_the_handler_has_moved(play: Play) -> None:
+def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         storage = Counting(stage)
         app = stage.app(storage=storage, timing=FAST)

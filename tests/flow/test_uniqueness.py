@@ -70,7 +70,7 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
 
 
 @pytest.mark.fault("W-T14")
-def test_the_key_is_free_once_its_job_is_over_and_not_while_that_is_retried(play: Play) -> None:
+def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         tries = 0
@@ -116,7 +116,7 @@ def test_a_queued_key_is_free_from_when_its_job_starts(play: Play) -> None:
     play(scenario)
 
 
-def test_a_key_may_be_held_for_a_time_whatever_becomes_of_its_job(play: Play) -> None:
+def test_a_timed_key_is_held_for_its_time_after_its_jobs_end(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         send = sending(app, unique=Unique("user:{user}", scope="5m"))
@@ -134,7 +134,7 @@ def test_a_key_may_be_held_for_a_time_whatever_becomes_of_its_job(play: Play) ->
     play(scenario)
 
 
-def test_without_a_key_equal_arguments_are_the_same_however_they_are_written(play: Play) -> None:
+def test_without_a_key_equal_arguments_count_as_equal_in_any_form(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -179,7 +179,7 @@ def test_a_codec_that_never_writes_the_same_twice_hides_no_duplicate(play: Play)
     play(scenario)
 
 
-def test_what_cannot_be_encoded_as_a_default_is_left_out_of_what_tells_calls_apart(play: Play) -> None:
+def test_defaults_that_cannot_be_encoded_do_not_count_for_uniqueness(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -219,9 +219,7 @@ async def tenants(what: set[Tenant]) -> None: ...
         (tenants, {Tenant(n) for n in range(9)}, {Tenant(8 - n) for n in range(9)}, {Tenant(1)}),
     ],
 )
-def test_arguments_whose_parts_have_no_order_of_their_own_are_told_apart(
-    handler: Any, one: Any, same: Any, other: Any
-) -> None:
+def test_unordered_arguments_are_compared_by_content(handler: Any, one: Any, same: Any, other: Any) -> None:
     def key(given: Any) -> str:
         make: Any = Tenure("memory://").task(name="sort", unique=True)
         return cast(str, make(handler).call(given).job.merge.key)
@@ -241,7 +239,7 @@ class Pickled:
         return pickle.loads(data)
 
 
-def test_with_a_codec_of_ones_own_what_cannot_be_told_apart_is_refused_with_the_remedy() -> None:
+def test_arguments_that_a_custom_codec_cannot_compare_are_refused() -> None:
     app = Tenure("memory://", codec=Pickled())
 
     @app.task(name="take", unique=True)
@@ -287,7 +285,7 @@ def test_a_key_is_the_queues_and_two_tasks_may_share_it(play: Play) -> None:
     play(scenario)
 
 
-def test_the_calls_own_key_is_taken_as_it_is_and_the_rest_of_the_tasks_stays(play: Play) -> None:
+def test_a_calls_own_key_is_taken_literally_and_keeps_the_tasks_scope(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(defaults=TaskOptions(unique=Unique(scope="queued")))
         send = sending(app, unique="user:{user}")
@@ -304,7 +302,7 @@ def test_the_calls_own_key_is_taken_as_it_is_and_the_rest_of_the_tasks_stays(pla
     play(scenario)
 
 
-def test_a_caller_may_be_told_of_a_duplicate_by_an_error(play: Play) -> None:
+def test_a_duplicate_raises_an_error_on_request(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         send = sending(app, throw_on_duplicate=True)
@@ -415,7 +413,7 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str
         make()
 
 
-def test_the_calls_own_key_is_no_scope_either() -> None:
+def test_a_scope_is_refused_as_the_key_of_a_call() -> None:
     with pytest.raises(UsageError, match="unique = 'queued' is a scope"):
         sending(Tenure("memory://")).options(unique="queued")
 
@@ -427,7 +425,7 @@ def test_a_key_that_fails_on_its_arguments_names_its_option() -> None:
         send.call(7, "short")
 
 
-def test_keys_of_a_routers_tasks_are_checked_where_these_are_and_made_where_they_belong() -> None:
+def test_keys_of_a_router_are_checked_early_and_get_its_prefix() -> None:
     router = Router(prefix="mail.")
     with pytest.raises(UsageError, match="names 'usr'"):
         router.task(name="bad", unique="{usr}")(_send)

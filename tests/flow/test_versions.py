@@ -119,7 +119,7 @@ def test_in_a_mixed_fleet_every_newer_payload_ends_with_a_newer_worker(play: Pla
     play(scenario)
 
 
-def test_a_version_before_the_oldest_that_is_understood_fails_at_once_and_says_so(play: Play) -> None:
+def test_a_payload_older_than_since_fails_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         old, new = old_pay(stage.app()), stage.app()
 

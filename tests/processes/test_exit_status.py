@@ -80,7 +80,7 @@ def test_a_kill_may_be_counted_a_while_before_the_death_is_known(tmp_path: Path)
     assert kills.explains(KILLED, 2.5)
 
 
-def test_the_older_control_groups_are_read_too_also_from_within_a_container(tmp_path: Path) -> None:
+def test_control_groups_version_1_are_read_also_in_a_container(tmp_path: Path) -> None:
     control = first(tmp_path)
     control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
     kills = looking(tmp_path)

@@ -70,7 +70,7 @@ def test_what_is_harmless_is_not_caught() -> None:
 
 
 @pytest.mark.usefixtures("newcomers")
-def test_one_that_nobody_finds_out_fails_the_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_undetected_mutant_fails_the_trial(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["same", "claim_keeps_fence", "--seeds", "2", "--processes", "1"]) == 1
 
     told = capsys.readouterr().out

@@ -45,7 +45,7 @@ def test_a_world_that_once_failed_holds(seed: int, scenario: str) -> None:
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(CHUNK, SEEDS, CHUNK))]
 )
-def test_every_invariant_holds_whatever_goes_wrong(first: int) -> None:
+def test_every_invariant_holds_under_random_faults(first: int) -> None:
     for seed in range(first, first + CHUNK):
         World(seed).run()
 
@@ -77,7 +77,7 @@ def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", STEPS)
-def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(seconds: float) -> None:
+def test_a_dead_workers_jobs_are_recovered_in_time_after_a_clock_step(seconds: float) -> None:
     # A step back by less than a lease looks like a younger lease; a longer one is noticed, and costs two beats.
     plan = replace(SCENARIOS["step and death"], steps=(seconds,))
     lease = plan.timing.lease.total_seconds()
@@ -91,7 +91,7 @@ def test_a_dead_workers_jobs_come_back_in_time_although_the_clock_was_stepped(se
 
 
 @pytest.mark.slow
-def test_a_stall_is_heard_of_by_somebody() -> None:
+def test_some_event_handler_gets_each_stall() -> None:
     hearing = (seed for seed in range(1_000) if World(seed).plan.hearing)
     heard = 0
     for seed in islice(hearing, 20):
@@ -101,7 +101,7 @@ def test_a_stall_is_heard_of_by_somebody() -> None:
 
 
 @pytest.mark.slow
-def test_calls_are_told_everything_that_a_call_can_be_told() -> None:
+def test_the_merging_world_produces_every_kind_of_receipt() -> None:
     told: Counter[str] = Counter()
     for seed in range(OFTEN):
         told += World(seed, SCENARIOS["merging"], name="merging").run().environment.checker.receipts

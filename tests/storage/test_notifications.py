@@ -67,7 +67,7 @@ async def test_who_listens_no_more_hears_no_more() -> None:
     assert [await woken(listener), await woken(other)] == [False, True]
 
 
-async def test_where_nobody_listens_a_knock_is_heard_by_nobody() -> None:
+async def test_a_notification_without_listeners_is_dropped() -> None:
     hub = NotificationHub()
     hub.notify(["a"])
     hub.notify_all()

@@ -83,9 +83,7 @@ async def test_one_high_job_behind_ten_thousand_low_ones_is_the_next_one_claimed
 
 
 @pytest.mark.slow
-async def test_a_tenant_of_a_hundred_thousand_keeps_nobody_waiting_for_a_second(
-    storage: Storage, clock: ManualClock
-) -> None:
+async def test_a_tenant_with_100000_jobs_delays_no_other_by_a_second(storage: Storage, clock: ManualClock) -> None:
     # What the memory storage shows with a hundred thousand, SQLite shows with a fifth of them, in the time there is.
     await fill(storage, of("a", 100_000 if isinstance(storage, MemoryStorage) else 20_000))
     pool = Pool(storage)

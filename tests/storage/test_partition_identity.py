@@ -86,7 +86,7 @@ async def test_an_identity_that_alone_is_missing_is_written_again(redis_url: str
 
 
 @pytest.mark.redis
-async def test_a_worker_that_saw_nothing_leaves_a_missing_identity_to_those_that_saw_it(redis_url: str) -> None:
+async def test_a_worker_that_saw_no_identity_does_not_replace_a_missing_one(redis_url: str) -> None:
     storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
     seen = await look(storage)
     command(client, "DEL", f"{base(redis_url)}:identity")
@@ -115,7 +115,7 @@ async def test_a_new_worker_leaves_a_files_missing_identity_to_those_that_saw_it
 
 
 @pytest.mark.redis
-async def test_a_namespace_of_an_earlier_version_gets_an_identity_without_a_message(redis_url: str) -> None:
+async def test_a_namespace_without_an_identity_gets_one_without_a_message(redis_url: str) -> None:
     storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
     await record(storage, 2)
     command(client, "DEL", f"{base(redis_url)}:identity")
@@ -158,7 +158,7 @@ async def test_a_file_without_an_identity_gets_one_without_a_message(tmp_path: P
 
 
 @pytest.mark.redis
-async def test_a_server_with_an_older_log_is_rewound_though_it_has_as_many_events(redis_url: str) -> None:
+async def test_a_restored_older_log_is_detected_with_the_same_event_count(redis_url: str) -> None:
     storage, client = RedisStorage(read(redis_url)), client_of(redis_url.partition("?")[0])
     await record(storage, 3)
     backup = command(client, "DUMP", f"{base(redis_url)}:events")
@@ -218,7 +218,7 @@ async def test_an_older_copy_in_the_place_of_the_file_is_rewound(tmp_path: Path)
     assert compare(seen, now) == StorageRewound(partition="*", by=2)
 
 
-async def test_a_deleted_write_ahead_log_is_found_by_the_next_beat_and_told_once(tmp_path: Path) -> None:
+async def test_a_deleted_write_ahead_log_is_reported_once_by_the_next_beat(tmp_path: Path) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     before = await look(storage)
     (tmp_path / "jobs.db-wal").unlink()

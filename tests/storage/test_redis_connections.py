@@ -49,9 +49,7 @@ def base_of(connections: Connections) -> str:
 
 
 @pytest.mark.usefixtures("either_reader")
-async def test_a_call_gives_a_script_its_cell_and_its_arguments_and_returns_bytes(
-    connect: Connect, redis_url: str
-) -> None:
+async def test_a_call_passes_partition_and_arguments_and_returns_bytes(connect: Connect, redis_url: str) -> None:
     connections = connect(redis_url)
     base = base_of(connections)
 
@@ -191,7 +189,7 @@ async def test_a_server_that_does_not_answer_in_time_is_unavailable(
     assert await connections.call(ECHO, base, "on") == [base.encode(), b"on", 1]
 
 
-async def test_a_call_that_is_on_its_way_as_its_connections_are_closed_is_given_up_in_time(
+async def test_a_call_in_flight_ends_in_time_when_its_connections_close(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWERING", 0.4)
@@ -211,9 +209,7 @@ async def test_a_call_that_is_on_its_way_as_its_connections_are_closed_is_given_
 
 
 @pytest.mark.usefixtures("either_reader")
-async def test_an_answer_that_is_cut_is_told_and_not_asked_for_again(
-    connect: Connect, redis_server: RedisServer
-) -> None:
+async def test_a_cut_answer_raises_and_the_call_is_not_repeated(connect: Connect, redis_server: RedisServer) -> None:
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
@@ -227,7 +223,7 @@ async def test_an_answer_that_is_cut_is_told_and_not_asked_for_again(
         assert await connections.call(READ, base) == b"2"
 
 
-async def test_when_one_connection_has_gone_silent_no_other_idle_one_is_waited_for(
+async def test_one_silent_connection_discards_the_other_idle_ones(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWERING", 0.3)
@@ -343,7 +339,7 @@ async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis
         assert set(await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))) == {1, 2, 3, 4, 5}
 
 
-async def test_what_it_took_to_connect_is_no_silence_of_the_answer(
+async def test_the_time_to_connect_does_not_count_as_answer_time(
     connect: Connect, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWERING", 1.6)
@@ -382,9 +378,7 @@ async def test_a_script_that_fails_says_which_it_is(connect: Connect, redis_url:
     assert type(caught.value) is StorageError
 
 
-async def test_of_several_calls_one_that_fails_keeps_none_of_the_others_from_being_made(
-    connect: Connect, redis_url: str
-) -> None:
+async def test_one_failing_call_of_several_does_not_stop_the_others(connect: Connect, redis_url: str) -> None:
     connections = connect(redis_url)
     base = base_of(connections)
     calls = [ScriptCall(ADD, base, (1,)), ScriptCall(BROKEN, base), ScriptCall(ADD, base, (1,))]
@@ -415,7 +409,7 @@ async def test_a_full_server_says_so_and_wrote_nothing(connect: Connect, redis_s
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_server_that_is_not_there_is_told_once_with_the_remedy(connect: Connect, host: str) -> None:
+async def test_a_missing_server_is_reported_once_with_the_remedy(connect: Connect, host: str) -> None:
     url = f"redis://{host}:{free_port()}"
     gone = connect(url)
 
@@ -427,7 +421,7 @@ async def test_a_server_that_is_not_there_is_told_once_with_the_remedy(connect: 
     )
 
 
-async def test_a_plain_port_that_is_called_by_tls_is_told_with_the_remedy(
+async def test_a_tls_connection_to_a_plain_port_is_reported_with_the_remedy(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     plain = connect(redis_server.url.replace("://", "s://"))
@@ -436,7 +430,7 @@ async def test_a_plain_port_that_is_called_by_tls_is_told_with_the_remedy(
         await plain.call(ECHO, base_of(plain))
 
 
-async def test_a_database_that_is_not_there_is_told_with_those_that_are(
+async def test_a_missing_database_is_reported_with_the_valid_numbers(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     beyond = connect(f"redis://{redis_server.address}/99")
@@ -445,14 +439,16 @@ async def test_a_database_that_is_not_there_is_told_with_those_that_are(
         await beyond.call(ECHO, base_of(beyond))
 
 
-async def test_a_name_that_no_sentinel_knows_is_told_with_the_remedy(connect: Connect, sentinel_url: str) -> None:
+async def test_a_master_name_unknown_to_sentinels_is_reported_with_the_remedy(
+    connect: Connect, sentinel_url: str
+) -> None:
     unknown = connect(f"redis+sentinel://{read(sentinel_url).places[0]}/nobody")
 
     with pytest.raises(StorageUnavailableError, match="knows a master 'nobody'; check the name after the hosts"):
         await unknown.call(ECHO, base_of(unknown))
 
 
-async def test_a_wrong_password_is_told_with_its_remedy(connect: Connect, redis_server: RedisServer) -> None:
+async def test_a_wrong_password_is_reported_with_the_remedy(connect: Connect, redis_server: RedisServer) -> None:
     redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all")
 
     wrong = connect(redis_server.url.replace("//", "//app:wrong@"))
@@ -469,7 +465,7 @@ async def test_a_wrong_password_is_told_with_its_remedy(connect: Connect, redis_
         await right.call(ECHO, base_of(right))
 
 
-async def test_a_user_who_may_load_no_scripts_is_told_so_and_not_that_the_server_is_busy(
+async def test_a_user_without_script_rights_gets_an_error_about_rights(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     redis_server.command("ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all", "-script")
@@ -550,7 +546,7 @@ async def test_a_durable_call_waits_for_a_replica_and_says_if_none_confirms(
     assert replica.command("GET", f"{base}:n") == b"2"
 
 
-async def test_event_loops_of_several_threads_have_connections_of_their_own_and_all_are_closed(
+async def test_each_event_loop_has_its_own_connections_and_all_are_closed(
     redis_server: RedisServer,
 ) -> None:
     connections = Connections(read(redis_server.url))

@@ -153,7 +153,7 @@ STRAYS: dict[str, Callable[[Cell, str], object]] = {
 
 @pytest.mark.parametrize("member", ["nobody", "ended"])
 @pytest.mark.parametrize("index", STRAYS)
-async def test_a_stray_entry_holds_up_nobody_and_is_taken_out(cell: Cell, index: str, member: str) -> None:
+async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(cell: Cell, index: str, member: str) -> None:
     await peopled(cell)
     STRAYS[index](cell, member)
 
@@ -204,7 +204,7 @@ async def test_an_entry_that_is_missing_is_put_back(cell: Cell, gone: str) -> No
 
 
 @pytest.mark.parametrize("id_", ["waits", "later", "holder", "kept-out", "too-soon", "unique", "gathers", "nightly"])
-async def test_a_record_that_is_gone_holds_up_nobody(cell: Cell, id_: str) -> None:
+async def test_a_missing_record_holds_up_no_other_job(cell: Cell, id_: str) -> None:
     await peopled(cell)
     cell.raw.delete(cell.key("job", Q, id_))
 
@@ -219,7 +219,7 @@ async def test_a_record_that_is_gone_holds_up_nobody(cell: Cell, id_: str) -> No
     # Of the last two the beginning is that of a record that waits, and nothing is out of the ordinary.
     [b"", b"\xc1", b"\x93\x01\x02", b"\x02\x02\x01", b"\x02\x02\x01\x05\0\0\0" + b"\0" * 56 + b"\xc1\xc1\xc1\xc1\xc1"],
 )
-async def test_a_record_that_nobody_can_read_holds_up_nobody(cell: Cell, body: bytes) -> None:
+async def test_an_unreadable_record_holds_up_no_other_job(cell: Cell, body: bytes) -> None:
     await peopled(cell)
     cell.raw.set(cell.key("job", Q, "waits"), body)
 

@@ -35,7 +35,7 @@ def test_a_single_number_is_that_place_in_every_cell() -> None:
 @pytest.mark.parametrize(
     "cursor", ["", ".", "1.2", "1.2.3.4", "1..3", "1.-2.3", "1.2.3.", f"1.2.{LARGEST + 1}", "a.b.c"]
 )
-def test_what_no_cells_have_given_out_is_no_cursor(cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
         places_of(cursor, 3)
 
@@ -60,7 +60,7 @@ def told(page: EventPage) -> list[tuple[str, str]]:
     return [(event.queue, event.cursor) for event in page.events if isinstance(event, QueueDrained)]
 
 
-def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -> None:
+def test_events_are_merged_by_time_with_a_cursor_for_every_partition() -> None:
     one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
     other = EventPage((drained(20, 1, "b"),), "1")
 
@@ -70,7 +70,7 @@ def test_events_are_told_by_their_instants_and_carry_the_place_in_every_cell() -
     assert page.next == "6.1"
 
 
-def test_a_cell_that_was_out_of_reach_keeps_its_place_in_the_page_and_in_each_event() -> None:
+def test_an_unreachable_partition_keeps_its_position_in_every_cursor() -> None:
     page = merge_event_pages([EventPage((drained(10, 5, "a"),), "6"), EventPage((), UNREAD, incomplete=True)], 10)
 
     assert told(page) == [("a", f"5.{UNREAD}")]
@@ -98,7 +98,7 @@ def test_what_was_looked_at_and_not_asked_for_is_not_looked_at_again() -> None:
     assert merge_event_pages([EventPage((drained(10, 5),), "9"), EventPage((), "3")], 10).next == "9.3"
 
 
-def test_a_gap_in_one_cell_is_told_first_and_once() -> None:
+def test_a_gap_in_one_partition_gives_one_trimmed_event_first() -> None:
     trimmed: AnyEvent = EventsTrimmed(oldest="7")
     one = EventPage((trimmed, drained(40, 8, "a")), "8")
     other = EventPage((drained(20, 1, "b"), drained(30, 2, "b")), "2")
@@ -152,7 +152,7 @@ def ids(page: Page) -> list[str]:
     return [job.id for job in page.jobs]
 
 
-def test_a_listing_of_all_cells_is_newest_first_and_goes_on_where_each_cell_was_left() -> None:
+def test_a_merged_listing_is_newest_first_and_its_pages_join() -> None:
     one = [(9, job(50, "a9")), (8, job(30, "a8")), (7, job(10, "a7"))]
     other = [(4, job(40, "b4")), (3, job(20, "b3"))]
 

@@ -45,7 +45,7 @@ async def test_the_cells_of_a_cluster_are_called_where_they_are_and_all_at_once(
         assert holder.command("EXISTS", f"{base}:n") == 1
 
 
-async def test_a_node_that_forgot_its_scripts_is_told_them_again(connect: Connect, redis_cluster: RedisCluster) -> None:
+async def test_a_node_that_lost_its_scripts_gets_them_again(connect: Connect, redis_cluster: RedisCluster) -> None:
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
     await connections.call_all([ScriptCall(ADD, base, (1,)) for base in bases])
@@ -144,7 +144,7 @@ async def test_a_node_that_was_cut_off_from_its_cluster_is_not_believed_for_ever
     assert len(await connections.call_all([ScriptCall(ECHO, base) for base in bases])) == len(bases)
 
 
-async def test_a_node_that_says_nothing_is_not_asked_each_time_where_the_others_are(
+async def test_a_silent_node_is_not_asked_for_the_slot_map_each_time(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWERING", 0.5)
@@ -204,7 +204,7 @@ async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
         await ear.close()
 
 
-async def test_the_master_that_sentinels_name_is_called_and_after_a_failover_the_new_one(
+async def test_calls_go_to_the_master_that_sentinels_name_after_a_failover(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
     # Else a failover may lose what the old master alone has.
@@ -290,7 +290,7 @@ async def test_who_was_deposed_and_lacks_its_replicas_is_left_for_the_new_master
     assert deposed.command("GET", f"{base}:n") == b"1"
 
 
-async def test_a_service_that_sentinels_do_not_know_is_told_by_name(
+async def test_a_service_unknown_to_sentinels_is_reported_by_name(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
     connections = connect(redis_sentinels.url.replace("/jobs/", "/other/"))

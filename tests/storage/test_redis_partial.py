@@ -64,7 +64,7 @@ async def active(storage: RedisStorage, jobs: Sequence[NewJob]) -> int:
     return [(await record(storage, job.ref)).state for job in jobs].count(State.ACTIVE)
 
 
-async def test_of_a_claim_of_several_scripts_only_what_was_not_answered_is_handed_back(
+async def test_a_claim_of_several_scripts_releases_only_unanswered_parts(
     redis_server: RedisServer,
 ) -> None:
     # The answer to one script is not much longer than 750 kB.
@@ -101,7 +101,7 @@ def two_queues(cluster: RedisCluster, storage: RedisStorage) -> tuple[str, str]:
     return first, next(name for name in names if holders[name] is not holders[first])
 
 
-async def test_a_shard_that_says_nothing_keeps_no_lease_of_another_from_its_holder(
+async def test_a_silent_shard_withholds_no_lease_of_another_shard(
     start_cluster: Callable[..., RedisCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By its own default a Cluster serves nothing while a part of it is away.
@@ -276,7 +276,7 @@ async def test_a_silent_shard_is_reported_and_delays_no_renewal_beyond_its_limit
     assert (whole.incomplete, whole.orders) == ((), ())
 
 
-async def test_a_beat_too_short_for_an_answer_keeps_no_claim_from_a_healthy_shard(
+async def test_a_timed_out_beat_withholds_no_claim_of_a_healthy_shard(
     start_cluster: Callable[..., RedisCluster],
 ) -> None:
     redis_cluster = start_cluster()

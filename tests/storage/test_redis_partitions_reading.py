@@ -74,7 +74,7 @@ def names(events: list[AnyEvent]) -> list[tuple[str, str]]:
     return [(event.queue, event.id) for event in events if isinstance(event, JobDeleted)]
 
 
-async def test_the_log_of_all_cells_is_read_in_the_order_it_was_written_and_resumed_anywhere(
+async def test_the_log_of_all_partitions_is_in_order_and_resumes_at_any_event(
     storage: RedisStorage, clock: ManualClock
 ) -> None:
     await deleted(storage, clock, 0)

@@ -164,9 +164,7 @@ async def test_settlements_that_are_cut_off_are_made_again(cell: Partition, wire
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-async def test_a_claim_of_large_jobs_comes_in_several_scripts_and_ends_when_it_has_become_long(
-    cell: Partition, wire: Wire
-) -> None:
+async def test_a_claim_of_large_jobs_takes_several_scripts_and_is_bounded(cell: Partition, wire: Wire) -> None:
     payloads = await large_jobs(cell, 12)
     wire.calls.clear()
     answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
@@ -181,9 +179,7 @@ async def test_a_claim_of_large_jobs_comes_in_several_scripts_and_ends_when_it_h
     assert {lease.ref.id: lease.job.payload for lease in (*answer.leases, *rest.leases)} == payloads
 
 
-async def test_large_results_are_settled_in_several_scripts_and_then_jobs_are_claimed(
-    cell: Partition, wire: Wire
-) -> None:
+async def test_large_results_are_settled_in_several_scripts_before_the_claim(cell: Partition, wire: Wire) -> None:
     leases = await held(cell, 5)
     await cell.enqueue([new_job("next")])
     wire.calls.clear()
@@ -225,7 +221,7 @@ async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Partition, wire: W
     assert {one.lease.ref.id: one.lease.job.payload for one in (*taken.stalled, *rest.stalled)} == payloads
 
 
-async def test_large_jobs_are_swept_up_a_few_at_a_time_and_keep_no_other_chore_from_being_done(
+async def test_large_jobs_are_reclaimed_in_parts_and_delay_no_other_sweep_step(
     cell: Partition, clock: ManualClock
 ) -> None:
     payloads = await large_jobs(cell, 5)
@@ -246,7 +242,7 @@ async def test_large_jobs_are_swept_up_a_few_at_a_time_and_keep_no_other_chore_f
     assert {one.lease.ref.id: one.lease.job.payload for one in (*swept.stalled, *rest.stalled)} == payloads
 
 
-async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
+async def test_a_beat_in_several_scripts_renews_all_leases_and_reports_once(
     cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     leases = await held(cell, RENEW_LIMIT)
@@ -266,7 +262,7 @@ async def test_all_leases_of_a_beat_are_renewed_and_the_rest_is_told_once(
     assert [worker.owner.id for worker in (await cell.survey()).workers] == [ALICE.id]
 
 
-async def test_a_beat_with_long_traces_is_sent_in_parts_and_the_last_remembers_the_worker(
+async def test_a_beat_with_long_traces_is_sent_in_parts_and_stores_the_worker(
     cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     leases = await held(cell, 100)
@@ -298,7 +294,7 @@ async def test_a_beat_with_long_traces_is_sent_in_parts_and_the_last_remembers_t
     assert wire.calls["renew"] == 1
 
 
-async def test_a_trace_that_nobody_took_away_is_not_said_of_the_next_run(
+async def test_a_leftover_trace_is_not_shown_for_the_next_run(
     cell: Partition, clock: ManualClock, redis_url: str
 ) -> None:
     [first] = await held(cell, 1)

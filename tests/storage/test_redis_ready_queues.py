@@ -73,7 +73,7 @@ async def test_queues_without_any_jobs_cost_a_claim_no_more_than_to_be_passed(
     assert among_all <= alone + A_LOOK + A_SEARCH
 
 
-async def test_queues_for_whose_jobs_there_is_no_room_cost_nothing(redis_url: str, storage: Storage) -> None:
+async def test_queues_beyond_the_room_of_a_claim_cost_no_commands(redis_url: str, storage: Storage) -> None:
     await storage.enqueue([new_job(f"{number}", queue=queue) for queue in QUEUES for number in range(5)])
     alone = await commands(redis_url, storage, QUEUES[:1], room=2)
     among_all = await commands(redis_url, storage, QUEUES, room=2)
@@ -94,9 +94,7 @@ async def test_queues_whose_jobs_are_not_due_cost_a_claim_nothing(
     assert among_all <= alone + A_SEARCH
 
 
-async def test_an_instant_that_nobody_waits_for_is_looked_into_once(
-    redis_url: str, storage: Storage, clock: ManualClock
-) -> None:
+async def test_an_outdated_due_time_is_checked_once(redis_url: str, storage: Storage, clock: ManualClock) -> None:
     await storage.enqueue([new_job("soon", queue=queue, delay=SECOND) for queue in QUEUES])
     await storage.enqueue([new_job("late", queue=QUEUES[7], delay=9 * SECOND)])
     await storage.revise([DeleteJob(Ref(queue, "soon")) for queue in QUEUES[:100]])
@@ -127,7 +125,7 @@ async def test_what_a_claim_has_let_come_into_line_is_due_no_more(
     assert then <= 3 * A_SEARCH
 
 
-async def test_an_instant_that_nobody_waits_for_is_told_too_early_and_none_too_late(
+async def test_outdated_due_times_make_next_due_early_and_never_late(
     redis_url: str, storage: Storage, clock: ManualClock
 ) -> None:
     await storage.enqueue([new_job("soon", queue=queue, delay=n + SECOND) for n, queue in enumerate(QUEUES)])
@@ -138,7 +136,7 @@ async def test_an_instant_that_nobody_waits_for_is_told_too_early_and_none_too_l
     assert told == [SECOND + 50, SECOND + 100, SECOND + 150, *[SECOND + 199] * 3]
 
 
-async def test_what_has_come_is_told_for_next_by_no_claim_that_let_it_come(
+async def test_a_claim_that_promotes_jobs_does_not_return_them_as_next_due(
     redis_url: str, storage: Storage, clock: ManualClock
 ) -> None:
     await storage.enqueue([new_job("soon", queue=queue, delay=SECOND) for queue in QUEUES[:80]])

@@ -51,7 +51,7 @@ def test_those_who_look_from_outside_know_the_same_fields() -> None:
     assert set(RareFields.__struct_fields__) == RARE
 
 
-def test_calls_of_one_task_that_differ_are_each_told_as_they_are() -> None:
+def test_different_calls_of_one_task_are_each_encoded_correctly() -> None:
     told = [
         NewJob(queue="q", id=f"{number}", task="t", payload=b"", priority=number % 2, headers={"n": f"{number % 3}"})
         for number in range(12)
@@ -71,7 +71,7 @@ def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
     assert told(Retry(max_attempts=5)) == '{"retry":{"max_attempts":5}}'
 
 
-def test_jobs_in_a_row_that_differ_in_ids_and_payloads_only_go_as_one_group() -> None:
+def test_jobs_that_differ_in_id_and_payload_only_are_sent_as_one_group() -> None:
     def job(number: int, *, queue: str = "q", timeout: int | None = None, delay: int = 0) -> NewJob:
         return NewJob(queue=queue, id=f"{number}", task="t", payload=b"%d" % number, timeout=timeout, delay=delay)
 

@@ -61,7 +61,7 @@ def follow(replica: RedisServer, server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("late", ["the server", "the replica"])
-async def test_an_enqueue_is_acknowledged_when_it_is_on_both_disks_and_not_before(
+async def test_an_enqueue_is_acknowledged_once_it_is_on_both_disks(
     start_redis: StartRedis, replicated: Replicated, late: str
 ) -> None:
     server = start_redis(**LAZY if late == "the server" else SAFE)
@@ -83,7 +83,7 @@ async def test_an_enqueue_is_acknowledged_when_it_is_on_both_disks_and_not_befor
     assert acknowledged[0] > written_at
 
 
-async def test_two_servers_that_write_to_disk_each_second_confirm_each_write_in_time(
+async def test_servers_with_appendfsync_everysec_confirm_each_write_in_time(
     start_redis: StartRedis, replicated: Replicated
 ) -> None:
     server, replica = start_redis(appendonly=True), start_redis(appendonly=True)
@@ -95,7 +95,7 @@ async def test_two_servers_that_write_to_disk_each_second_confirm_each_write_in_
         assert receipt.made == "created"
 
 
-async def test_what_is_acknowledged_outlives_the_death_of_both_servers_on_each_of_them(
+async def test_acknowledged_writes_survive_a_kill_of_both_servers(
     start_redis: StartRedis, replicated: Replicated
 ) -> None:
     server, replica = start_redis(**SAFE), start_redis(**SAFE)
@@ -128,7 +128,7 @@ async def test_what_is_acknowledged_outlives_the_death_of_both_servers_on_each_o
     ],
     ids=["no replica", "one without a file", "one that never writes it to disk"],
 )
-async def test_who_gets_no_confirmation_is_told_what_it_lacks(
+async def test_an_unconfirmed_write_raises_an_error_that_names_the_cause(
     start_redis: StartRedis,
     replicated: Replicated,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,7 +152,7 @@ async def test_who_gets_no_confirmation_is_told_what_it_lacks(
     assert ("has no replica" if replica is None else lacking) in findings[0].message
 
 
-async def test_who_repeats_what_no_replica_has_is_not_told_that_one_has(
+async def test_a_repeated_write_that_no_replica_has_is_not_confirmed(
     start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, replica = start_redis(**SAFE), start_redis(**SAFE)
@@ -187,7 +187,7 @@ async def test_a_server_that_cannot_write_to_its_own_disk_in_time_says_so(
         await replicated(server).enqueue([new_job("job")])
 
 
-async def test_a_server_without_a_file_has_replicas_confirm_what_they_know_until_it_has_one(
+async def test_a_server_without_a_file_is_confirmed_by_the_memory_of_replicas(
     start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITING", 0.3)
@@ -216,7 +216,7 @@ async def test_the_doctor_says_that_a_replica_confirms(start_redis: StartRedis, 
     assert f"a replica of {server.address} confirms writes" in {finding.message for finding in findings}
 
 
-async def test_the_doctor_has_it_confirmed_anew_though_he_has_written_nothing_before(
+async def test_the_doctor_checks_replication_without_a_write_before(
     start_redis: StartRedis, replicated: Replicated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITING", 0.3)

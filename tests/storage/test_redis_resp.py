@@ -54,7 +54,7 @@ def heard(by: ReplyParser, data: bytes, cuts: list[int]) -> list[Reply]:
 
 @given(said_all=st.lists(replies, max_size=5), data=st.data())
 @pytest.mark.parametrize("make", READERS)
-def test_replies_are_read_in_whatever_pieces_they_come(
+def test_replies_are_read_in_pieces_of_any_size(
     make: type[PythonReplyParser], said_all: list[object], data: st.DataObject
 ) -> None:
     raw = b"".join(map(said, said_all))
@@ -64,7 +64,7 @@ def test_replies_are_read_in_whatever_pieces_they_come(
 
 
 @pytest.mark.parametrize("make", READERS)
-def test_a_large_reply_that_comes_piece_by_piece_is_read_and_so_is_what_follows(make: type[PythonReplyParser]) -> None:
+def test_a_large_reply_in_pieces_is_read_with_the_reply_after_it(make: type[PythonReplyParser]) -> None:
     many: list[object] = [b"x" * 70_000, *(b"%d" % number for number in range(3_000)), b""]
     raw = said(many) + b"+OK\r\n" + said([None, 7])
 
@@ -117,6 +117,6 @@ def test_a_command_is_the_same_whose_first_words_are_packed_once(first: list[Wor
 
 
 @pytest.mark.parametrize("word", [bytearray(b"x"), memoryview(b"x"), None])
-def test_what_is_no_word_is_refused_and_not_told_by_what_it_looks_like(word: object) -> None:
+def test_an_argument_of_another_type_is_refused(word: object) -> None:
     with pytest.raises(TypeError):
         packed_after((b"SET",), [cast(Word, word)])

@@ -124,7 +124,7 @@ async def test_a_schedule_that_is_removed_leaves_nothing_behind_but_its_jobs(red
     }
 
 
-async def test_whom_a_new_rate_lets_start_is_let_in_by_the_claims_that_follow(storage: RedisStorage) -> None:
+async def test_jobs_that_a_new_rate_allows_are_released_by_the_next_claims(storage: RedisStorage) -> None:
     queues, slow = [f"q{n}" for n in range(3)], (RateKey("task:t", 3_600_000_000),)
     for queue in queues:
         await storage.enqueue([job(f"{n}", queue, rates=slow) for n in range(PROMOTE_LIMIT)])

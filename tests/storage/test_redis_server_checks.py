@@ -81,7 +81,7 @@ async def test_a_read_replica_is_refused_and_its_master_named(guarded: Guarded, 
         await guarded(replica.url).admit()
 
 
-async def test_a_server_that_lacks_what_a_script_may_once_need_is_refused_naming_it(
+async def test_a_server_without_a_command_that_scripts_need_is_refused(
     guarded: Guarded, start_redis: StartRedis
 ) -> None:
     server = start_redis(rename_command="XTRIM CUT", **SOUND)
@@ -196,7 +196,7 @@ async def test_a_user_who_is_allowed_what_we_advise_can_do_all_of_it(start_redis
     assert server.command("ACL", "LOG") == []
 
 
-async def test_what_a_user_may_not_do_within_a_script_is_told_with_the_whole_remedy(start_redis: StartRedis) -> None:
+async def test_a_missing_right_within_a_script_is_reported_with_all_acl_rules(start_redis: StartRedis) -> None:
     server = start_redis(**SOUND)
     server.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *RULES.split())
     storage = locate(server.url.replace("//", "//app:secret@"))
@@ -210,9 +210,7 @@ async def test_what_a_user_may_not_do_within_a_script_is_told_with_the_whole_rem
         await storage.close()
 
 
-async def test_a_server_that_wants_a_password_says_so_and_not_that_it_hides_something(
-    guarded: Guarded, start_redis: StartRedis
-) -> None:
+async def test_a_server_that_requires_a_password_is_reported_as_such(guarded: Guarded, start_redis: StartRedis) -> None:
     server = start_redis(**SOUND)
     server.command("CONFIG", "SET", "requirepass", "secret")
 
@@ -280,7 +278,7 @@ def test_what_a_server_tells_of_itself_decides(server: ServerFacts, refused: str
             check([server], address)
 
 
-async def test_an_address_that_says_another_kind_of_server_is_refused_with_the_right_one(
+async def test_a_url_for_another_kind_of_server_is_refused_with_the_right_url(
     guarded: Guarded, redis_server: RedisServer, sentinel_url: str, cluster_url: str
 ) -> None:
     node = read(cluster_url).places[0]
@@ -358,7 +356,7 @@ async def test_what_goes_wrong_later_is_seen_within_a_minute_and_logged_once(
     assert await guard.look_again() == []
 
 
-async def test_a_storage_refuses_such_a_server_and_its_sweeps_tell_of_one_that_has_become_so(
+async def test_a_sweep_reports_a_server_that_has_become_unsafe(
     start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_AGAIN", 0.0)
@@ -411,7 +409,7 @@ async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Gu
         ({}, "?durability=replicated", "replication", "error", "no replica"),
     ],
 )
-async def test_whatever_endangers_jobs_is_a_finding_with_its_remedy(
+async def test_each_setting_that_endangers_jobs_is_a_finding_with_its_remedy(
     guarded: Guarded,
     start_redis: StartRedis,
     settings: dict[str, object],
@@ -445,7 +443,7 @@ async def test_of_a_cluster_every_node_must_keep_its_keys(guarded: Guarded, redi
         await guarded(redis_cluster.url).admit()
 
 
-async def test_a_node_that_is_away_keeps_nobody_from_the_others_and_is_a_finding(
+async def test_an_unreachable_node_is_a_finding_and_does_not_block_the_others(
     guarded: Guarded, redis_cluster: RedisCluster
 ) -> None:
     away = redis_cluster.masters[2]

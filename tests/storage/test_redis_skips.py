@@ -99,7 +99,7 @@ async def told(cell: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
 # ── when a partition is skipped ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_partition_without_work_is_skipped_and_its_term_lasts_for_the_skip(
+async def test_a_partition_without_work_is_skipped_and_its_term_lasts_as_long(
     cell: Partition, clock: ManualClock
 ) -> None:
     await run_one(cell)
@@ -182,9 +182,7 @@ async def test_the_first_change_ends_a_skip_and_shortens_the_term(make_cell: Mak
 # ── what a skip may not cost ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_skip_is_no_gap_to_the_pause_guard_until_a_change_ends_it(
-    make_cell: MakeCell, clock: ManualClock
-) -> None:
+async def test_a_skip_does_not_count_as_a_pause_until_a_change_ends_it(make_cell: MakeCell, clock: ManualClock) -> None:
     async def grace_after(idle: float, seconds: float) -> int:
         """Return the grace of a lease of 5 s that begins `idle` seconds into a skip and is swept `seconds` later."""
         cell = make_cell()
@@ -223,7 +221,7 @@ class Sweeper(Struct):
 
 @pytest.mark.parametrize("leader_dies", [False, True])
 @pytest.mark.parametrize("lease", [LEASE, 15 * SECOND, 9 * SECOND, 5 * SECOND])
-async def test_a_lease_that_begins_in_a_skip_is_reclaimed_in_time_if_all_hints_are_lost(
+async def test_a_lease_of_a_skip_is_reclaimed_in_time_without_notifications(
     make_cell: MakeCell, clock: ManualClock, lease: int, leader_dies: bool
 ) -> None:
     longest = 0

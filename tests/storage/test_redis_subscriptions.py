@@ -86,7 +86,7 @@ async def until(holds: Callable[[], bool]) -> None:
     await asyncio.to_thread(servers.until, lambda: holds() or None, "what the test expects")
 
 
-async def test_a_hint_wakes_who_listens_to_its_topic_and_nobody_else(hear: Hear, redis_server: RedisServer) -> None:
+async def test_a_notification_wakes_only_listeners_of_its_topic(hear: Hear, redis_server: RedisServer) -> None:
     ear = hear(redis_server.url)
     mail, news = ear.listen(["queue:mail", "owner:1"]), ear.listen(["queue:news"])
     # Whatever came before their subscriptions nobody heard, so each is told once.
@@ -113,7 +113,7 @@ async def test_a_hint_between_listening_and_the_subscription_is_not_lost(hear: H
     await woken(listener)
 
 
-async def test_who_joins_a_subscription_that_has_not_begun_is_told_when_it_has(
+async def test_a_listener_of_a_pending_subscription_is_woken_when_it_begins(
     hear: Hear, redis_server: RedisServer
 ) -> None:
     ear = hear(redis_server.url)
@@ -129,7 +129,7 @@ async def test_who_joins_a_subscription_that_has_not_begun_is_told_when_it_has(
     await asyncio.gather(*(woken(listener) for listener in listeners[1:]))
 
 
-async def test_all_listeners_share_one_connection_and_each_topic_one_subscription(
+async def test_listeners_share_one_connection_and_one_subscription_per_topic(
     hear: Hear, redis_server: RedisServer
 ) -> None:
     ear = hear(redis_server.url)
@@ -177,7 +177,7 @@ async def test_a_topic_that_is_left_and_listened_to_again_is_heard(hear: Hear, r
     stays.close()
 
 
-async def test_a_line_that_breaks_is_laid_again_and_its_listeners_are_told_once(
+async def test_a_broken_connection_is_restored_and_wakes_listeners_once(
     hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = hear(redis_server.url).listen(["queue:mail"])
@@ -196,7 +196,7 @@ async def test_a_line_that_breaks_is_laid_again_and_its_listeners_are_told_once(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-async def test_a_server_that_is_away_for_a_while_is_heard_again_and_told_of_once(
+async def test_a_server_that_returns_is_subscribed_again_with_one_warning(
     hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETRY_DELAY", ExponentialDelay(0.01, 0.05))
@@ -314,7 +314,7 @@ async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
     assert stats["cmdstat_ping"]["calls"] <= 5
 
 
-async def test_the_line_is_hung_up_a_while_after_nobody_listens(
+async def test_the_connection_is_closed_some_time_after_the_last_listener_left(
     hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_WAIT", 0.1)

@@ -39,12 +39,12 @@ from tenure_testing.conformance.helpers import (
     bid,
     claim,
     enqueue,
+    events_of,
     new_job,
     record,
     settle,
     settled,
     start,
-    told_of,
 )
 from tests.servers import client_of
 
@@ -106,13 +106,13 @@ BROKEN: dict[str, tuple[Callable[[Cell], object], str]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_what_someone_broke_of_a_waiting_job_is_mended_and_told(cell: Cell, broken: str) -> None:
+async def test_damage_to_a_waiting_job_is_repaired_and_recorded(cell: Cell, broken: str) -> None:
     breaking, found = BROKEN[broken]
     await enqueue(cell.storage, new_job(keys=(Key("k"),)), new_job("other", queue="other"))
     breaking(cell)
     for _ in range(ROUND):
         await cell.storage.sweep(bid())
-    repaired = await told_of(cell.storage, JobRepaired)
+    repaired = await events_of(cell.storage, JobRepaired)
 
     assert [(event.id, event.found) for event in repaired] == [("job", found)]
     assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
@@ -123,7 +123,7 @@ async def test_an_entry_without_a_record_is_taken_out(cell: Cell) -> None:
     cell.client.zadd(cell.key("ready", QUEUE), {"nobody": 1})
     for _ in range(ROUND):
         await cell.storage.sweep(bid())
-    repaired = await told_of(cell.storage, JobRepaired)
+    repaired = await events_of(cell.storage, JobRepaired)
 
     assert [(event.id, event.found, event.mended) for event in repaired] == [
         ("nobody", "in ready:default without a record", "taken out")
@@ -140,7 +140,7 @@ async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(cell
         await cell.storage.sweep(bid())
     job = await record(cell.storage, lease.ref)
 
-    assert [event.found for event in await told_of(cell.storage, JobRepaired)] == ["missing in leases"]
+    assert [event.found for event in await events_of(cell.storage, JobRepaired)] == ["missing in leases"]
     assert job.owner == REAPER.id
 
 
@@ -155,7 +155,7 @@ async def test_a_slot_whose_holder_is_gone_is_free_again(cell: Cell) -> None:
         await cell.storage.sweep(bid())
 
     assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
-    assert [event.id for event in await told_of(cell.storage, JobRepaired)] == ["nobody"]
+    assert [event.id for event in await events_of(cell.storage, JobRepaired)] == ["nobody"]
 
 
 async def test_a_parked_job_whose_place_is_forgotten_is_let_in(cell: Cell) -> None:
@@ -187,7 +187,7 @@ async def test_a_dead_entry_holds_up_no_chore(cell: Cell, clock: ManualClock) ->
     assert (await record(cell.storage, Ref(QUEUE, "aged"))).state is State.EXPIRED
     assert (await record(cell.storage, Ref(QUEUE, "later"))).state is State.WAITING
     assert (await record(cell.storage, Ref(QUEUE, "silent"))).suspect_until is not None
-    assert {event.id for event in await told_of(cell.storage, JobRepaired)} == {"nobody"}
+    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {"nobody"}
 
 
 # ── chores that fail ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,9 +248,7 @@ async def test_more_queues_than_one_sweep_looks_at_come_round(cell: Cell, clock:
     assert not cell.client.exists(cell.key("queues"))
 
 
-async def test_queues_that_one_sweep_had_no_room_to_trim_are_the_first_of_the_next(
-    cell: Cell, clock: ManualClock
-) -> None:
+async def test_queues_that_a_sweep_could_not_trim_come_first_in_the_next(cell: Cell, clock: ManualClock) -> None:
     worn = [Ref(QUEUE, f"job-{number:03}") for number in range(TRIM_LIMIT + 50)] + [Ref("second", "job")]
     # More than one sweep looks at: what it passes over has to wait until all the others have come round.
     queues = [f"q-{number:03}" for number in range(250)]
@@ -337,7 +335,7 @@ async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(cell: 
 # ── what a beat leaves beside the record ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_beats_keep_beside_the_record_goes_with_the_run(cell: Cell, clock: ManualClock) -> None:
+async def test_data_that_beats_store_apart_from_the_record_ends_with_the_run(cell: Cell, clock: ManualClock) -> None:
     lease = await start(cell.storage, new_job(timeout=3600 * SECOND, heartbeat_timeout=60 * SECOND))
     renewal = LeaseRenewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND)
     for _ in range(3):

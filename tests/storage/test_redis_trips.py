@@ -9,7 +9,7 @@ CALLERS = 20
 EACH = 10
 
 
-async def test_callers_in_step_cost_a_call_for_all_and_no_job_is_lost_or_made_twice(redis_server: RedisServer) -> None:
+async def test_concurrent_callers_share_calls_without_lost_or_doubled_jobs(redis_server: RedisServer) -> None:
     app = Tenure(redis_server.url)
 
     @app.task(name="noted")
@@ -38,7 +38,7 @@ async def test_callers_in_step_cost_a_call_for_all_and_no_job_is_lost_or_made_tw
         assert queue.counts == {State.WAITING: CALLERS * EACH + 1}
 
 
-async def test_a_full_server_is_told_to_each_caller_with_its_own_id_and_none_is_made(redis_server: RedisServer) -> None:
+async def test_a_full_server_raises_for_each_caller_with_its_own_job_id(redis_server: RedisServer) -> None:
     app = Tenure(redis_server.url)
 
     @app.task(name="noted")

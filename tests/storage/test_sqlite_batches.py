@@ -77,7 +77,7 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
     assert sum(hundred) < 20
 
 
-def test_however_much_one_call_brings_no_statement_takes_more_than_sqlite_does(tmp_path: Path) -> None:
+def test_no_statement_exceeds_the_limit_of_sqlite_for_any_size_of_call(tmp_path: Path) -> None:
     path = str(tmp_path / "jobs.db")
     connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
     # By itself it takes a thousand million bytes, which are a thousand of our largest jobs.

@@ -23,7 +23,7 @@ async def next_of(listener: Listener) -> None:
         await anext(listener)
 
 
-async def test_a_cancel_by_another_process_wakes_the_owner_of_the_run_and_no_other(tmp_path: Path) -> None:
+async def test_a_cancel_by_another_process_wakes_only_the_owner_of_the_run(tmp_path: Path) -> None:
     # Two storages are two connections, and to each the other is another process.
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.enqueue([job("1"), job("2"), job("3")])

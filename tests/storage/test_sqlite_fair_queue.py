@@ -103,7 +103,7 @@ def test_a_fair_line_pays_for_each_tenant_once_a_step(path: Path, clock: ManualC
     assert hundred == first
 
 
-def test_a_line_that_nobody_waits_in_is_fair_no_more(path: Path, clock: ManualClock) -> None:
+def test_an_empty_queue_forgets_its_fairness_records(path: Path, clock: ManualClock) -> None:
     with bench(path, clock) as fair:
         fair.enqueue([job(f"a{n}", fair_key=f"tenant-{n}") for n in range(20)])
         kept = fair.count("fair_tag")
@@ -115,7 +115,7 @@ def test_a_line_that_nobody_waits_in_is_fair_no_more(path: Path, clock: ManualCl
     assert left == [0, 0, 0]
 
 
-async def test_a_sweep_forgets_tenants_whom_the_line_has_passed(path: Path, clock: ManualClock) -> None:
+async def test_a_sweep_deletes_tenants_that_the_queue_has_passed(path: Path, clock: ManualClock) -> None:
     storage = SQLiteStorage(path, clock=clock)
     with bench(path, clock) as fair:
         fair.enqueue([job(f"once-{n}", fair_key=f"tenant-{n}") for n in range(20)])

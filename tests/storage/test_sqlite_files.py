@@ -74,7 +74,7 @@ async def test_an_empty_file_is_taken_for_a_new_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"dear diary\n", b"SQLite format 3\0", b"\0" * 8192])
-async def test_a_file_that_is_no_database_is_refused_untouched(tmp_path: Path, text: bytes) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_unchanged(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "diary.txt"
     path.write_bytes(text)
 
@@ -261,7 +261,7 @@ def test_a_doctor_finds_a_journal_of_another_mode(mode: str, level: str) -> None
     assert health.journal(mode).level == level
 
 
-def test_a_doctor_finds_a_log_that_nobody_carries_over(tmp_path: Path) -> None:
+def test_the_doctor_finds_a_write_ahead_log_without_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     few = health.log(str(path))
     with open(f"{path}-wal", "wb") as log:
@@ -309,7 +309,7 @@ async def test_after_the_file_was_deleted_the_new_one_is_used(tmp_path: Path) ->
     assert not [finding for finding in findings if finding.level == "error"]
 
 
-async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_policy_of_a_newer_version_holds_up_no_other_job(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     clock = ManualClock()
     storage = SQLiteStorage(path, clock=clock)
@@ -335,7 +335,7 @@ async def test_a_policy_that_a_newer_version_wrote_holds_up_nobody(tmp_path: Pat
 
 
 @pytest.mark.thorough
-def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_path: Path) -> None:
+def test_the_write_ahead_log_is_bounded_without_a_leader(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     connection = sqlite3.connect(path, isolation_level=None)
     for line in ("journal_mode = WAL", "wal_autocheckpoint = 0", "synchronous = OFF", "journal_size_limit = 0"):
@@ -353,7 +353,7 @@ def test_a_log_grows_no_longer_however_much_is_written_while_nobody_leads(tmp_pa
 
 
 @pytest.mark.thorough
-async def test_a_long_log_is_carried_over_by_whoever_has_written_it_though_nobody_leads(tmp_path: Path) -> None:
+async def test_a_writer_checkpoints_a_long_log_without_a_leader(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.enqueue([job("first")])

@@ -92,7 +92,7 @@ def test_a_life_that_is_guarded_ends_when_its_guard_lets_go_or_ends(tmp_path: Pa
     others.close()
 
 
-def test_who_guards_a_life_that_is_also_held_here_lets_go_of_the_guard_only(tmp_path: Path) -> None:
+def test_releasing_a_guard_keeps_the_lock_of_the_same_owner(tmp_path: Path) -> None:
     mine, others = Locks(str(tmp_path / "lock")), Locks(str(tmp_path / "lock"))
     mine.hold("me")
     mine.guard("me")
@@ -122,7 +122,7 @@ def test_locks_move_to_a_file_that_replaced_theirs(tmp_path: Path) -> None:
     newcomer.close()
 
 
-def test_whom_a_replaced_lock_file_hides_is_not_dead_until_seen_at_the_new_one(tmp_path: Path) -> None:
+def test_an_owner_of_a_replaced_lock_file_is_alive_until_seen_at_the_new(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mover, comer, hidden = (Locks(str(path)) for _ in range(3))
     comer.hold("comer")
@@ -308,7 +308,7 @@ def test_a_forked_child_works_on_its_own_and_keeps_no_lock_of_its_parents(tmp_pa
     assert died
 
 
-def test_a_fork_that_gets_no_turn_leaves_the_gate_to_whoever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_times_out_leaves_the_gate_to_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "FORK_PATIENCE", 0.01)
     # Not connected yet: somebody is just about to, and waits for the writers' turn.
     one = session.ThreadConnection("nowhere", lambda: sqlite3.connect(":memory:"))
@@ -430,7 +430,7 @@ async def test_a_worker_works_on_after_its_app_was_closed(tmp_path: Path) -> Non
     assert results == ["done", "done"]
 
 
-def test_a_storage_that_nobody_knows_any_more_lets_its_owners_go(tmp_path: Path) -> None:
+def test_a_garbage_collected_storage_releases_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     mine, theirs = Locks(str(path)), Locks(str(path))
     mine.hold("me")
@@ -466,7 +466,7 @@ atexit.register(ask)
 )
 
 
-def test_a_call_at_the_end_of_the_interpreter_is_told_what_is_wrong(tmp_path: Path) -> None:
+def test_a_call_at_interpreter_exit_raises_an_error_that_names_atexit(tmp_path: Path) -> None:
     process = child(LATE, tmp_path / "jobs.db")
     lines = [said(process), said(process)]
     process.communicate()
@@ -477,7 +477,7 @@ def test_a_call_at_the_end_of_the_interpreter_is_told_what_is_wrong(tmp_path: Pa
     assert process.returncode == 0
 
 
-async def test_a_process_stopped_in_the_quiet_stops_nobody_else(tmp_path: Path) -> None:
+async def test_a_process_frozen_between_transactions_blocks_no_other(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     busy = script(
         """

@@ -53,7 +53,7 @@ async def test_queues_without_any_jobs_cost_a_claim_no_statement(tmp_path: Path)
     assert many == few
 
 
-async def test_queues_for_whose_jobs_there_is_no_room_cost_none(tmp_path: Path) -> None:
+async def test_queues_beyond_the_room_of_a_claim_cost_no_statements(tmp_path: Path) -> None:
     jobs = [job(f"{number}", queue) for queue in QUEUES for number in range(6)]
     few, many = await statements(tmp_path / "jobs.db", jobs, room=5, few=2)
 

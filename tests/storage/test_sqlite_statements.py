@@ -23,7 +23,7 @@ def named_in(folder: str) -> Iterator[str]:
                 yield node.value
 
 
-def test_each_statement_that_the_shared_verbs_name_is_in_the_files_of_the_dialect() -> None:
+def test_each_statement_of_the_shared_verbs_is_in_the_sql_files() -> None:
     assert set(named_in("sql")) - STATEMENTS.keys() == set()
 
 

@@ -296,7 +296,9 @@ async def test_a_waiting_process_hardly_uses_the_processor(tmp_path: Path) -> No
     assert used < 0.2
 
 
-async def test_a_full_disk_is_told_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_raises_and_work_continues_once_it_has_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     await storage.enqueue([job("kept")])
     by = owner()

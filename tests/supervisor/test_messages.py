@@ -17,7 +17,7 @@ SAID: list[ChildMessage] = [ChildStarted("sqlite:////a/b.db", 0.5, 60.0), ChildL
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None:
+def test_messages_in_pieces_of_any_size_are_read_in_order(size: int) -> None:
     line, ear = b"".join(map(encode_message, SAID)), MessageReader()
 
     heard = [message for start in range(0, len(line), size) for message in ear.feed(line[start : start + size])]
@@ -29,7 +29,7 @@ def test_words_are_heard_in_order_in_whatever_parts_they_come(size: int) -> None
     "nonsense",
     [b"good morning", b"{}", b'{"say": "hello"}', b'{"say": "hello", "url": 7}', b'{"say": "sing"}', b"\xff"],
 )
-def test_what_is_no_word_is_not_heard_and_harms_no_other(nonsense: bytes) -> None:
+def test_an_invalid_message_is_ignored_and_the_next_one_is_read(nonsense: bytes) -> None:
     assert MessageReader().feed(nonsense + b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]
 
 

@@ -165,7 +165,7 @@ async def test_a_run_that_its_worker_renews_is_left_to_it(world: World) -> None:
     assert world.scoreboard.external_renewal(place, world.scoreboard.runs()[0].fence) == 0
 
 
-async def test_a_stopped_process_loses_its_leases_and_keeps_the_new_ones_once_it_goes_on(world: World) -> None:
+async def test_a_stopped_process_loses_its_leases_and_is_not_killed_on_resume(world: World) -> None:
     await world.claim()
     world.child.stopped = True
     await world.let(3 * LEASE)
@@ -218,7 +218,7 @@ async def test_a_loop_blocked_beyond_its_limit_is_killed_once_with_a_reason() ->
 @pytest.mark.parametrize(
     ("until", "fields"), [(10.0, {}), (2.5, {"timeout": 1 * SECOND})], ids=["max_block", "timeout"]
 )
-async def test_a_loop_that_turns_again_while_it_is_asked_where_it_is_is_not_ended(
+async def test_a_loop_that_turns_again_during_the_stack_request_is_not_killed(
     until: float, fields: dict[str, Any]
 ) -> None:
     world = World(max_block=10.0)
@@ -232,7 +232,7 @@ async def test_a_loop_that_turns_again_while_it_is_asked_where_it_is_is_not_ende
 
 
 @pytest.mark.parametrize("way", ["process", "thread"])
-async def test_a_run_that_cannot_be_the_one_that_blocks_the_loop_is_not_taken_for_it(world: World, way: Way) -> None:
+async def test_a_run_that_cannot_block_the_loop_is_not_blamed_for_it(world: World, way: Way) -> None:
     # Something of the app does, which is no run at all.
     await world.claim(way=way, timeout=1 * SECOND)
     await world.let_beating(20)
@@ -321,7 +321,7 @@ async def test_its_own_limits_hold_for_the_run_that_blocks_the_loop(world: World
     assert await world.lease_left("hog") < 0
 
 
-async def test_who_came_to_block_the_loop_just_now_is_not_ended_for_the_time_that_another_took(world: World) -> None:
+async def test_a_run_is_not_killed_for_time_that_another_run_blocked_the_loop(world: World) -> None:
     first = await world.claim("first")
     second = await world.claim("second", timeout=1 * SECOND)
     world.blocks(first)

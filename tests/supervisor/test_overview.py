@@ -13,7 +13,7 @@ from tenure.supervisor.overview import LONGEST_AGE, SNAPSHOT_INTERVAL, Overview
 from tenure.testing.clock import ManualClock
 
 
-def test_a_supervisor_that_stands_still_had_better_be_ended_and_its_counts_stay() -> None:
+def test_a_stuck_supervisor_is_reported_dead_and_keeps_its_counts() -> None:
     clock, figures = ManualClock(), MetricsRegistry()
     overview = Overview(figures, clock)
     figures.count(FENCED, "settle")

@@ -92,9 +92,7 @@ async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
 @pytest.mark.parametrize("held", [3, SWEEP_LIMIT + 5])
 @pytest.mark.parametrize("how", ["whole", "in part", "twice"])
 @pytest.mark.parametrize("lost", [0, 1, 3])
-async def test_what_a_call_took_whose_answer_was_lost_is_found_and_charged_to_the_death(
-    held: int, how: str, lost: int
-) -> None:
+async def test_jobs_of_a_reclaim_with_a_lost_answer_are_charged_to_the_death(held: int, how: str, lost: int) -> None:
     clock, storage, recovery = await stand(held)
     storage.lost, storage.apart, storage.twice = lost, how == "in part", how == "twice"
     died_at = clock.now()
@@ -140,7 +138,7 @@ class Partial(Mute):
         return await super().exchange(owner, settlements[1:], order)
 
 
-async def test_what_a_part_of_the_storage_did_not_settle_is_settled_once_it_answers() -> None:
+async def test_a_stall_refused_by_a_part_of_the_storage_is_settled_later() -> None:
     clock, _, recovery = await stand(0)
     storage = Partial(clock=clock)
     await storage.enqueue([new_job(name) for name in "abc"])

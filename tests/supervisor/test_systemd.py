@@ -52,7 +52,7 @@ def test_elsewhere_nothing_is_said(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "0", "soon", "-1"])
-def test_no_watchdog_is_no_watchdog(length: str) -> None:
+def test_a_watchdog_interval_that_is_unset_or_invalid_is_ignored(length: str) -> None:
     told = Systemd.from_environment({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": length})
 
     assert told is not None

@@ -15,7 +15,7 @@ USUAL = {"lease": "20s", "sweep": "2s", "grace": "3s"}
 
 
 @pytest.mark.parametrize("options", [("--no-supervisor",), ("--processes", "2")], ids=["alone", "supervised"])
-async def test_a_cancel_from_another_process_stops_a_running_coroutine_within_a_second(
+async def test_a_cancel_from_another_process_stops_a_coroutine_in_a_second(
     farm: Callable[..., Farm], options: tuple[str, ...]
 ) -> None:
     there = farm(**USUAL)

@@ -149,7 +149,7 @@ async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
     assert await here.count(State.FAILED) == times
 
 
-async def test_a_handler_that_exits_fails_and_takes_nobody_along(crew: MakeFarm) -> None:
+async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFarm) -> None:
     here = crew()
     worker = here.worker("--processes", "2", "-c", "5")
     await full(here, worker.pid, 2)
@@ -202,7 +202,7 @@ async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -
 POISONS = ("vanish", "suicide", "crash")
 
 
-async def test_a_poison_job_fails_at_its_second_crash_and_its_neighbours_all_complete(crew: MakeFarm) -> None:
+async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(crew: MakeFarm) -> None:
     here = crew(max_count="1", deaf="1")
     worker = here.worker("--processes", "2", "-c", "10")
     await full(here, worker.pid, 2)
@@ -307,7 +307,7 @@ async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
     assert "no process is available" in here.log()
 
 
-async def test_jobs_that_were_claimed_ahead_are_not_blamed_for_the_death_of_their_worker(crew: MakeFarm) -> None:
+async def test_prefetched_jobs_are_not_charged_for_the_death_of_their_worker(crew: MakeFarm) -> None:
     here = crew(deaf="1")
     here.worker("-c", "1")
     jobs, at_hand = list[Ref](), list[JobDetail]()

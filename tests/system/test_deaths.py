@@ -72,7 +72,7 @@ async def all_there(farm: Farm, workers: int) -> None:
 
 
 @pytest.mark.statement(92)
-async def test_a_dead_childs_jobs_run_again_within_a_second_and_the_history_says_why(farm: MakeFarm) -> None:
+async def test_a_dead_childs_jobs_run_again_in_a_second_with_the_reason(farm: MakeFarm) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
     here.worker("--processes", "2", "-c", "5")
     await all_there(here, 2)
@@ -133,7 +133,7 @@ async def test_a_sibling_sweep_leaves_dead_workers_to_their_supervisor(
 
 
 @pytest.mark.statement(92, 106)
-async def test_kill_9_of_an_only_worker_followed_by_a_restart_runs_its_jobs_again(farm: MakeFarm) -> None:
+async def test_a_restart_after_kill_9_of_the_only_worker_runs_its_jobs_again(farm: MakeFarm) -> None:
     here = farm(lease="20s", grace="3s", sweep="2s")
     worker = here.alone("-c", "5")
     refs = here.enqueue("nap", 1, times=5)

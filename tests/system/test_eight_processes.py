@@ -93,7 +93,7 @@ async def test_every_job_completes_though_processes_are_killed_at_random(farm: C
     assert "locked" not in here.log()
 
 
-async def test_only_jobs_that_two_deaths_may_be_due_to_fail_and_quarantine_spares_the_others(
+async def test_only_jobs_that_may_have_caused_two_deaths_fail(
     farm: Callable[..., Farm],
 ) -> None:
     here = farm(max_count="1")

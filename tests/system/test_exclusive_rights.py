@@ -124,7 +124,7 @@ async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Fa
     assert [(one.job.stalls, one.job.failures) for one in details] == [(0, 0), (0, 0)]
 
 
-async def test_a_worker_without_a_supervisor_keeps_the_right_until_the_thread_ends(here: Farm) -> None:
+async def test_an_unsupervised_worker_keeps_the_right_until_the_thread_ends(here: Farm) -> None:
     here.alone("-c", "10")
     first, second = here.enqueue_in_turns("silent", [(7,), (0.2,)], times=1)
 

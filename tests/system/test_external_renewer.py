@@ -68,7 +68,7 @@ def warnings(here: Farm) -> list[str]:
     ],
     indirect=["place"],
 )
-async def test_a_handler_that_lets_nothing_else_go_on_keeps_its_lease_and_is_named_once(
+async def test_a_handler_that_blocks_its_process_keeps_its_lease_with_a_warning(
     farm: MakeFarm, place: str, task: str
 ) -> None:
     here = farm(url=place, **TIMING)
@@ -104,7 +104,7 @@ async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(farm:
     assert not of_trouble(await here.events())
 
 
-async def test_an_unsupervised_worker_loses_a_lease_while_its_interpreter_is_held(farm: MakeFarm, place: str) -> None:
+async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, **TIMING)
     # Somebody else who sweeps, and takes from it what it has lost.
     here.worker("-c", "1", "-q", "elsewhere")
@@ -144,9 +144,7 @@ async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced
     assert all("blocked for longer than max_block of 2s" in (run.detail or "") for run in detail.runs)
 
 
-async def test_a_run_that_is_past_its_timeout_on_a_blocked_loop_is_ended_with_its_process(
-    farm: MakeFarm, place: str
-) -> None:
+async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(farm: MakeFarm, place: str) -> None:
     here = farm(url=place, lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "3", "-q", "default")
     neighbours = here.enqueue("nap", 12, times=2)

@@ -56,7 +56,7 @@ async def state(port: int, pid: int) -> str:
 
 
 @pytest.mark.statement(47, 48)
-async def test_a_killed_worker_turns_stale_within_three_beats_and_its_queue_degraded(farm: MakeFarm) -> None:
+async def test_a_killed_worker_is_stale_in_three_beats_and_its_queue_degraded(farm: MakeFarm) -> None:
     crew = farm(lease="2s")
     http(crew, "serve", "crew:app")
     port = await served(crew)
@@ -127,7 +127,7 @@ async def test_by_default_that_takes_15_seconds(farm: MakeFarm) -> None:
 
 
 @pytest.mark.statement(45, 51)
-async def test_a_storage_made_unreadable_is_503_in_under_two_seconds_until_it_is_back(farm: MakeFarm) -> None:
+async def test_an_unreadable_storage_gives_503_within_two_seconds(farm: MakeFarm) -> None:
     crew = farm()
     crew.enqueue("quick", 1)
     serving = http(crew, "serve", "crew:app")
@@ -234,7 +234,7 @@ async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFa
 
 
 @pytest.mark.statement(44, 46)
-async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_dies(farm: MakeFarm) -> None:
+async def test_the_supervisor_serves_all_children_at_one_port_through_deaths(farm: MakeFarm) -> None:
     crew = farm()
     crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     parent = http(crew, "worker", "crew:app", "--processes", "2", "-c", "3")
@@ -278,7 +278,7 @@ async def test_the_supervisor_serves_for_all_its_children_at_one_port_whoever_di
 
 @pytest.mark.slow
 @pytest.mark.statement(49, 51)
-async def test_a_loop_blocked_beyond_max_block_turns_live_red_where_nobody_supervises_it(farm: MakeFarm) -> None:
+async def test_liveness_of_an_unsupervised_worker_fails_beyond_max_block(farm: MakeFarm) -> None:
     crew = farm(lease="2s", max_block="2s")
     http(crew, "worker", "crew:app", "--no-supervisor")
     port = await served(crew)
@@ -321,7 +321,7 @@ async def test_a_reaper_serves_too_and_tells_its_age(farm: MakeFarm) -> None:
     assert await asyncio.to_thread(reaper.wait, PATIENCE) == 0
 
 
-async def test_a_connection_that_says_nothing_holds_up_neither_the_others_nor_the_end(farm: MakeFarm) -> None:
+async def test_a_silent_connection_holds_up_neither_other_requests_nor_the_stop(farm: MakeFarm) -> None:
     crew = farm()
     serving = http(crew, "serve")
     port = await served(crew)

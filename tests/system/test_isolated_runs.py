@@ -71,7 +71,7 @@ def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
     return sorted((began[one.job.id] - one.runs[0].start) / SECOND for one in details)
 
 
-async def test_sleepers_start_at_once_beside_blocking_calls_and_computations_in_one_worker(here: Farm) -> None:
+async def test_coroutines_start_at_once_during_blocking_runs_and_computations(here: Farm) -> None:
     app = Tenure(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
 
     @app.declare(name="crew.nap")
@@ -136,7 +136,7 @@ async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Farm)
     assert {one.job.state for one in details[4:]} == {State.COMPLETED}
 
 
-async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handler_runs(here: Farm) -> None:
+async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Farm) -> None:
     here.worker("-c", "3")
     refs = [*here.enqueue("endless"), *here.enqueue("endless_thread", 6), *here.enqueue("endless_loop", 6)]
     lines = await started(here, refs)
@@ -179,7 +179,7 @@ async def test_a_timeout_gives_a_slot_back_within_two_seconds_wherever_the_handl
     ],
     indirect=["place"],
 )
-async def test_the_limit_of_a_run_in_a_slot_is_kept_while_the_workers_loop_is_blocked(
+async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
     farm: MakeFarm, place: str, how: str
 ) -> None:
     here = farm(url=place, lease="2s", grace="500ms", sweep="300ms")
@@ -248,7 +248,7 @@ async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(fa
     assert [event.id for event in await here.events() if isinstance(event, JobStalled)] == [start.id]
 
 
-async def test_poison_dies_in_quarantine_and_its_neighbours_are_charged_once_at_most(here: Farm) -> None:
+async def test_poison_dies_in_quarantine_and_its_neighbours_stall_at_most_once(here: Farm) -> None:
     here.worker("--processes", "2", "-c", "6")
     neighbours = here.enqueue("nap", 2, times=6)
     await started(here, neighbours)

@@ -132,7 +132,7 @@ async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(
 
 @pytest.mark.parametrize("alone", [False, True], ids=["supervised", "alone"])
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-async def test_signals_that_end_a_process_by_default_drain_a_worker_or_do_nothing(
+async def test_signals_that_end_other_processes_drain_a_worker_or_do_nothing(
     farm: Callable[..., Farm], number: signal.Signals, alone: bool
 ) -> None:
     here = farm()
@@ -268,7 +268,7 @@ async def test_rolling_restarts_on_redis_complete_each_job_once(farm: Callable[.
     await roll(farm(**USUAL, deaf="1", url=redis_url))
 
 
-async def test_processes_that_grow_are_replaced_between_their_jobs_which_all_run_once(here: Farm) -> None:
+async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: Farm) -> None:
     refs = here.enqueue("leak", 30, 0.1, times=24)
     supervisor = here.worker("-c", "2", "--max-memory", "200MB", "--drain", "0s", "--log-level", "info")
 
@@ -326,7 +326,7 @@ def reloading(folder: Path, url: str, log: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, cwd=folder, env=env | {"TENURE_URL": url}, stderr=said)
 
 
-async def test_new_code_replaces_the_processes_once_and_code_that_is_broken_waits_for_better(tmp_path: Path) -> None:
+async def test_new_code_replaces_the_processes_once_and_broken_code_does_not(tmp_path: Path) -> None:
     url, module, log = f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path / "shop.py", tmp_path / "log"
     module.write_text(SHOP.format(version=1))
     worker = reloading(tmp_path, url, log)

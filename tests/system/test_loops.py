@@ -41,7 +41,7 @@ LOOPS = [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"
     cases([("sqlite", *loop) for loop in LOOPS], more=[on_redis(*loop) for loop in LOOPS]),
     indirect=["here"],
 )
-async def test_handlers_run_on_uvloop_where_it_is_installed_or_on_the_loop_asked_for(
+async def test_handlers_run_on_uvloop_if_installed_or_on_the_requested_loop(
     here: Farm, options: tuple[str, ...], loop: str
 ) -> None:
     refs = [*here.enqueue("loop_here"), *here.enqueue("loop_apart")]
@@ -53,7 +53,7 @@ async def test_handlers_run_on_uvloop_where_it_is_installed_or_on_the_loop_asked
 
 
 @pytest.mark.parametrize("here", cases([on_redis()], more=["sqlite"]), indirect=True)
-async def test_on_uvloop_a_worker_survives_its_handlers_and_a_kill_and_leaves_in_time(here: Farm) -> None:
+async def test_on_uvloop_a_worker_survives_bad_handlers_and_a_kill(here: Farm) -> None:
     worker = here.worker("--loop", "uvloop", "--processes", "2", "-c", "8", "--drain", "10s")
     # Each way to run, a loop that is blocked, and an interpreter that is held.
     refs = [

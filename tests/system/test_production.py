@@ -165,7 +165,7 @@ async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_three_workers_and_two_reapers_lose_nothing_when_they_are_killed_and_stopped(shop: Shop) -> None:
+async def test_three_workers_and_two_reapers_lose_no_job_through_kills_and_stops(shop: Shop) -> None:
     timing = Timing()
     started = [*(shop.worker() for _ in range(3)), *(shop.reaper() for _ in range(2))]
 
@@ -417,7 +417,7 @@ def test_the_readme_says_what_was_not_run() -> None:
         "x",
     ],
 )
-def test_what_is_no_plain_yaml_is_not_read(text: str) -> None:
+def test_yaml_beyond_the_plain_subset_is_refused(text: str) -> None:
     with pytest.raises(NotPlainError):
         documents(text)
 

@@ -27,7 +27,7 @@ async def test_queues_lie_on_all_shards(redis_cluster: RedisCluster) -> None:
     assert {redis_cluster.holder(slot(base)) for base in bases} == set(redis_cluster.masters)
 
 
-async def test_slots_move_and_masters_change_under_work_and_each_job_is_done_once(
+async def test_each_job_runs_once_while_slots_move_and_masters_change(
     start_cluster: Callable[..., RedisCluster],
 ) -> None:
     cluster = start_cluster(replicas=1)

@@ -43,7 +43,7 @@ def overheard(port: int, seconds: float) -> Counter[str]:
 @pytest.mark.patient
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("queues", "each_second"), [(1, 1), (200, 20)])
-async def test_an_idle_worker_asks_once_a_second_at_most_and_listens_on_one_connection(
+async def test_an_idle_worker_makes_one_call_a_second_and_has_one_subscription(
     farm: Callable[..., Farm], redis_server: RedisServer, queues: int, each_second: int
 ) -> None:
     # Worker, keeper and reaper in one process, with the built-in timing.

@@ -68,7 +68,7 @@ async def test_where_scripts_arrive_twice_no_job_stalls_that_has_not_run(redis_s
     assert {run.reason for detail in details for run in detail.runs if run.ended == "released"} <= {"prefetch"}
 
 
-async def test_where_a_reclaim_arrives_twice_its_jobs_are_charged_to_the_death_and_at_once(
+async def test_jobs_of_a_doubled_reclaim_are_charged_to_the_death_at_once(
     redis_server: RedisServer,
 ) -> None:
     workers = [Owner(f"{number:016x}", f"host:{number}", "host", number) for number in range(1, 11)]

@@ -101,7 +101,7 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
     assert [event for event in events if isinstance(event, troubles) and event.id == job.id] == []
 
 
-async def test_a_worker_with_schedules_and_event_handlers_starts_and_hears_of_the_other_queues(
+async def test_a_worker_with_schedules_and_handlers_works_with_a_frozen_master(
     cluster: RedisCluster,
 ) -> None:
     places = Places(cluster)

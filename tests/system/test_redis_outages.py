@@ -41,7 +41,7 @@ async def resumed(ordeal: Ordeal) -> None:
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["in order", "killed"])
-async def test_a_restart_of_a_server_that_writes_what_it_acknowledges_loses_nothing(
+async def test_a_restart_of_a_server_with_appendfsync_always_loses_nothing(
     farm: MakeFarm, start_redis: StartRedis, kill: bool
 ) -> None:
     server = start_redis(**SAFE)
@@ -76,7 +76,7 @@ async def test_who_waits_for_a_result_goes_on_waiting_over_a_restart(start_redis
         assert await waiting == "done"
 
 
-async def test_who_waits_for_a_result_is_told_when_the_server_stays_away(start_redis: StartRedis) -> None:
+async def test_waiting_for_a_result_raises_when_the_server_stays_away(start_redis: StartRedis) -> None:
     server = start_redis(**SAFE)
     app = Tenure(server.url, name="waiting")
 
@@ -121,7 +121,7 @@ async def test_a_server_that_is_shut_down_for_a_while_is_waited_for(farm: MakeFa
     await ordeal.judge()
 
 
-async def test_what_a_worker_held_that_died_while_the_server_was_down_runs_once_it_is_back(
+async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
     farm: MakeFarm, start_redis: StartRedis
 ) -> None:
     server = start_redis(**SAFE)
@@ -236,9 +236,7 @@ async def test_two_minutes_out_of_reach_cost_nothing_but_these(farm: MakeFarm, s
     await partition(farm, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
 
 
-async def test_half_a_second_of_latency_with_resets_and_cut_replies_stops_nobody(
-    farm: MakeFarm, start_redis: StartRedis
-) -> None:
+async def test_work_continues_under_latency_resets_and_cut_replies(farm: MakeFarm, start_redis: StartRedis) -> None:
     server = start_redis()
     with Proxy(server.port) as proxy:
         through = f"redis://{proxy.address}/0"
@@ -288,7 +286,7 @@ async def test_a_failover_loses_nothing_that_a_replica_has_confirmed(
 
 
 @pytest.mark.valkey
-async def test_a_failover_loses_nothing_that_a_replica_has_confirmed_to_be_on_its_disk(
+async def test_a_failover_loses_nothing_that_a_replica_has_confirmed_on_disk(
     farm: MakeFarm, start_sentinels: Callable[..., RedisSentinels]
 ) -> None:
     await fail_over(farm, start_sentinels(**SAFE), killed=True)
@@ -325,7 +323,7 @@ async def freeze(server: RedisServer, seconds: float) -> None:
     ],
     ids=["a quarter of it", "60 s"],
 )
-async def test_runs_that_continue_are_not_repeated_after_a_freeze_of_three_leases(
+async def test_runs_that_continue_are_not_repeated_after_a_three_lease_freeze(
     farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], seconds: float, nap: float
 ) -> None:
     server = start_redis()
@@ -351,7 +349,7 @@ async def test_runs_that_continue_are_not_repeated_after_a_freeze_of_three_lease
     ],
     ids=["a quarter of it", "60 s"],
 )
-async def test_runs_that_stop_do_so_before_their_lease_can_pass_on_and_are_handed_back(
+async def test_runs_that_stop_end_before_their_lease_and_are_released(
     farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], lease: float, seconds: float
 ) -> None:
     server = start_redis()

@@ -36,7 +36,7 @@ async def leader_of_skipped(here: Farm, queue: str) -> int | None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("leads", ["the killed one", "the other one"])
-async def test_a_worker_killed_with_a_job_in_a_skipped_partition_is_noticed_in_time(
+async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
     farm: Callable[..., Farm], cluster_url: str, leads: str
 ) -> None:
     here = farm(url=cluster_url, **SETTINGS)

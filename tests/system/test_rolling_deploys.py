@@ -20,7 +20,7 @@ def there(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
     return farm(lease="8s", **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
 
 
-async def test_jobs_of_a_new_task_run_on_the_new_worker_and_its_schedule_loses_no_tick(there: Farm) -> None:
+async def test_a_new_tasks_jobs_run_on_the_new_worker_and_no_tick_is_lost(there: Farm) -> None:
     old = [there.alone("--concurrency", "4") for _ in range(3)]
 
     async def all_here() -> bool:

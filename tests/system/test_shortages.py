@@ -37,7 +37,7 @@ def pids(here: Farm, ref: Ref) -> list[int]:
     return [line.pid for line in by_job(here.lines())[ref.id] if line.what == "start"]
 
 
-async def test_a_worker_with_too_few_descriptors_claims_no_more_says_why_and_is_replaced(here: Farm) -> None:
+async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: Farm) -> None:
     here.worker("-c", "2")
     (leak,) = here.enqueue("leak_descriptors", 20, "-free")
     await over(here, [leak])
@@ -52,7 +52,7 @@ async def test_a_worker_with_too_few_descriptors_claims_no_more_says_why_and_is_
     assert not {pids(here, ref)[0] for ref in after} & set(pids(here, leak))
 
 
-async def test_a_long_run_ends_beside_jobs_that_leak_descriptors_again_and_again(here: Farm) -> None:
+async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Farm) -> None:
     here.worker("-c", "2", "--drain", "1s", "--prefetch", "0")
     (long,) = here.enqueue("until_told", "-go")
 
@@ -94,7 +94,7 @@ async def test_a_run_without_a_descriptor_is_released_once_and_runs_elsewhere(he
     assert await recycled(here) >= 1
 
 
-async def test_a_run_that_cannot_start_a_thread_is_put_back_once_and_its_worker_is_replaced(here: Farm) -> None:
+async def test_a_run_that_cannot_start_a_thread_runs_again_in_a_new_process(here: Farm) -> None:
     here.worker("-c", "2")
     (ref,) = here.enqueue("exhaust_threads")
     (detail,) = await over(here, [ref])
@@ -142,7 +142,7 @@ async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
     assert pids(here, waiting[0]) == pids(here, ref)
 
 
-async def test_a_burst_without_a_supervisor_that_stays_short_of_descriptors_fails_and_says_why(here: Farm) -> None:
+async def test_an_unsupervised_burst_short_of_descriptors_fails_with_the_reason(here: Farm) -> None:
     (leak,) = here.enqueue("leak_descriptors", 20, "-free")
     naps = here.enqueue("nap", 0.5, times=20)
     burst = here.alone("-c", "1", "--burst")

@@ -163,7 +163,7 @@ async def test_an_empty_restart_is_an_alarm(redis_server: RedisServer, fleet: Ca
         await here.do_a_job()
 
 
-async def test_a_restart_that_keeps_everything_is_no_alarm(
+async def test_a_restart_that_loses_nothing_raises_no_alarm(
     start_redis: StartRedis, fleet: Callable[[str], Fleet]
 ) -> None:
     server = start_redis(appendonly=True, appendfsync="always")
@@ -174,7 +174,7 @@ async def test_a_restart_that_keeps_everything_is_no_alarm(
         await here.quiet()
 
 
-async def test_a_failover_to_a_replica_that_has_all_is_no_alarm(
+async def test_a_failover_that_loses_nothing_raises_no_alarm(
     start_sentinels: Callable[..., RedisSentinels], fleet: Callable[[str], Fleet]
 ) -> None:
     sentinels = start_sentinels(replicas=1)

@@ -99,7 +99,7 @@ async def test_a_child_that_a_handler_ends_without_a_word_has_died(farm: MakeFar
         await workers(here, 2)
 
 
-async def test_a_worker_that_claims_no_more_has_its_successor_beside_it_but_never_two_of_them(farm: MakeFarm) -> None:
+async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(farm: MakeFarm) -> None:
     here = farm(lease="8s", grace="2s", sweep="1s")
     here.worker("-c", "2", "--max-jobs", "2")
 
@@ -140,7 +140,7 @@ async def test_a_burst_ends_when_there_is_nothing_left(farm: MakeFarm) -> None:
     assert await here.count(State.COMPLETED) == len(refs)
 
 
-async def test_a_death_is_seen_though_whoever_started_us_ignores_the_deaths_of_children(farm: MakeFarm) -> None:
+async def test_a_death_is_detected_with_an_inherited_ignored_sigchld(farm: MakeFarm) -> None:
     here = farm(max_count="0")
     (poison,) = here.enqueue("vanish")
     (good,) = here.enqueue("quick", 1)
@@ -249,7 +249,7 @@ async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(farm: Mak
 
 @pytest.mark.statement(98)
 @pytest.mark.parametrize("told", ["the supervisor", "all of them"])
-async def test_the_second_sigterm_of_a_supervisor_makes_its_children_leave_at_once(farm: MakeFarm, told: str) -> None:
+async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(farm: MakeFarm, told: str) -> None:
     here = farm(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
     refs = here.enqueue("nap", 60, times=2)

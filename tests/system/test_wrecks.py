@@ -47,9 +47,7 @@ async def wrecked(here: Farm, how: str, *options: str, again: bool = False) -> t
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("how", ["cancel", "cancel from a thread", "cancel, and return"])
-async def test_a_handler_that_cancels_every_task_fails_and_its_neighbours_complete(
-    here: Farm, how: str, loop: str
-) -> None:
+async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: Farm, how: str, loop: str) -> None:
     culprit, neighbours = await wrecked(here, how, "--loop", loop)
     (failed,) = await here.details([culprit])
     others = await here.details(neighbours)
@@ -84,7 +82,7 @@ async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here
 
 
 @pytest.mark.parametrize("how", ["cancel unknown", "stop unknown", "exit"])
-async def test_where_nobody_is_known_to_have_wrecked_the_loop_each_run_stalls_once(here: Farm, how: str) -> None:
+async def test_each_run_of_a_wrecked_loop_stalls_once_without_a_known_cause(here: Farm, how: str) -> None:
     culprit, neighbours = await wrecked(here, how)
     (failed,) = await here.details([culprit])
     others = await here.details(neighbours)

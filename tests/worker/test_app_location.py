@@ -76,7 +76,7 @@ def test_an_app_one_of_whose_tasks_comes_from_nowhere_is_found_nowhere(package: 
     assert made.app.runtime().app_location() is None
 
 
-def test_a_task_of_the_script_is_known_by_the_same_name_where_that_is_loaded_again() -> None:
+def test_a_task_of_the_main_script_keeps_its_name_when_loaded_again() -> None:
     assert known_as("__mp_main__.add") == "__main__.add"
     assert known_as("__mp_mainly.add") == "__mp_mainly.add"
     assert known_as("shop.add") == "shop.add"
@@ -84,9 +84,7 @@ def test_a_task_of_the_script_is_known_by_the_same_name_where_that_is_loaded_aga
 
 @pytest.mark.system
 @pytest.mark.parametrize("how", ["script", "module"])
-def test_a_script_and_a_module_that_was_started_are_found_by_their_processes(
-    package: str, tmp_path: Path, how: str
-) -> None:
+def test_isolated_processes_find_a_started_script_or_module(package: str, tmp_path: Path, how: str) -> None:
     started = [f"{package}/tasks.py"] if how == "script" else ["-m", f"{package}.tasks"]
     done = subprocess.run(
         [sys.executable, *started],

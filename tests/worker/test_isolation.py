@@ -81,7 +81,7 @@ def took(detail: JobDetail) -> float:
     return (run.end - run.start) / 1_000_000
 
 
-async def test_a_plain_function_and_a_coroutine_function_run_in_a_process_that_is_kept(mod: Any) -> None:
+async def test_plain_functions_and_coroutines_run_in_a_reused_process(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
         first = await (await mod.where.enqueue()).result(timeout=30)
@@ -106,7 +106,7 @@ async def test_what_a_handler_says_there_is_kept_with_its_job(mod: Any) -> None:
     assert [(line.message, line.fields) for line in detail.log] == [("so far", {"seen": "yes"})]
 
 
-async def test_what_is_logged_there_comes_out_of_the_workers_log_also_between_two_runs(
+async def test_logs_of_an_isolated_process_appear_in_the_workers_log(
     mod: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with mod.app, mod.app.worker():
@@ -196,7 +196,7 @@ async def test_a_process_past_its_timeout_is_killed_before_its_lease_ends(mod: A
     assert (detail.job.reason, detail.runs[0].ended) == ("timeout", "timed_out")
 
 
-async def test_a_process_that_ends_by_our_sigterm_has_passed_its_timeout_and_not_died(mod: Any) -> None:
+async def test_a_process_that_ends_by_our_sigterm_counts_as_a_timeout(mod: Any) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         # The process is there already.
         await (await mod.where.enqueue()).result(timeout=30)
@@ -231,7 +231,7 @@ async def test_child_processes_of_a_handler_get_sigterm_before_sigkill(mod: Any,
     assert (tmp_path / "told").read_text() == "told\n"
 
 
-async def test_a_process_whose_loop_is_blocked_beyond_its_limit_is_killed_and_its_run_charged(mod: Any) -> None:
+async def test_a_process_with_a_blocked_loop_is_killed_and_its_run_charged(mod: Any) -> None:
     mod.app.timing = replace(mod.app.timing, max_block=timedelta(seconds=1))
     async with mod.app, mod.app.worker(concurrency=1):
         blocked = await over(mod.app, (await mod.blocking.enqueue(60)).id)
@@ -287,7 +287,7 @@ async def test_the_crash_report_holds_the_position_of_the_handler(mod: Any) -> N
     assert float(ago) < 2
 
 
-async def test_a_kill_for_memory_long_before_a_run_was_killed_is_not_said_to_be_what_killed_it(
+async def test_an_earlier_out_of_memory_kill_is_not_named_as_the_cause(
     mod: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = tmp_path / "memory.events"
@@ -360,7 +360,7 @@ async def test_the_time_of_a_run_stands_still_while_its_process_is_started(
     assert min(took(one) for one in details) > 3.5
 
 
-async def test_what_was_started_for_a_run_that_ends_before_it_began_is_there_for_the_next(
+async def test_a_process_started_for_a_run_that_never_began_serves_the_next(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLOT_APP_QUICK_ONLY_IN", str(os.getpid()))
@@ -464,7 +464,7 @@ async def test_a_process_that_stops_reading_is_killed_at_any_message_size(
     assert outcome == Interrupted("prefetch")
 
 
-async def test_a_job_that_no_process_is_fit_for_three_times_in_a_row_fails_by_the_reason(
+async def test_a_job_fails_after_three_processes_in_a_row_could_not_start(
     mod: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLOT_APP_FIT_ONLY_IN", str(os.getpid()))
@@ -483,9 +483,7 @@ async def test_a_job_that_no_process_is_fit_for_three_times_in_a_row_fails_by_th
 
 
 @pytest.mark.parametrize("supervised", [True, False])
-async def test_a_job_in_quarantine_gets_a_process_to_itself_where_its_worker_has_a_supervisor(
-    mod: Any, supervised: bool
-) -> None:
+async def test_a_quarantined_job_of_a_supervised_worker_gets_its_own_process(mod: Any, supervised: bool) -> None:
     async with mod.app:
         job = await mod.by_default.enqueue()
         # Its last worker died with it.
@@ -537,7 +535,7 @@ async def test_an_on_cancel_hook_runs_there_to_its_end(mod: Any) -> None:
     assert [line.message for line in detail.log] == ["cleaned up"]
 
 
-async def test_a_worker_that_stops_hands_back_what_runs_there_and_leaves_nothing_behind(mod: Any) -> None:
+async def test_a_stopping_worker_releases_isolated_runs_and_leaves_no_process(mod: Any) -> None:
     async with mod.app:
         worker = mod.app.worker(drain=0)
         await worker.start()
@@ -551,7 +549,7 @@ async def test_a_worker_that_stops_hands_back_what_runs_there_and_leaves_nothing
     assert not children()
 
 
-async def test_a_task_whose_app_no_other_process_finds_is_refused_when_the_worker_starts() -> None:
+async def test_an_isolated_task_of_an_unimportable_app_is_refused_at_start() -> None:
     app = Tenure("memory://")
 
     @app.task(name="lonely", run="process")
@@ -658,7 +656,7 @@ def test_where_a_handler_runs_is_set_like_any_option_and_checked() -> None:
 
 
 @pytest.mark.parametrize("when", ["now", "1", "2", "3", "4"])
-async def test_a_handler_that_cancels_every_task_of_its_process_ends_and_the_next_runs(mod: Any, when: str) -> None:
+async def test_a_handler_that_cancels_every_task_ends_and_the_next_one_runs(mod: Any, when: str) -> None:
     async with mod.app, mod.app.worker(concurrency=1):
         job = await mod.cancelling_all.enqueue(when)
         detail = await over(mod.app, job.id, within=15)

@@ -95,13 +95,13 @@ def test_what_a_handler_says_arrives_as_it_was() -> None:
     ],
     ids=["too long", "nothing", "text", "no msgpack", "nested", "another's word"],
 )
-def test_what_is_no_word_is_refused(garbage: bytes) -> None:
+def test_an_invalid_message_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidMessageError):
         answer_reader().feed(garbage)
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_a_word_or_refused_or_unfinished(noise: bytes) -> None:
+def test_any_input_is_a_message_or_refused_or_incomplete(noise: bytes) -> None:
     ear = answer_reader()
     try:
         messages = ear.feed(noise)

@@ -94,7 +94,7 @@ def test_what_is_added_up_never_goes_down_and_another_form_is_left_out() -> None
     assert added_up([one, other]) == {("a",): (3.0,), ("b",): (1.0, 2.0), ("c",): (4.0,)}
 
 
-def test_what_is_none_of_ours_spoils_nothing() -> None:
+def test_unknown_metrics_are_ignored() -> None:
     strange: dict[Key, tuple[float, ...]] = {
         (): (1.0,),
         ("tenure_jobs_total",): (1.0,),
@@ -132,14 +132,14 @@ def test_a_hello_is_heard_however_many_queues_there_are() -> None:
 
 
 @pytest.mark.parametrize("beat", [5.0, -1.0, 1e9, float("nan")])
-def test_whatever_a_child_says_of_its_timing_there_is_one(beat: float) -> None:
+def test_an_invalid_timing_of_a_child_gives_the_default(beat: float) -> None:
     (hello,) = MessageReader().feed(encode_message(ChildStarted("", beat))) or [ChildStarted("", 5.0)]
 
     assert isinstance(hello, ChildStarted)
     assert hello.timing == Timing()
 
 
-def test_no_number_that_a_child_may_write_is_no_number_to_a_scraper() -> None:
+def test_every_number_of_a_child_is_valid_for_a_scraper() -> None:
     shown_lag = [
         read(rendered(None, unreachable("gone"), ProcessHealth(owners=(), lag=lag)))["tenure_loop_lag_seconds"][{}]
         for lag in (float("inf"), 1e300, 0.1, -0.0)

@@ -50,7 +50,7 @@ def test_without_limits_nothing_does() -> None:
     assert wear.room(7) == 7
 
 
-def test_siblings_come_to_their_end_one_after_the_other_and_never_beyond_the_limit() -> None:
+def test_limits_of_siblings_are_spread_and_never_above_max_jobs() -> None:
     dice = Random(7)
     limits = [staggered(1000, dice) for _ in range(50)]
 

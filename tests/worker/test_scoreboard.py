@@ -89,7 +89,7 @@ def test_a_full_scoreboard_refuses_runs_and_a_cleared_row_is_reused(scoreboard: 
     assert [run.ref.id for run in scoreboard.runs()] == ["0", "late", "2"]
 
 
-def test_it_says_which_runs_had_begun_here_which_were_elsewhere_and_which_had_not_begun() -> None:
+def test_the_scoreboard_separates_started_isolated_and_waiting_runs() -> None:
     scoreboard = Scoreboard.new(9)
     inf = float("inf")
     scoreboard.write(lease("here"), way="thread", claimed_at=1.0, renewed_at=1.0)

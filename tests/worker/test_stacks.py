@@ -55,7 +55,7 @@ async def end(child: Process, stacks: StackFile) -> None:
     stacks.close()
 
 
-async def test_a_process_that_holds_its_interpreter_says_where_as_often_as_it_is_asked() -> None:
+async def test_a_process_that_holds_its_gil_returns_its_stack_each_time() -> None:
     stacks = StackFile.new()
     child = await start(stacks, "hold(60)\n")
     for _ in range(3):

@@ -74,7 +74,7 @@ async def test_a_coroutine_that_waits_is_seen_down_to_where_it_waits() -> None:
     assert "hunter2" not in seen
 
 
-async def test_what_waits_in_async_generators_and_in_tasks_that_are_awaited_is_seen() -> None:
+async def test_a_stack_includes_async_generators_and_awaited_tasks() -> None:
     async def each() -> AsyncIterator[int]:
         yield 1
         await asyncio.create_task(nap())
@@ -196,7 +196,7 @@ async def test_what_a_run_elsewhere_tells_of_itself_is_passed_on_once() -> None:
     assert traces.new_texts([run], 10.0) == [None]
 
 
-async def test_what_the_worker_itself_waits_for_is_no_place_of_a_handler() -> None:
+async def test_a_stack_omits_frames_of_the_worker() -> None:
     with threads() as pool:
         lane = pool.worker_thread()
         async with under_way(held(asyncio.sleep(60))) as run, under_way(held(lane.run(lambda: None))) as over:

@@ -57,7 +57,7 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
     assert "in part" in said
 
 
-def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time() -> None:
+def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
     clock, told, monitor = ManualClock(), list[Event](), LoopMonitor(None)
     watchdog = Watchdog(
         monitor,
@@ -91,7 +91,7 @@ def test_who_stood_still_together_with_the_loop_does_not_blame_it_for_that_time(
     assert watchdog.given_up()
 
 
-async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says_so() -> None:
+async def test_a_loop_blocked_beyond_max_block_loses_its_leases_with_an_event() -> None:
     app = Tenure("memory://", timing=Timing(lease="1s", sweep="200ms", grace="200ms", max_block="1s"))
     runs = 0
 
@@ -117,7 +117,7 @@ async def test_a_loop_that_is_blocked_beyond_its_limit_loses_its_leases_and_says
     assert hung.at < stalled.at
 
 
-def test_the_lag_is_the_longest_since_it_was_asked_last_and_counts_a_block_that_goes_on() -> None:
+def test_the_lag_is_the_longest_block_since_the_last_read() -> None:
     monitor = LoopMonitor(None)
     assert (monitor.blocked(50.0), monitor.lag(50.0)) == (0.0, 0.0)
 

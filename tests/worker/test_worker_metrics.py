@@ -13,7 +13,7 @@ from tenure.worker.worker_metrics import WorkerMetrics
 from tests.core.cases import active
 
 
-def test_runs_are_counted_with_the_next_call_though_the_storage_answers_none() -> None:
+def test_runs_are_counted_with_the_next_call_without_an_answer() -> None:
     figures = MetricsRegistry()
     metrics, job = WorkerMetrics(figures), active()
     metrics.ran(job, 2.0)

@@ -449,7 +449,7 @@ class ConcurrencyKeysConformance(Conformance):
         assert [lease.ref for lease in await claim(storage)] == [Ref(QUEUE, "job-1")]
 
     @pytest.mark.statement(75)
-    async def test_without_a_key_there_is_no_limit(self, storage: Storage) -> None:
+    async def test_jobs_without_a_key_are_not_limited(self, storage: Storage) -> None:
         await enqueue(storage, *keyed(2), *(new_job(f"free-{number}") for number in range(20)))
 
         assert len(await claim(storage)) == 21

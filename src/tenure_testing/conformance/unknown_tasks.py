@@ -227,7 +227,7 @@ class UnknownTasksConformance(Conformance):
 
         assert (await glance(storage)).parked == 1
 
-    async def test_a_job_parked_under_a_full_key_is_given_to_no_old_worker(self, storage: Storage) -> None:
+    async def test_a_full_key_gives_a_job_of_a_new_task_to_no_old_worker(self, storage: Storage) -> None:
         printer = (Key("printer"),)
         await enqueue(
             storage,
