@@ -1,9 +1,10 @@
-"""Decides when a worker process is recycled: by jobs that it began, memory, descriptors and threads.
+"""Decides when a worker process is recycled: by its jobs, memory, descriptors, threads and handlers.
 
 A process that must be recycled claims no more, lets its runs end without a time limit, and is then replaced.
 """
 
 import errno
+import logging
 import os
 import resource
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from random import Random
 from typing import Any
 
 from tenure.clock import Clock
+from tenure.core.events import Event, JobStopIgnored
+from tenure.core.job import JobRecord, Owner, RecordedError
+from tenure.core.outcome import StopCode
 from tenure.failures import is_a
 
 _STATM = Path("/proc/self/statm")
@@ -153,3 +157,74 @@ class Descriptors:
         elif self.why is None:
             self.why = f"it has {max(0, free)} free descriptors, and claims nothing with fewer than {LEAST_FREE}"
             self._found(self.why)
+
+
+class Recycler:
+    """Begins the recycling of a worker process. Without a supervisor, it logs each reason once."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        clock: Clock,
+        logger: logging.Logger,
+        *,
+        supervised: bool,
+        announce: Callable[[Event], None],
+        is_ending: Callable[[], bool],
+        claim_no_more: Callable[[str], None],
+        drain: Callable[[str], None],
+    ) -> None:
+        """`claim_no_more` gives the runs all the time that they need, and `drain` only that of a drain."""
+        self.descriptors = Descriptors(clock, self.recycle_for)
+        self._owner = owner
+        self._logger = logger
+        self._supervised = supervised
+        self._announce = announce
+        self._is_ending = is_ending
+        self._claim_no_more = claim_no_more
+        self._drain = drain
+        self._reported: set[str] = set()
+        """The reasons that were reported already."""
+
+    def recycle_for(self, why: str, *, drain: bool = False) -> None:
+        """Recycle this process for the given reason. `drain`: some of its runs would never end by themselves."""
+        if self._is_ending() or why in self._reported:
+            return
+        self._reported.add(why)
+        if not self._supervised:
+            self._logger.critical(
+                "worker %s: %s; restart it soon, or use `tenure worker`, which restarts it", self._owner.name, why
+            )
+            return
+        self._logger.error("worker %s must be recycled: %s", self._owner.name, why)
+        if drain:
+            self._drain(why)
+        else:
+            self._claim_no_more(why)
+
+    def too_many_abandoned(self, count: int) -> None:
+        """Recycle this process: too many abandoned runs go on in it."""
+        self.recycle_for(f"{count} of its handlers ignore their cancellation", drain=True)
+
+    def unstoppable(self, job: JobRecord, reason: StopCode) -> None:
+        """Recycle this process: only its end can end the handler of this exclusive run, which ignored its stop."""
+        self._announce(
+            JobStopIgnored(
+                queue=job.queue, id=job.id, task=job.task, run=job.starts, owner=self._owner.id, reason=reason
+            )
+        )
+        self.recycle_for(
+            f"job {job.id} ({job.task}) keeps its exclusive right, because its handler ignores the request to stop",
+            drain=True,
+        )
+
+    def out_of_threads(self) -> None:
+        """Recycle this process: it has no threads for plain handlers, so it can only hand their jobs back."""
+        self.recycle_for("the machine has no thread for its plain handlers")
+
+    def shortage(self, error: RecordedError) -> None:
+        """Handle a run's exception which says that descriptors, threads or memory have run out."""
+        if NO_THREAD in error.message:
+            self.recycle_for("its handlers cannot start threads any more")
+        else:
+            self.descriptors.check()

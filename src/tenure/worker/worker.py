@@ -1,17 +1,8 @@
-"""The worker: it starts its tasks, claims and runs jobs, drains and stops.
+"""The worker: its life from start to stop. `assembly.py` creates its parts, and `shutdown.py` ends them.
 
     new ──start──► starting ──► running ──stop, a burst with no jobs left, an internal failure──► ending ──► ended
 
-The steps of an end. Each step has a time limit:
-
-    claim no more ──► let runs end and record their outcomes (drain) ──► cancel the runs that are left (2 s)
-        ──► hand back the runs that do not end ──► record the outcomes ──► let event handlers finish
-        ──► stop the keeper last, because it renews until nothing is held; delete the worker's record
-        └─► leave the lifespan at the same time
-
-All storage calls after the cancellation share one time budget: 1.5 s, plus the part of the 2 s that is left. So a
-storage that does not answer delays the end by no more than that. The reaper recovers the jobs whose outcomes could not
-be recorded, and one log line names them. The lifespan has the same time, plus the rest of the drain.
+A worker that has ended cannot start again.
 """
 
 import asyncio
@@ -28,48 +19,22 @@ from tenure.client.schedules import put_all, put_back, put_later
 from tenure.clock import SECOND
 from tenure.core.check import named
 from tenure.core.duration import Duration, duration
-from tenure.core.events import Event, JobStopIgnored, WorkerStarted, WorkerStopped, WorkerStopping
-from tenure.core.job import Owner, RecordedError
-from tenure.core.outcome import StopCode
+from tenure.core.events import WorkerStarted
+from tenure.core.job import Owner
 from tenure.core.schedule import Schedule
 from tenure.errors import TenureError, UsageError
-from tenure.events.bus import EventBus
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.runtime import Runtime
 from tenure.storage.protocol import WorkerInfo
-from tenure.threads import ThreadPool
 from tenure.waiting import first
-from tenure.worker.active_runs import Abandoned, ActiveRun, ActiveRuns, StopReason
-from tenure.worker.deps import WorkerDeps
-from tenure.worker.event_loop import LoopGuard
-from tenure.worker.executor import Executor
-from tenure.worker.isolation.isolated_runs import IsolatedRuns
-from tenure.worker.keeper import Keeper
-from tenure.worker.known_tasks import KnownTasks
-from tenure.worker.lifespan import Lifespan
-from tenure.worker.loop import ExchangeLoop
-from tenure.worker.loop_lag import LoopMonitor
-from tenure.worker.outcomes import Outcomes
-from tenure.worker.partitions import PartitionWatch
-from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
-from tenure.worker.recycling import NO_THREAD, Descriptors, RecyclePolicy, resident
-from tenure.worker.run import Runner
+from tenure.worker.active_runs import ActiveRun, StopReason
+from tenure.worker.assembly import WorkerCallbacks, WorkerParts
+from tenure.worker.recycling import RecyclePolicy, resident
 from tenure.worker.scoreboard import Scoreboard
+from tenure.worker.shutdown import CANCEL_GRACE, LAST_CALLS, Shutdown
 from tenure.worker.stop_signals import SIGNALS, StopSignals, draining
-from tenure.worker.watchdog import Watchdog
-from tenure.worker.worker_metrics import WorkerMetrics
 
 DRAIN = timedelta(seconds=25)
-CANCEL_GRACE = 2.0
-"""Seconds that cancelled handlers get to end. A run that does not end is due again after this time at the earliest."""
-
-FORCED_GRACE = 0.1
-
-LAST_CALLS = 1.5
-"""Seconds after `CANCEL_GRACE` for the last storage calls. The process ends at most 5 s after its drain."""
-
-LAST_STEPS = 0.5
-"""The part of `LAST_CALLS` that the last steps get: resign, delete the worker's record, leave the lifespan."""
 
 
 class Worker:
@@ -106,13 +71,10 @@ class Worker:
         self._reaper = reaper
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
-        self._supervised = supervised
         self.recycle_reason: str | None = None
         """Why this worker is recycled. None if it is not."""
         self._burst_shortage: str | None = None
         """Why a burst ends although jobs may be left. None if it does not."""
-        self._reported_reasons: set[str] = set()
-        """The reasons to recycle that were reported already."""
         self._retired = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: contextvars.Context | None = None
@@ -123,129 +85,35 @@ class Worker:
         """True if an operator ordered this worker to stop. The supervisor then starts no other in its place."""
         self._unstored_schedules: tuple[Schedule, ...] = ()
         """Declared schedules that are not stored yet, because a part of the storage is unreachable."""
-        self._forced = asyncio.Event()
+        self._storage_lost_data = asyncio.Event()
         self._start_cancelled, self._start_ended = asyncio.Event(), asyncio.Event()
         """Set when the worker is stopped while it starts, and when that start has then released everything."""
-        self._last_call_at = 0.0
-        """Loop time after which no more storage calls are made."""
-        self._drain_ends_at = 0.0
-        """Loop time at which the drain is over at the latest."""
-
-        self._keeper_loop = runtime.background_loop("tenure-keeper")
-        self._threads = ThreadPool("tenure-handler")
-        self._lifespan = Lifespan(runtime.lifespan, worker=self.owner.name, logger=runtime.logger)
-        self._abandoned = Abandoned(self._too_many_abandoned)
-        self._runner = Runner(
-            runtime.tasks,
-            runtime.codec,
-            self._threads,
-            runtime.clock,
-            runtime.logger,
-            middleware=runtime.middleware,
-            replaced=runtime.overrides,
-            state=lambda: self._lifespan.state,
-            abandoned=self._abandoned,
-            no_thread=self._out_of_threads,
-            short=self._handle_shortage,
-        )
-        self._active_runs = ActiveRuns(scoreboard)
-        self._isolated_runs = IsolatedRuns(
-            runtime,
-            worker=self.owner,
-            isolates=supervised,
-            lease_holder=self._active_runs,
-            scoreboard=scoreboard,
-            refused=self._process_refused,
-        )
-        self._descriptors = Descriptors(runtime.clock, self._recycle_for)
-        self._monitor = LoopMonitor(scoreboard)
-        self._known_tasks = KnownTasks(runtime.tasks)
-        deps = WorkerDeps(
-            runtime.storage,
-            self.owner,
-            self._active_runs,
-            runtime.clock,
-            runtime.rng,
-            runtime.logger,
-            WorkerMetrics(runtime.metrics),
-        )
-        self._bus = EventBus(
-            runtime.storage,
-            runtime.event_handlers,
-            reader=f"app:{runtime.app}",
-            caller=self.owner.id,
-            rng=runtime.rng,
-            decode=runtime.codec.decode,
-            logger=runtime.logger,
-        )
-        recycle_policy = recycle_policy or RecyclePolicy()
-        # Without a supervisor, it is unknown which jobs of a dead worker had not begun. So the default is 0.
-        most = max(0, MOST_HELD - concurrency) if supervised else 0
-        self.prefetch_policy = PrefetchPolicy(concurrency, most if prefetch is None else prefetch)
-        """How many jobs this worker may claim in addition to those that it runs."""
-        outcomes = Outcomes(deps)
-        self._guard = LoopGuard()
-        runs = Executor(
-            deps,
-            self._runner,
-            self._isolated_runs,
-            outcomes,
-            concurrency=concurrency,
-            prefetch=self.prefetch_policy,
-            abandoned=self._abandoned,
-            guard=self._guard,
-            tasks=runtime.tasks,
-            recycle_policy=recycle_policy,
-            publish=self._bus.tell,
-            supervised=supervised,
-            report_unstoppable=self._report_unstoppable,
-        )
-        self._exchange = ExchangeLoop(
-            deps,
-            runs,
-            outcomes,
-            queues=self._queues,
-            known=self._known_tasks,
-            concurrency=concurrency,
-            recycle_policy=recycle_policy,
-            publish=self._bus.tell,
-            short=lambda: self._descriptors.short() if recycle_policy.used else None,
-        )
-        self._partitions = PartitionWatch(
-            worker=self.owner.name,
-            clock=runtime.clock,
-            logger=runtime.logger,
-            read=lambda: self._bus.read_to,
-            announce=self._announce,
-            forget_read=self._bus.forget_read,
-            replaced=self._storage_replaced,
-            rewound=self._storage_rewound,
-        )
-        self._storage_lost_data = asyncio.Event()
-        self._keeper = Keeper(
-            deps,
-            self._monitor,
-            timing=runtime.timing,
+        callbacks = WorkerCallbacks(
+            call_soon=self._call_soon,
             info=self._info,
-            stop=self._stop_run,
-            on_orders=self._on_orders,
+            stop_run=self._stop_run,
+            on_orders=lambda orders: self._call_soon(self._apply_orders, orders),
             is_needed=self._is_needed,
-            given_up=lambda: self._watchdog.given_up(),
-            lanes=lambda: self._exchange.lanes.all,
-            partitions=self._partitions,
+            is_ending=lambda: self._ending is not None,
+            begin_again=self._begin_again,
+            recycle=self.recycle,
         )
-        self._watchdog = Watchdog(
-            self._monitor,
-            self._active_runs,
-            owner=self.owner.id,
-            scoreboard=scoreboard,
+        self._parts = parts = WorkerParts(
+            runtime,
+            callbacks,
+            owner=self.owner,
+            queues=self._queues,
+            concurrency=concurrency,
             supervised=supervised,
-            max_block=runtime.timing.max_block.total_seconds(),
-            clock=runtime.clock,
-            logger=runtime.logger,
-            announce=self._keeper.announce,
-            claimed_at=lambda: self.answered_at,
+            scoreboard=scoreboard,
+            recycle_policy=recycle_policy or RecyclePolicy(),
+            prefetch=prefetch,
         )
+        self._exchange, self._keeper, self._guard = parts.exchange, parts.keeper, parts.guard
+        self._monitor, self._lifespan, self._bus = parts.monitor, parts.lifespan, parts.bus
+        self._shutdown = Shutdown(parts, owner=self.owner, logger=runtime.logger)
+        self.prefetch_policy = parts.prefetch_policy
+        """How many jobs this worker may claim in addition to those that it runs."""
 
     async def start(self) -> None:
         """Begin to claim. Idempotent. A worker that was stopped cannot start again.
@@ -264,7 +132,7 @@ class Worker:
         not_while_loading()
         # Includes tasks that were defined after the worker was created.
         self._runtime.check_migrations()
-        self._isolated_runs.find_app()
+        self._parts.isolated_runs.find_app()
         self._state = "starting"
         try:
             await self._runtime.storage.open()
@@ -279,7 +147,7 @@ class Worker:
             raise
         if self.ended:
             # `stop` was called before the start was complete.
-            await self._leave_lifespan()
+            await self._shutdown.leave_lifespan()
             self._start_ended.set()
             return
         self._state = "running"
@@ -298,12 +166,13 @@ class Worker:
         self._main.add_done_callback(self._main_ended)
         self._guard.start(self._loop_cancelled)
         try:
-            self._keeper_loop.run(self._keep)
-            if self._keeper_loop.apart:
-                self._watchdog.start()
-                self._keeper_loop.run(self._watchdog.watch)
+            background, watchdog = self._parts.keeper_loop, self._parts.watchdog
+            background.run(self._keep)
+            if background.apart:
+                watchdog.start()
+                background.run(watchdog.watch)
             if self._reaper is not None:
-                self._keeper_loop.run(self._reaper)
+                background.run(self._reaper)
         except BaseException:
             # The caller learns that the start failed, so no worker that claims without renewing may be left.
             await self.stop(force=True)
@@ -322,11 +191,11 @@ class Worker:
         """
         drain = self._drain if timeout is None else duration(timeout, field="timeout", zero=True)
         if force:
-            self._forced.set()
+            self._shutdown.force()
         if self._main is None:
             if self._state == "starting":
                 self._state = "ended"
-                self._drain_ends_at = asyncio.get_running_loop().time() + drain.total_seconds()
+                self._shutdown.begin_drain(drain.total_seconds())
                 self._start_cancelled.set()
             if self.ended:
                 # The start gives up by itself, unless a storage call hangs. So this wait has a limit.
@@ -450,20 +319,13 @@ class Worker:
                 self._burst_shortage = await self._exchange.wait_until_empty()
                 self._begin_to_end(0.0, "burst")
 
-    def _announce(self, event: Event) -> None:
-        self._keeper.announce(event)
-
-    def _storage_replaced(self, place: int) -> None:
-        """Begin again with a storage partition that lost its data. Called from the keeper's thread."""
+    def _call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Call a function on the event loop of this worker, in its context. Safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_again, place, context=self._context)
-
-    def _storage_rewound(self, place: int, last: int) -> None:
-        """Read events again after a storage partition lost its last ones. Called from the keeper's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bus.set_back, place, last, context=self._context)
+            self._loop.call_soon_threadsafe(function, *args, context=self._context)
 
     def _begin_again(self, place: int) -> None:
+        """Begin again with a storage partition that lost its data."""
         self._bus.begin_again(place)
         self._storage_lost_data.set()
 
@@ -507,7 +369,7 @@ class Worker:
         if main.cancelled() or (failure := main.exception()) is None:
             return
         self._runtime.logger.critical("worker %s failed; stopping it", self.owner.name, exc_info=failure)
-        self._forced.set()
+        self._shutdown.force()
         self._begin_to_end(0.0, "failed")
 
     def _loop_cancelled(self) -> None:
@@ -516,7 +378,7 @@ class Worker:
         self._runtime.logger.critical(
             "worker %s failed: %s cancelled every task of its event loop; stopping it", self.owner.name, how
         )
-        self._forced.set()
+        self._shutdown.force()
         if self._main is not None:
             self._main.cancel()
         if self._guard.known:
@@ -524,170 +386,15 @@ class Worker:
         # Otherwise the loop itself may be ending. Then no lease is renewed any more, as in a crash, and `run` stops it.
 
     async def _end(self, drain: float, reason: str) -> None:
-        self._drain_ends_at = asyncio.get_running_loop().time() + drain
-        self._exchange.stop_claiming()
-        self._keeper.announce(WorkerStopping(owner=self.owner.id, reason=reason))
         try:
-            if drain and not self._forced.is_set():
-                await self._step(first(self._exchange.settled(), self._forced.wait(), within=drain))
-            self._allow_calls_for(CANCEL_GRACE + LAST_CALLS)
-            self._exchange.stop_all()
-            await self._step(self._bounded(self._exchange.runs_over(), within=CANCEL_GRACE))
-            if self._forced.is_set():
-                # A forced stop also hands back runs. A shorter time would be less than a slow storage's round trip.
-                self._allow_calls_for(LAST_CALLS)
-            self._exchange.release_rest(round(CANCEL_GRACE * SECOND))
-            await self._step(first(self._settled(), within=self._time_left(LAST_STEPS)))
-            await self._bounded(self._bus.stop(), within=self._time_left(LAST_STEPS))
+            await self._shutdown.run(self._main, drain, reason)
         finally:
-            await self._leave()
-
-    async def _step(self, step: Coroutine[Any, Any, None]) -> None:
-        """Complete a step. A handler that cancels every task of the loop ends this step, but not the steps after it."""
-        try:
-            await step
-        except asyncio.CancelledError:
-            if not self._guard.known:
-                raise
-
-    def _allow_calls_for(self, seconds: float) -> None:
-        self._last_call_at = asyncio.get_running_loop().time() + seconds
-
-    def _time_left(self, kept: float = 0.0) -> float:
-        """Return the seconds that are left for storage calls, minus `kept`. At least `FORCED_GRACE`."""
-        return max(FORCED_GRACE, self._last_call_at - kept - asyncio.get_running_loop().time())
-
-    async def _settled(self) -> None:
-        if self._guard.cancelled or (self._main is not None and self._main.done()):
-            # The exchange loop, which would send them, is gone.
-            await self._exchange.flush()
-        await self._exchange.settled()
-
-    async def _leave(self) -> None:
-        leaving = asyncio.create_task(self._leave_lifespan())
-        closing = asyncio.create_task(self._close_isolated_runs())
-        # The background tasks may also hang in a storage call. They are cancelled; their thread blocks no exit.
-        await first(self._keeper_loop.stop(), within=self._time_left())
-        self._watchdog.stop()
-        self._keeper.announce(WorkerStopped(owner=self.owner.id, released=self._exchange.released))
-        try:
-            async with asyncio.timeout(self._time_left()):
-                await self._keeper.last_beat()
-        except Exception as error:
-            # The worker must end, no matter which error this is.
-            self._log_unrecorded(error)
-        else:
-            self._log_unrecorded(None)
-        self._guard.release()
-        if self._main is not None:
-            self._main.cancel()
-            # A handler that swallows its cancellation must not hold up the end of its worker.
-            await asyncio.wait({self._main}, timeout=FORCED_GRACE)
-        await leaving
-        await closing
-        self._threads.close()
-        self._state = "ended"
+            self._state = "ended"
 
     async def _wait_for_cancelled_start(self) -> None:
         """Wait until the worker is stopped while it starts, and its drain time is over."""
         await self._start_cancelled.wait()
-        await first(self._forced.wait(), within=self._drain_ends_at - asyncio.get_running_loop().time())
-
-    async def _leave_lifespan(self) -> None:
-        # Cleanup that waits for an abandoned thread may use resources that the lifespan is about to close.
-        await first(self._runner.tidied(), within=FORCED_GRACE)
-        self._lifespan.end()
-        if not self._forced.is_set():
-            await first(self._lifespan.ended(), self._forced.wait(), within=self._lifespan_time())
-        if self._forced.is_set():
-            await first(self._lifespan.ended(), within=self._time_left())
-        await self._lifespan.cut_off()
-
-    async def _close_isolated_runs(self) -> None:
-        # The lifespans of these processes have the same time as the one of this worker.
-        await first(self._isolated_runs.end_idle(), self._forced.wait(), within=self._lifespan_time())
-        await self._isolated_runs.close()
-
-    def _lifespan_time(self) -> float:
-        """Return the seconds that lifespans get to end."""
-        left = self._time_left()
-        return left if self._forced.is_set() else max(left, self._drain_ends_at - asyncio.get_running_loop().time())
-
-    def _too_many_abandoned(self) -> None:
-        """Recycle this process: too many abandoned runs go on in it."""
-        self._recycle_for(f"{self._abandoned.count} of its handlers ignore their cancellation", drain=True)
-
-    def _report_unstoppable(self, run: ActiveRun, reason: StopCode) -> None:
-        """Recycle this process: only its end can end the handler of this exclusive run, which ignored its stop."""
-        job = run.lease.job
-        self._keeper.announce(
-            JobStopIgnored(
-                queue=job.queue, id=job.id, task=job.task, run=job.starts, owner=self.owner.id, reason=reason
-            )
-        )
-        self._recycle_for(
-            f"job {job.id} ({job.task}) keeps its exclusive right, because its handler ignores the request to stop",
-            drain=True,
-        )
-
-    def _out_of_threads(self) -> None:
-        """Recycle this process: it has no threads for plain handlers, so it can only hand their jobs back."""
-        self._recycle_for("the machine has no thread for its plain handlers")
-
-    def _handle_shortage(self, error: RecordedError) -> None:
-        """Handle a run's exception which says that descriptors, threads or memory have run out."""
-        if NO_THREAD in error.message:
-            self._recycle_for("its handlers cannot start threads any more")
-        else:
-            self._descriptors.check()
-
-    def _process_refused(self, why: str) -> None:
-        """Recycle this process: the system refuses another process. Safe from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._recycle_for, why, context=self._context)
-
-    def _recycle_for(self, why: str, *, drain: bool = False) -> None:
-        """Recycle this process for the given reason. Without a supervisor, log each reason once.
-
-        Its runs get all the time that they need, or only a drain if some of them would never end.
-        """
-        if self._ending is not None or why in self._reported_reasons:
-            return
-        self._reported_reasons.add(why)
-        if not self._supervised:
-            self._runtime.logger.critical(
-                "worker %s: %s; restart it soon, or use `tenure worker`, which restarts it",
-                self.owner.name,
-                why,
-            )
-            return
-        self._runtime.logger.error("worker %s must be recycled: %s", self.owner.name, why)
-        if drain:
-            self.recycle(why)
-        else:
-            self._exchange.recycle(why)
-
-    def _log_unrecorded(self, error: Exception | None) -> None:
-        """Log which outcomes and events the storage did not record. The reaper recovers these jobs."""
-        unsettled = self._exchange.unsettled
-        if not unsettled and error is None:
-            return
-        self._runtime.logger.error(
-            "worker %s stopped with %d unrecorded outcomes, %d unrecorded events%s; reapers will recover "
-            "the jobs when their leases have expired%s",
-            self.owner.name,
-            len(unsettled),
-            self._keeper.unrecorded,
-            "" if error is None else f", and its record not deleted ({error!r})",
-            "".join([": ", ", ".join(unsettled[:20])] if unsettled else []),
-        )
-
-    async def _bounded(self, awaited: Coroutine[Any, Any, object], *, within: float) -> None:
-        """Wait until this is done or the time is over. Once the stop is forced, wait only a moment longer."""
-        if not self._forced.is_set():
-            await first(awaited, self._forced.wait(), within=within)
-            return
-        await first(awaited, within=min(within, FORCED_GRACE))
+        await self._shutdown.drained()
 
     def _is_needed(self) -> bool:
         """Return True if a task is left that runs the held jobs or hands them back. Called from the keeper's thread."""
@@ -697,19 +404,14 @@ class Worker:
 
     def _stop_run(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run from the keeper's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._exchange.stop_run, run, reason, detail, context=self._context)
+        self._call_soon(self._exchange.stop_run, run, reason, detail)
         if (make_end := run.stop_isolated) is not None:
             # This reaches the isolated process even if the loop is blocked. The loop must know first, because it next
             # learns that the process ended.
             make_end(reason, detail)
 
-    def _on_orders(self, orders: tuple[str, ...]) -> None:
-        """Apply an operator's orders: `orders` holds all that are in force. Called from the keeper's thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._apply_orders, orders, context=self._context)
-
     def _apply_orders(self, orders: tuple[str, ...]) -> None:
+        """Apply an operator's orders: `orders` holds all that are in force."""
         if (quiet := "quiet" in orders) != self._exchange.quiet:
             done = "claims no more" if quiet else "claims again"
             self._runtime.logger.info("worker %s %s by operator request", self.owner.name, done)
@@ -732,8 +434,8 @@ class Worker:
             lag=round(self._monitor.lag(now) * SECOND),
             memory=self._monitor.memory,
             quiet=self._exchange.quiet,
-            tasks=self._known_tasks.versions,
+            tasks=self._parts.known_tasks.versions,
             unstopped=self._exchange.unstopped,
-            why=self.recycle_reason or self._descriptors.why or "",
-            alarm=self._partitions.alarm,
+            why=self.recycle_reason or self._parts.recycler.descriptors.why or "",
+            alarm=self._parts.partitions.alarm,
         )

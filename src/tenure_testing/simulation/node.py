@@ -14,7 +14,8 @@ from tenure.options import LeaderElection
 from tenure.processes.process import ProcessExit
 from tenure.supervisor.recovery import CrashRecovery, DeadWorker
 from tenure.worker.prefetch import MOST_HELD
-from tenure.worker.worker import CANCEL_GRACE, FORCED_GRACE, LAST_CALLS, Worker
+from tenure.worker.shutdown import CANCEL_GRACE, FORCED_GRACE, LAST_CALLS
+from tenure.worker.worker import Worker
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
 from tenure_testing.simulation.fault_log import EVERYWHERE
