@@ -11,8 +11,8 @@ from tenure_testing.mutants import MUTANTS
 from tenure_testing.mutants.trials import Trial, caught_of, tried
 from tenure_testing.simulation.campaign import made, processor_seconds, run_worlds, shrunk, spread
 from tenure_testing.simulation.figures import Failure, WorldFigures
-from tenure_testing.simulation.invariants import Violation
 from tenure_testing.simulation.plan import FAULTS, MESSAGE_FAULTS, SCENARIOS
+from tenure_testing.simulation.violation import Violation
 
 SHOWN = 60
 """How many lines of a trace are shown by default."""

@@ -12,7 +12,7 @@ from tenure_testing.mutants.trials import tried
 from tenure_testing.simulate import keep, main
 from tenure_testing.simulation.campaign import made, run_worlds, shrunk
 from tenure_testing.simulation.figures import WorldFigures
-from tenure_testing.simulation.invariants import Violation
+from tenure_testing.simulation.violation import Violation
 
 pytestmark = pytest.mark.thorough
 

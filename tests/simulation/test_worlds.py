@@ -63,7 +63,7 @@ def test_no_live_job_is_run_again_because_the_storage_froze(seeds: range) -> Non
         world = World(seed, SCENARIOS["freeze"], name="freeze").run()
 
         assert world.environment.fault_log.counts()["freeze"] == 1
-        assert not world.environment.checker.stalls
+        assert not world.environment.accounts.stalls
 
 
 @first_and_more
@@ -72,7 +72,7 @@ def test_no_live_job_is_run_again_because_the_clock_was_stepped(seconds: float, 
     for seed in seeds:
         world = World(seed, replace(SCENARIOS["one step"], steps=(seconds,))).run()
 
-        assert not world.environment.checker.stalls
+        assert not world.environment.accounts.stalls
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_dead_workers_jobs_are_recovered_in_time_after_a_clock_step(seconds: f
     bound = plan.timing.recovery_bound.total_seconds() + (seconds if seconds < lease else lease / 2) + 1
     recovered: list[SimulatedRecovery] = []
     for seed in range(OFTEN):
-        recovered += World(seed, plan).run().environment.checker.recoveries
+        recovered += World(seed, plan).run().environment.accounts.recoveries
 
     assert recovered
     assert max(one.seconds for one in recovered) <= bound
@@ -104,7 +104,7 @@ def test_some_event_handler_gets_each_stall() -> None:
 def test_the_merging_world_produces_every_kind_of_receipt() -> None:
     told: Counter[str] = Counter()
     for seed in range(OFTEN):
-        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.checker.receipts
+        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.accounts.receipts
 
     assert set(told) == set(get_args(Made))
 
@@ -124,7 +124,7 @@ def test_a_handler_gets_what_several_calls_brought() -> None:
 def test_ticks_are_dealt_with_though_many_come_with_the_same(scenario: str) -> None:
     ticks: Counter[str] = Counter()
     for seed in range(OFTEN):
-        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.checker.ticking.counts()
+        ticks += World(seed, SCENARIOS[scenario], name=scenario).run().environment.accounts.ticking.counts()
 
     assert {"fired", "skipped", "superseded"} <= set(ticks)
 

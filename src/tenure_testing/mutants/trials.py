@@ -12,7 +12,7 @@ from functools import partial
 from tenure.clock import SystemClock
 from tenure_testing.mutants import MUTANTS
 from tenure_testing.simulation.campaign import made, processor_seconds, spread
-from tenure_testing.simulation.invariants import Violation
+from tenure_testing.simulation.violation import Violation
 from tenure_testing.simulation.world import World
 
 SEEDS = 500

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from tenure.storage.memory.model import Model
 from tenure_testing.simulation.figures import Failure, WorldFigures
-from tenure_testing.simulation.invariants import Violation
 from tenure_testing.simulation.plan import SCENARIOS
+from tenure_testing.simulation.violation import Violation
 from tenure_testing.simulation.world import World
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from tenure.app import Tenure
 from tenure.clock import SECOND
 from tenure.storage.memory.model import Model
 from tenure.storage.memory.storage import MemoryStorage
+from tenure_testing.simulation.accounts import Accounts
 from tenure_testing.simulation.event_loop import Node, SimClock, SimLoop
 from tenure_testing.simulation.fault_log import EVERYWHERE, FaultLog
 from tenure_testing.simulation.invariants import InvariantChecker
@@ -60,7 +61,7 @@ class WorldEnvironment:
         self._failures: list[BaseException] = []
         storage = MemoryStorage(clock=self.clock)
         storage.model = self.model = model(self.clock)
-        self.checker = InvariantChecker(
+        self.accounts = Accounts(
             self.model,
             self.clock,
             self.fault_log,
@@ -71,6 +72,7 @@ class WorldEnvironment:
             failed_workers=self.failed_workers,
             slack=SLACK + MESSAGES * plan.rates.delay + TICKS * plan.tick,
         )
+        self.checker = InvariantChecker(self.accounts)
         self.server = SimServer(loop, storage, self.checker, Random(f"net {seed}"))
         self.server.rates = plan.rates
         if plan.rates.excuses:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tenure.core.job import JobRecord
-from tenure_testing.simulation.invariants import Violation
+from tenure_testing.simulation.violation import Violation
 from tenure_testing.simulation.world import World
 
 PARTING = frozenset({"farewell"})
@@ -65,26 +65,27 @@ class WorldFigures:
     @classmethod
     def of(cls, world: World, violation: Violation | None = None) -> "WorldFigures":
         """Return the figures of a world that has ended or was stopped by a violation."""
-        environment, checker, records = world.environment, world.environment.checker, world.environment.model.records
+        environment, records = world.environment, world.environment.model.records
+        accounts = environment.accounts
         faults = Counter({kind: n for kind, n in environment.fault_log.counts().items() if kind not in PARTING})
         figures = cls(
             seeds=1,
             seconds=environment.loop.time(),
-            calls=checker.steps,
+            calls=environment.checker.steps,
             faults=faults + Counter(environment.server.counts) + environment.deeds,
             # Jobs that were deleted, discarded or kept long enough are gone. The checker has verified the reason of
             # each.
-            jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in checker.stories),
+            jobs=Counter(str(job.state) if (job := records.get(ref)) else "forgotten" for ref in accounts.stories),
             features=Counter(name for job in records.values() for name in _features(job)),
-            verdicts=Counter(checker.verdicts),
-            receipts=Counter(checker.receipts),
-            ticks=checker.ticking.counts(),
-            runs=checker.runs,
-            again=checker.again,
-            announced=checker.announced,
-            repaired=checker.repaired,
+            verdicts=Counter(accounts.verdicts),
+            receipts=Counter(accounts.receipts),
+            ticks=accounts.ticking.counts(),
+            runs=accounts.runs,
+            again=accounts.again,
+            announced=accounts.announced,
+            repaired=accounts.repaired,
         )
-        for one in checker.recoveries:
+        for one in accounts.recoveries:
             figures.recoveries.setdefault(one.reason, []).append(one.seconds)
             if one.clear:
                 figures.clear.setdefault(one.reason, []).append(one.seconds)

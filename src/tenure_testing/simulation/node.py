@@ -19,8 +19,8 @@ from tenure.worker.worker import Worker
 from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node
 from tenure_testing.simulation.fault_log import EVERYWHERE
-from tenure_testing.simulation.invariants import Violation
 from tenure_testing.simulation.network import SimNet
+from tenure_testing.simulation.violation import Violation
 from tenure_testing.simulation.workload import OTHER
 
 FAREWELL = 3 * FORCED_GRACE + 0.1

@@ -39,10 +39,10 @@ from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node, SimLoop, simulate
 from tenure_testing.simulation.fault_log import EVERYWHERE
 from tenure_testing.simulation.faults import FaultInjector
-from tenure_testing.simulation.invariants import Violation
 from tenure_testing.simulation.network import LONGEST_DELAY, SimNet
 from tenure_testing.simulation.node import SimulatedNode
 from tenure_testing.simulation.plan import WorldPlan
+from tenure_testing.simulation.violation import Violation
 from tenure_testing.simulation.workload import OTHER, OVERRUNS, drawn, featured, scheduled
 
 QUIET = 12.0
@@ -163,8 +163,8 @@ class World:
         environment, timing, net = self.environment, self.plan.timing, SimNet(self.environment.server)
         await asyncio.sleep(timing.recovery_bound.total_seconds())
         environment.look()
-        environment.checker.ticking.finish(environment.clock.now(), micros(2 * timing.sweep) + SECOND)
-        names = list(environment.checker.ticking.courses)
+        environment.accounts.ticking.finish(environment.clock.now(), micros(2 * timing.sweep) + SECOND)
+        names = list(environment.accounts.ticking.courses)
         await self._insist(lambda: net.plan([PauseSchedule(name, paused=True) for name in names]))
 
     async def _insist(self, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -271,11 +271,11 @@ class World:
         """Compare what the handlers did with what the storage knows."""
         by_job: dict[Ref, list[Any]] = {}
         for entry in self.environment.journal.entries:
-            story = self.environment.checker.stories.get(entry.ref)
+            story = self.environment.accounts.stories.get(entry.ref)
             run = story.runs.get(entry.fence) if story is not None else None
             if run is None or (run.number, run.owner) != (entry.run, entry.owner):
                 raise Violation(f"I17: {entry} began, and the history has no such run: {run}")
-            given = self.environment.checker.calls.given.get((entry.ref, entry.fence))
+            given = self.environment.accounts.calls.given.get((entry.ref, entry.fence))
             right = None if given is None else tuple(n for call in given for n in json.decode(call)["items"])
             if entry.items != right:
                 raise Violation(f"I13: {entry} was given {entry.items}, and has gathered {right}")
@@ -286,14 +286,14 @@ class World:
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
         self._check_rights()
         began = {(entry.ref, entry.fence) for entry in self.environment.journal.entries}
-        for one in self.environment.checker.counted:
+        for one in self.environment.accounts.counted:
             if one not in began:
                 raise Violation(f"I18: the put-back of {one} was counted, and it had not begun")
-        for one in self.environment.checker.uncounted:
+        for one in self.environment.accounts.uncounted:
             if one in began:
                 raise Violation(f"I18: the put-back of {one} was not counted, and it had begun")
         for ref in self._acknowledged:
-            story = self.environment.checker.stories.get(ref)
+            story = self.environment.accounts.stories.get(ref)
             if story is None or (ref not in self.environment.model.records and not story.deleted):
                 raise Violation(f"I8: {ref} was acknowledged and is lost")
 
@@ -331,7 +331,7 @@ class World:
         if not self.plan.hearing:
             return
         troubled = any(trouble.kind != "farewell" for trouble in self.environment.fault_log.all)
-        for cursor in self.environment.checker.stalls:
+        for cursor in self.environment.accounts.stalls:
             times = self.environment.heard[cursor]
             if not times or (times > 1 and not troubled):
                 raise Violation(f"events: the stall at {cursor} was heard of {times} times")
