@@ -65,6 +65,72 @@ KIT_FLOORS: dict[str, int] = {
 }
 """The floors of `tenure_testing`, by the same rule. Its rooms may import every room of `tenure`."""
 
+INNER_FLOORS: dict[str, tuple[str, ...]] = {
+    "tenure.worker": (
+        "event_loop injected known_tasks lifespan partitions recycling scoreboard stop_signals supervisor_messages "
+        "worker_metrics",
+        "loop_lag",
+        "active_runs",
+        "deps prefetch stacks",
+        "keeper outcomes run supervised watchdog",
+        "isolation",
+        "executor",
+        "loop",
+        "assembly",
+        "shutdown",
+        "worker",
+    ),
+    "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
+    "tenure.storage": (
+        "cursors notifications protocol script_files",
+        "notification_retry sql",
+        "memory redis sqlite",
+        "urls",
+    ),
+    "tenure_testing.conformance": (
+        "helpers state_machine",
+        "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order reading "
+        "reclaim regressions renew revise sweep ttl tune unique_keys",
+        "concurrency_keys dead_letters pause rates retention schedules unknown_tasks",
+        "suite",
+        "__init__",
+    ),
+    "tenure_testing.simulation": (
+        "call_checks event_loop fault_log job_history record_checks violation workload",
+        "fairness_checks network rate_checks recovery_checks tick_checks",
+        "accounts plan",
+        "event_checks order_checks sweep_checks transition_checks",
+        "change_checks run_checks",
+        "invariants",
+        "environment",
+        "node",
+        "faults",
+        "world",
+        "figures",
+        "campaign",
+    ),
+    "tenure_testing.chaos": (
+        "blocking records redis_storage storage",
+        "evidence processes tasks",
+        "faults producer recoveries",
+        "audit redis_faults sqlite_faults",
+        "run",
+        "__main__",
+    ),
+    "tenure_testing.mutants": ("registry", "enqueue rates runs", "__init__", "trials", "__main__"),
+    "tenure_testing.demo": (
+        "bad_handlers corpus event_follower processes work",
+        "handler_log",
+        "evidence tasks",
+        "audit faults gather workers",
+        "gil_holding report",
+        "output",
+        "run",
+        "__main__",
+    ),
+}
+"""The floors inside the large rooms, the lowest first, by the same rule. A folder in a room stands on one floor."""
+
 PURE = {
     "__future__",
     "base64",
@@ -207,6 +273,29 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     sorter = TopologicalSorter({name: imported_modules(path, known) for name, path in known.items()})
 
     sorter.prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("room", INNER_FLOORS)
+def test_imports_inside_a_room_go_to_lower_floors(room: str) -> None:
+    floors = {name: floor for floor, names in enumerate(INNER_FLOORS[room]) for name in names.split()}
+    known = modules()
+
+    def place(module: str) -> str:
+        return module.removeprefix(room).lstrip(".").partition(".")[0] or "__init__"
+
+    inside = [name for name in known if name == room or name.startswith(f"{room}.")]
+    empty = {"__init__"} if not imported_modules(known[room], known) else set[str]()
+    assert {place(name) for name in inside} - empty == set(floors) - empty, "give each module a floor"
+
+    found = [
+        f"{name} imports {other}"
+        for name in inside
+        for other in imported_modules(known[name], known)
+        if other in inside
+        and place(other) not in (place(name), *empty)
+        and (place(name) in empty or floors[place(other)] >= floors[place(name)])
+    ]
+    assert found == []
 
 
 def test_each_class_name_exists_once() -> None:
