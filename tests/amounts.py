@@ -10,8 +10,13 @@ FULL = os.environ.get("TENURE_TEST_FULL") == "1"
 REDIS = pytest.mark.redis
 
 
-def amount(usual: int, full: int) -> int:
+AMOUNTS = {"rolling restarts": (20, 50), "deaths of workers in a row": (40, 100)}
+"""How often a test repeats something, usually and in a full run. CONTRIBUTING has the same table."""
+
+
+def amount(what: str) -> int:
     """Return how often a test repeats something."""
+    usual, full = AMOUNTS[what]
     return full if FULL else usual
 
 

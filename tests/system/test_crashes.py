@@ -122,7 +122,7 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
 async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
     crew: MakeFarm, request: pytest.FixtureRequest
 ) -> None:
-    times = amount(40, full=100) if "sqlite" in request.node.name else 20
+    times = amount("deaths of workers in a row") if "sqlite" in request.node.name else 20
     here = crew(max_count="0", deaf="1")
     supervisor = here.worker("--processes", "4", "-c", "1", "--log-level", "error")
     await full(here, supervisor.pid, 4)

@@ -180,11 +180,12 @@ async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(fa
     assert await asyncio.to_thread(worker.wait, 30) == 0
 
 
-ROLLERS, ROUNDS = 2, amount(10, full=25)
+ROLLERS = 2
+ROUNDS = amount("rolling restarts") // ROLLERS
 
 
 async def roll(here: Farm) -> None:
-    """Restart one worker after the other, twenty or fifty times in all, over a stream of jobs."""
+    """Restart one worker after the other, as often as `amount` says, over a stream of jobs."""
     app = Tenure(here.url, timing=timing_of(here.env))
 
     @app.task(name="crew.nap")
