@@ -79,19 +79,22 @@ def next_sweep_in(every: float, retry_in: float | None, rng: Random) -> float:
     return every if retry_in is None else retry_in + rng.random() * min(LATE, every / 4)
 
 
-def longest_skip(lease: float, every: float, term: float) -> float:
+def longest_skip(lease: float, every: float, term: float, grace: float) -> float:
     """Return how long a partition without leases or due jobs may be skipped; 0 if not longer than one interval.
 
     A lease that begins meanwhile must be watched in time, in each of these cases:
 
-    - Half a lease: a skip that ends too late, because the leader stood still, looks like a gap to the pause guard. The
-      guard then grants half a lease of grace for half a lease. Both are over when the lease is.
+    - Half a lease, and a sweep and a grace less a term: if the leader dies together with the holder, the next leader
+      sees a gap, and the pause guard keeps suspects for half a lease from then on. That is over when a job whose lease
+      was not renewed is recovered anyway: after its lease, the grace and two sweeps.
+    - Half a lease: the same if the leader stands still instead.
     - A lease less three sweeps: a standstill after a skip counts as a gap only from three sweeps on. So an unnoticed
       standstill lasts less than a lease, and no lease has run out by it.
     - A lease less a term and a sweep: if the leader dies together with the holder, its term lasts for the skip and for
       its own length after it. The next leader starts before the lease is out.
     """
-    skip = min(lease / 2, lease - max(3 * every, term + every))
+    late = min(LATE, every / 4)
+    skip = min(lease / 2 + min(0.0, every + grace - term - late), lease - max(3 * every, term + every))
     return skip if skip > every else 0.0
 
 

@@ -130,10 +130,12 @@ def grace_end(now: int, *, terms: StallTerms, lease_until: int, grace: int, resu
     """Return until when an expired lease stays a suspect.
 
     Usually the grace applies. Two beats (half the lease) apply in two cases. First, no process swept for a while: the
-    storage or the whole host stood still, so every holder is late. Second, the lease ends further ahead than it is
-    long: the clock was set back.
+    storage or the whole host stood still, so every holder is late. It has two beats from the first sweep after that.
+    Second, the lease ends further ahead than it is long: the clock was set back.
     """
     beats = terms.lease // 2
-    resumed = resumed_at is not None and resumed_at <= now < resumed_at + beats
-    set_back = lease_until > now + longest_lease(terms)
-    return now + (beats if resumed or set_back else grace)
+    if lease_until > now + longest_lease(terms):
+        return now + beats
+    if resumed_at is not None and resumed_at <= now:
+        return max(now + grace, resumed_at + beats)
+    return now + grace

@@ -83,7 +83,7 @@ class Sweeper:
             every=micros(timing.sweep),
             grace=micros(timing.grace),
         )
-        skip = longest_skip(timing.lease.total_seconds(), self._every, self._term_timeout)
+        skip = longest_skip(timing.lease.total_seconds(), self._every, self._term_timeout, timing.grace.total_seconds())
         self._periodic_request = structs.replace(self._request, max_skip=round(1_000_000 * skip))
         """The request of the periodic sweeps: some of them may skip parts of the storage that have nothing to do."""
 

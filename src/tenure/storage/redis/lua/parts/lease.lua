@@ -63,9 +63,13 @@ end
 -- Until when a job with an expired lease is only suspected.
 function Lease.grace_ends(job, grace, resumed_at)
   local beats = floor(job.lease / 2)
-  local resumed = resumed_at and resumed_at <= NOW and NOW < resumed_at + beats
-  local set_back = job.lease_until > NOW + Lease.longest(job)
-  return NOW + ((resumed or set_back) and beats or grace)
+  if job.lease_until > NOW + Lease.longest(job) then
+    return NOW + beats
+  end
+  if resumed_at and resumed_at <= NOW then
+    return max(NOW + grace, resumed_at + beats)
+  end
+  return NOW + grace
 end
 
 -- The encoded owners, as records contain them.
