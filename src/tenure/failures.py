@@ -5,7 +5,11 @@ BaseException. So we find the class by `type`, read attributes of exceptions by 
 guard calls into user code against every exception.
 """
 
+import asyncio
+import contextlib
+import functools
 import logging
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -24,6 +28,14 @@ CHAIN = 16
 
 REDACTED = "[redacted]"
 
+_CALLERS = (
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
+    contextlib.__file__,
+    functools.__file__,
+    os.path.join(os.path.dirname(asyncio.__file__), ""),
+)
+"""The files of Tenure, and those of the standard library through which Tenure calls the user's code."""
+
 _NAME = r"(?: passw | passphrase | secret | token | api_?key | credential | authori[sz]ation | cookie )"
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
 # The pattern begins with the name: with any characters before it, a search would take quadratic time.
@@ -36,8 +48,25 @@ _SECRET = re.compile(
 
 
 def recorded(error: BaseException) -> RecordedError:
-    """Return an exception in the form that is recorded with its job."""
-    return RecordedError(class_name(error), text_of(error), trace_of(error))
+    """Return an exception in the form that is recorded with its job. Its traceback begins in the user's code."""
+    return RecordedError(class_name(error), text_of(error), trace_of(error, users_part(traceback_of(error))))
+
+
+class RecordedException(Exception):
+    """An exception of which only its record is known, such as one of another process; for `exc_info`."""
+
+    def __init__(self, error: RecordedError) -> None:
+        super().__init__(f"{error.type}: {error.message}")
+        if error.traceback:
+            self.add_note(error.traceback)
+
+
+def users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of Tenure that called the user's code; all of it if no other code ran."""
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        rest = rest.tb_next
+    return rest or trace
 
 
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
@@ -92,10 +121,10 @@ def _redacted(value: Any, copies: dict[int, Any], depth: int = 8) -> Any:
     return copied
 
 
-def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception, with those of its causes, as text."""
+def trace_of(error: BaseException, trace: TracebackType | None = None) -> str:
+    """Return the traceback of an exception, with those of its causes, as text. `trace`: its part to be shown."""
     try:
-        text = "".join(traceback.format_exception(type(error), error, traceback_of(error)))
+        text = "".join(traceback.format_exception(type(error), error, trace or traceback_of(error)))
     except BaseException:
         text = "\n".join(reversed([*map(_plain_trace, _chain(error))]))
     return _kept(text, TRACEBACK_KEPT, end=True)
@@ -106,10 +135,22 @@ def traceback_of(error: BaseException) -> TracebackType | None:
     return cast("TracebackType | None", _own(error, "__traceback__"))
 
 
-def log_failure(logger: logging.Logger, level: int, message: str, *args: object, error: BaseException) -> None:
-    """Log an exception with its traceback; as text, if the logging module could not format or encode it."""
+def log_failure(
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *args: object,
+    error: BaseException,
+    trace: TracebackType | None = None,
+) -> None:
+    """Log an exception with its traceback; as text, if the logging module could not format or encode it.
+
+    `trace`: the part of its traceback to be logged.
+    """
+    if not logger.isEnabledFor(level):
+        return
     if _is_loggable(error):
-        logger.log(level, message, *args, exc_info=(type(error), error, traceback_of(error)))
+        logger.log(level, message, *args, exc_info=(type(error), error, trace or traceback_of(error)))
     else:
         logger.log(level, f"{message}\n%s", *args, trace_of(error))
 

@@ -65,7 +65,7 @@ async def logging_on(seconds: float) -> None:
     try:
         raise ValueError("shown")
     except ValueError:
-        logging.getLogger("shop.stock").exception("it is %s", "low")
+        logging.getLogger("shop.stock").exception("it is %s", "low", extra={"shelf": 3})
     asyncio.get_running_loop().call_later(seconds, logging.getLogger("shop.stock").warning, "still low")
 
 

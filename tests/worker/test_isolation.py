@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from tenure import JobCancelledError, JobStalled, State, TaskOptions, Tenure, UsageError
+from tenure import JobCancelledError, JobFailedError, JobStalled, State, TaskOptions, Tenure, UsageError
 from tenure.clock import SystemClock
 from tenure.core.job import JobDetail, Owner, StallTerms
 from tenure.core.lease import Lease
@@ -110,7 +111,8 @@ async def test_logs_of_an_isolated_process_appear_in_the_workers_log(
     mod: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with mod.app, mod.app.worker():
-        await (await mod.logging_on.enqueue(0.2)).result(timeout=30)
+        job = await mod.logging_on.enqueue(0.2)
+        await job.result(timeout=30)
         async with asyncio.timeout(10):
             while "still low" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -118,6 +120,23 @@ async def test_logs_of_an_isolated_process_appear_in_the_workers_log(
     first = next(record for record in caplog.records if record.name == "shop.stock")
     assert (first.levelname, first.getMessage()) == ("ERROR", "it is low")
     assert 'raise ValueError("shown")' in caplog.text
+    assert (vars(first)["shelf"], vars(first)["tenure_job_id"], vars(first)["tenure_run"]) == (3, job.id, 1)
+
+
+async def test_a_failure_there_is_logged_with_its_type_message_and_traceback(
+    mod: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with mod.app, mod.app.worker():
+        with pytest.raises(JobFailedError):
+            await (await mod.raising.enqueue("error")).result(timeout=30)
+
+    said = [record for record in caplog.records if record.name == "tenure.jobs"]
+    assert [record.getMessage().split(") ")[1].split()[0] for record in said] == ["started,", "failed"]
+    assert {vars(record)["tenure_run"] for record in said} == {1}
+    assert said[1].exc_info is not None
+    assert "ValueError: " in str(said[1].exc_info[1])
+    assert "in raising" in caplog.text
 
 
 async def test_what_a_handler_raises_there_decides_as_anywhere(mod: Any) -> None:

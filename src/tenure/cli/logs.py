@@ -11,12 +11,11 @@ import msgspec
 
 from tenure.core.check import shown
 from tenure.core.text import storable
+from tenure.handlers.log_fields import STANDARD
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 LEVELS = ["debug", "info", "warning", "error", "critical"]
-
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
@@ -30,7 +29,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        fields |= {name: value for name, value in vars(record).items() if name not in STANDARD}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         try:

@@ -272,7 +272,6 @@ def _server(app: Tenure, app_worker: Worker, http: Http) -> HealthServer:
 async def _work(
     app: Tenure, app_worker: Worker, options: WorkerOptions, server: HealthServer | None, child: SupervisorLink | None
 ) -> None:
-    logger.info("worker %s (%s) starts on %s", app_worker.owner.name, app_worker.owner.id, app.storage.url)
     try:
         if server is not None:
             # Serve health while the worker starts, which an absent storage may delay, and while it drains.

@@ -119,26 +119,41 @@ class ProgressReports:
 
 
 class JobLog:
-    """A job's own log, stored with the job: the newest 1,000 lines, each with the fence of its run. Never raises."""
+    """A job's own log, stored with the job: the newest 1,000 lines, each with the fence of its run. Never raises.
 
-    def __init__(self, write: Callable[[str, object, Mapping[str, object]], None]) -> None:
+    Positional arguments are merged into the message with `%`, as in the module logging. Keywords become fields.
+    """
+
+    def __init__(self, write: Callable[[str, object, tuple[object, ...], Mapping[str, object]], None]) -> None:
         self._write = write
 
-    def debug(self, message: object, /, **fields: object) -> None:
+    def debug(self, message: object, /, *args: object, **fields: object) -> None:
         """Add a line of level debug."""
-        self._write("debug", message, fields)
+        self._write("debug", message, args, fields)
 
-    def info(self, message: object, /, **fields: object) -> None:
+    def info(self, message: object, /, *args: object, **fields: object) -> None:
         """Add a line of level info."""
-        self._write("info", message, fields)
+        self._write("info", message, args, fields)
 
-    def warning(self, message: object, /, **fields: object) -> None:
+    def warning(self, message: object, /, *args: object, **fields: object) -> None:
         """Add a line of level warning."""
-        self._write("warning", message, fields)
+        self._write("warning", message, args, fields)
 
-    def error(self, message: object, /, **fields: object) -> None:
+    def error(self, message: object, /, *args: object, **fields: object) -> None:
         """Add a line of level error."""
-        self._write("error", message, fields)
+        self._write("error", message, args, fields)
+
+
+def _merged(message: object, args: tuple[object, ...]) -> str:
+    """Return the message with its arguments. Arguments that do not fit are appended: the line must not be lost."""
+    text = str(message)
+    if not args:
+        return text
+    try:
+        # As in the module logging, a single mapping gives named values.
+        return text % (args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args)
+    except (TypeError, ValueError, KeyError):
+        return f"{text} {args!r}"
 
 
 class JobContext:
@@ -158,6 +173,11 @@ class JobContext:
         self._uptime = uptime
         self.state = state
         """The value that the worker's lifespan yielded; None without a lifespan."""
+
+    @property
+    def record(self) -> JobRecord:
+        """The job's record as it was claimed; for the worker."""
+        return self._job
 
     @property
     def log(self) -> JobLog:
@@ -258,10 +278,10 @@ class JobContext:
             # The value or the note may be an object whose methods raise; this call must not.
             self._signs.sign(self._uptime())
 
-    def _write(self, level: str, message: object, fields: Mapping[str, object]) -> None:
+    def _write(self, level: str, message: object, args: tuple[object, ...], fields: Mapping[str, object]) -> None:
         try:
             texts = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
-            self._signs.log(self._uptime(), level, storable(str(message)), texts)
+            self._signs.log(self._uptime(), level, storable(_merged(message, args)), texts)
         except BaseException:
             # If the text cannot be made, drop the line rather than fail the handler.
             self._signs.sign(self._uptime())
@@ -287,6 +307,12 @@ def current_job() -> JobContext:
         return _CURRENT.get()
     except LookupError:
         raise UsageError("current_job() was called outside of a running job") from None
+
+
+def current_record() -> JobRecord | None:
+    """Return the record of the job that the caller runs in, or None; for log records."""
+    job = _CURRENT.get(None)
+    return None if job is None else job.record
 
 
 def running_job() -> JobContext | None:

@@ -14,7 +14,7 @@ from types import CodeType, CoroutineType
 from typing import Any, Literal, TypeAlias
 
 from tenure.clock import SECOND
-from tenure.core.job import Ref
+from tenure.core.job import RecordedError, Ref
 from tenure.core.lease import Lease, margin, trusted_until
 from tenure.core.outcome import StopCode, UnknownReason
 from tenure.handlers.context import JobContext, ProgressReports, Report
@@ -170,6 +170,8 @@ class ActiveRun:
     """Where its handler runs."""
     pid: int | None = None
     """The isolated process that the handler runs in, while there is one."""
+    failure: tuple[RecordedError, BaseException] | None = None
+    """The recorded error of its outcome and the exception itself, until both are logged."""
     row: int | None = None
     """Its row in the scoreboard, while there is one."""
     unknown: UnknownReason | None = None

@@ -27,7 +27,7 @@ from tenure.client.task import Task
 from tenure.clock import SECOND, Clock
 from tenure.core.decision import Finish, PutBack
 from tenure.core.events import Event, LeaseLost
-from tenure.core.job import JobRecord, Owner, Ref, RunRecord, StallReason
+from tenure.core.job import JobRecord, Owner, RecordedError, Ref, RunRecord, StallReason
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
 from tenure.core.outcome import (
@@ -43,7 +43,8 @@ from tenure.core.outcome import (
 )
 from tenure.core.postmortem import first_line, post_mortem, stall_cause
 from tenure.core.settlement import Settlement, settlement
-from tenure.failures import log_failure, recorded
+from tenure.failures import RecordedException, log_failure, recorded, traceback_of, users_part
+from tenure.handlers.log_fields import about
 from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason, overrides
 from tenure.worker.deps import WorkerDeps
 from tenure.worker.event_loop import LoopGuard
@@ -52,7 +53,7 @@ from tenure.worker.known_tasks import why_unknown
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
-from tenure.worker.run import HOOK_LIMIT, Runner, misuse, stopped
+from tenure.worker.run import HOOK_LIMIT, JOB_LOGGER, Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
 from tenure.worker.stacks.traces import stack_of
 
@@ -83,35 +84,72 @@ def _accepts_keywords(function: Callable[..., object]) -> bool:
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def log_bad_outcome(logger: logging.Logger, job: JobRecord, settlement: Settlement) -> None:
-    """Log why a run went wrong, if it did."""
-    match settlement.decision:
-        case Finish(state=State.FAILED, reason=reason, error=error):
-            logger.error(
-                "job %s (%s) failed in run %d, reason %s: %s; details: tenure jobs show %s",
-                job.id,
-                job.task,
-                job.starts,
-                reason,
-                error.type if error else "no error",
-                job.id,
-            )
-        case PutBack(charge="failures", after=after, error=error):
-            logger.warning(
-                "job %s (%s) failed in run %d: %s; retrying in %.1f s",
-                job.id,
-                job.task,
-                job.starts,
-                error.type if error else "no error",
-                after / SECOND,
-            )
-        case PutBack(charge="stalls"):
-            why = first_line(settlement.ended.detail or "")
-            logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
-        case PutBack(charge="releases", reason="unknown_task"):
-            logger.warning("job %s: this worker does not know its task %r", job.id, job.task)
-        case _:
-            return
+def log_end(logger: logging.Logger, run: ActiveRun, entry: Settlement, outcome: Outcome, took: float) -> None:
+    """Log how a run ended. `took`: its seconds; 0 if it did not begin or was cut off."""
+    job, decision = run.lease.job, entry.decision
+    with about(job):
+        match decision:
+            case Finish(state=State.COMPLETED):
+                logger.info("job %s (%s) completed in %.1f ms", job.id, job.task, took * 1000)
+            case Finish(state=State.FAILED, reason=reason, error=error):
+                _log_failure(
+                    logger,
+                    logging.ERROR,
+                    f"failed in run %d{_after(took)}, reason %s: %s; details: tenure jobs show %s",
+                    (job.starts, reason, _cause(error), job.id),
+                    error,
+                    run,
+                    outcome,
+                )
+            case PutBack(charge="failures", after=after, error=error):
+                _log_failure(
+                    logger,
+                    logging.WARNING,
+                    f"failed in run %d{_after(took)}: %s; retrying in %.1f s",
+                    (job.starts, _cause(error), after / SECOND),
+                    error,
+                    run,
+                    outcome,
+                )
+            case PutBack(charge="stalls"):
+                why = first_line(entry.ended.detail or "")
+                logger.error("job %s (%s) stalled in run %d: %s", job.id, job.task, job.starts, why)
+            case PutBack(charge="releases", reason="unknown_task"):
+                logger.warning("job %s: this worker does not know its task %r", job.id, job.task)
+            case PutBack(after=after, reason=reason):
+                text = f"job %s (%s) released{_after(took)} (%s); due again in %.1f s"
+                logger.info(text, job.id, job.task, reason, after / SECOND)
+            case Finish(state=state):
+                logger.info(f"job %s (%s) %s{_after(took)}", job.id, job.task, state)
+
+
+def _after(took: float) -> str:
+    return f" after {took * 1000:.1f} ms" if took else ""
+
+
+def _cause(error: RecordedError | None) -> str:
+    return "no error" if error is None else f"{error.type}: {first_line(error.message)}"
+
+
+def _log_failure(
+    logger: logging.Logger,
+    level: int,
+    text: str,
+    args: tuple[object, ...],
+    error: RecordedError | None,
+    run: ActiveRun,
+    outcome: Outcome,
+) -> None:
+    """Log a failed run with its exception. If only the record of the exception is known, log that."""
+    job = run.lease.job
+    exception: BaseException | None = None if error is None else RecordedException(error)
+    if run.failure is not None and run.failure[0] is getattr(outcome, "error", None):
+        exception = run.failure[1]
+    if exception is None:
+        logger.log(level, f"job %s (%s) {text}", job.id, job.task, *args)
+        return
+    trace = users_part(traceback_of(exception))
+    log_failure(logger, level, f"job %s (%s) {text}", job.id, job.task, *args, error=exception, trace=trace)
 
 
 def silence_outcome(run: ActiveRun, reason: StallReason, *, worker: Owner, clock: Clock) -> Stalled:
@@ -166,6 +204,7 @@ class Executor:
         """Create an executor. `report_unstoppable` is called when a run that keeps its right does not end."""
         self._owner, self._active_runs, self._clock, self._rng = deps.owner, deps.active_runs, deps.clock, deps.rng
         self._logger, self._metrics = deps.logger, deps.metrics
+        self._job_logger = deps.logger.getChild(JOB_LOGGER)
         self._supervised = supervised
         self._report_unstoppable = report_unstoppable
         self._keeping_right: dict[ActiveRun, Outcome] = {}
@@ -570,9 +609,11 @@ class Executor:
                 outcome = structs.replace(outcome, begun=begun, stopping=self.stopping)
             entry = settlement(run.lease, self._complete(run, outcome), self._rng, took=took)
             self._outcomes.add(run.key, entry)
-            if not isinstance(outcome, Returned):
-                log_bad_outcome(self._logger, run.lease.job, entry)
+            if not isinstance(outcome, Returned) or self._job_logger.isEnabledFor(logging.INFO):
+                log_end(self._job_logger, run, entry, outcome, took)
                 self.released += isinstance(outcome, Interrupted)
+        # Its traceback refers to the run.
+        run.failure = None
         self.over()
 
     def _complete(self, run: ActiveRun, outcome: Outcome) -> Outcome:

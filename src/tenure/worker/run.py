@@ -189,6 +189,9 @@ NO_PROCESS_DELAY = 10_000_000
 
 CANCELLED_FROM_WITHIN = "the handler was cancelled from within"
 
+JOB_LOGGER = "jobs"
+"""The child of the app's logger that logs the start and the end of each run."""
+
 RESULT_KEPT = 1_000
 """The number of characters kept of the `repr` of a result that cannot be recorded."""
 
@@ -218,7 +221,7 @@ class Runner:
         self._codec = codec
         self._threads = threads
         self._clock = clock
-        self._logger = logger
+        self._logger, self._job_logger = logger, logger.getChild(JOB_LOGGER)
         self._middleware = middleware
         self._replaced = replaced
         self._state = state
@@ -245,18 +248,24 @@ class Runner:
         except BaseException as error:
             # Codecs and migrations are user code. They do not await, so even a CancelledError comes from them, not
             # from our stop.
-            return Unreadable(recorded(error))
+            return _failed(run, Unreadable(recorded(error)), error)
         if run.stop is not None:
             return stopped(run)
         run.context = JobContext(job, run.signs, self._clock.uptime, self._state())
         entered(run.context)
+        if self._job_logger.isEnabledFor(logging.INFO):
+            self._job_logger.info("job %s (%s) started, run %d", job.id, job.task, job.starts)
         try:
             if job.timeout is None:
                 value = await self._call(task, run.context, args, kwargs, run)
             else:
                 value = await self._limited(task, run.context, args, kwargs, run, overdue)
-        except TimeLimitExceeded:
+        except TimeLimitExceeded as error:
             outcome = timed_out(run)
+            if isinstance(outcome, TimedOut):
+                failure = TimeoutError(outcome.error.message)
+                failure.__cause__ = error.__cause__
+                outcome = _failed(run, outcome, failure)
         except NoThreadError as error:
             self._logger.error("job %s (%s): no thread is available: %s", job.id, job.task, error)
             outcome = _not_begun(run)
@@ -264,7 +273,7 @@ class Runner:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
-            outcome = _outcome_of(error, task, run)
+            outcome = _failed(run, _outcome_of(error, task, run), error)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
         else:
@@ -272,7 +281,7 @@ class Runner:
                 return Returned(task.signature.encode_result(self._codec, value))
             except BaseException as error:
                 # Codecs are user code too, and do not await either.
-                return Unreadable(_unrecorded(error, value))
+                return _failed(run, Unreadable(_unrecorded(error, value)), error)
         # An abandoned thread still runs, so its hook may not clean up yet. The hook of an abandoned run is not called
         # at all: the job may already belong to another run.
         tidies = isinstance(outcome, Cancelled) and not run.in_thread and not run.abandoned
@@ -395,6 +404,13 @@ async def _in_thread(thread: WorkerThread, called: Callable[[], Any], run: Activ
         return await thread.run(called)
     finally:
         run.in_thread = thread.busy
+
+
+def _failed(run: ActiveRun, outcome: Outcome, error: BaseException) -> Outcome:
+    """Return the outcome of a run that ended by this exception. If the outcome is a failure, keep both for the log."""
+    if isinstance(outcome, Raised | Rejected | Unreadable | TimedOut) and not run.over:
+        run.failure = outcome.error, error
+    return outcome
 
 
 def misuse(run: ActiveRun) -> Raised | None:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from tenure._version import __version__
 from tenure.client.app_location import not_while_loading
 from tenure.client.schedules import put_all, put_back, put_later
 from tenure.clock import SECOND
@@ -23,6 +24,7 @@ from tenure.core.events import WorkerStarted
 from tenure.core.job import Owner
 from tenure.core.schedule import Schedule
 from tenure.errors import TenureError, UsageError
+from tenure.handlers.log_fields import add_log_fields
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.runtime import Runtime
 from tenure.storage.protocol import WorkerInfo
@@ -35,6 +37,9 @@ from tenure.worker.shutdown import CANCEL_GRACE, LAST_CALLS, Shutdown
 from tenure.worker.stop_signals import SIGNALS, StopSignals, draining
 
 DRAIN = timedelta(seconds=25)
+
+TASKS_LOGGED = 50
+"""The most tasks that a worker names in its log when it starts."""
 
 
 class Worker:
@@ -134,6 +139,8 @@ class Worker:
         self._runtime.check_migrations()
         self._parts.isolated_runs.find_app()
         self._state = "starting"
+        add_log_fields()
+        self._log_start()
         try:
             await self._runtime.storage.open()
             self._unstored_schedules = await put_all(self._runtime.storage, self._runtime.schedules.values())
@@ -177,6 +184,21 @@ class Worker:
             # The caller learns that the start failed, so no worker that claims without renewing may be left.
             await self.stop(force=True)
             raise
+
+    def _log_start(self) -> None:
+        names = sorted(self._runtime.tasks)
+        more = f" and {len(names) - TASKS_LOGGED} more" if len(names) > TASKS_LOGGED else ""
+        self._runtime.logger.info(
+            "worker %s (%s) starts: tenure %s, storage %s, queues %s, concurrency %d, tasks %s%s",
+            self.owner.name,
+            self.owner.id,
+            __version__,
+            self._runtime.storage.url,
+            ", ".join(self._queues),
+            self._concurrency,
+            ", ".join(names[:TASKS_LOGGED]) or "none",
+            more,
+        )
 
     async def stop(self, *, timeout: Duration | None = None, force: bool = False) -> None:
         """Claim no more, let runs end, hand back the rest, release everything. Idempotent; waits until it is done.

@@ -23,11 +23,13 @@ from typing import Protocol, cast, get_args, runtime_checkable
 from msgspec import structs
 
 from tenure.client.app_location import known_as, load
+from tenure.core.check import shown
 from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Raised
 from tenure.core.text import storable
 from tenure.failures import log_failure, recorded, trace_of
 from tenure.handlers.context import Progress, ProgressReports
+from tenure.handlers.log_fields import STANDARD, add_log_fields
 from tenure.processes.process import end_with_parent, inherited_socket, kill_own_group
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
@@ -141,9 +143,17 @@ class ForwardingLogHandler(logging.Handler):
             trace = trace_of(record.exc_info[1])
         try:
             message = storable(record.getMessage())
-            self._line.send(ForwardedLog(record.name, record.levelno, message, trace))
+            fields = {storable(name): _plain(value) for name, value in vars(record).items() if name not in STANDARD}
+            self._line.send(ForwardedLog(record.name, record.levelno, message, trace, fields))
         except Exception:
             self.handleError(record)
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    """Return a value of a field as it can be sent: a simple one as it is, any other as text."""
+    if value is None or type(value) in (bool, float) or (type(value) is int and -(2**63) <= value < 2**63):
+        return cast("int | float | bool | None", value)
+    return storable(value if type(value) is str else shown(value))
 
 
 CLEAN_UP_TIME = 1.5
@@ -259,6 +269,8 @@ class JobProcess:
         # The run may have been stopped; give its threads and providers time to clean up.
         await first(self._wait_for_rest(), within=CLEAN_UP_TIME)
         self._active = None
+        # Its traceback refers to the run.
+        run.failure = None
         self._send_signs(run)
         ended = self._runtime.lifespan is not None and not self._lifespan.lives
         short = isinstance(outcome, Raised) and outcome.shortage
@@ -370,6 +382,7 @@ def _run_app(line: Channel) -> None:
 
 
 def _log_over(line: Channel, level: int) -> None:
+    add_log_fields()
     root = logging.getLogger()
     if not root.handlers:
         # If the app configured logging when it was loaded, that configuration stays.

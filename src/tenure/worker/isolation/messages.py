@@ -10,7 +10,7 @@ an invalid message ends that process, and nothing else.
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tenure.client.app_location import AppLocation
 from tenure.core.job import JobRecord
@@ -94,12 +94,15 @@ class LoopTurned(Struct, frozen=True, tag="turned"):
 
 
 class ForwardedLog(Struct, frozen=True, tag="logged"):
-    """A record for the worker's log."""
+    """A record for the worker's log. `fields`: those given as `extra`, and those of the job."""
 
     logger: str
     level: int
     message: str
     trace: str | None = None
+    fields: dict[str, str | int | float | bool | None] = field(
+        default_factory=dict[str, str | int | float | bool | None]
+    )
 
 
 class RunEnded(Struct, frozen=True, tag="ended"):

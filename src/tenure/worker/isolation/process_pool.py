@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from tenure.client.app_location import AppLocation
+from tenure.handlers.log_fields import STANDARD
 from tenure.processes.exit_status import OomKills
 from tenure.processes.process import Process, ProcessExit
 from tenure.waiting import first
@@ -218,7 +219,10 @@ def log(record: ForwardedLog) -> None:
     """Log a record of an isolated process as if it came from this process."""
     logger = logging.getLogger(record.logger)
     if logger.isEnabledFor(record.level):
+        # A handler can forge the message, so its fields must not replace attributes of the record.
+        extra = {name: value for name, value in record.fields.items() if name not in STANDARD}
         fields = {
+            **extra,
             "name": record.logger,
             "levelno": record.level,
             "levelname": logging.getLevelName(record.level),
