@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tenure.core.duration import moment
-from tenure.core.job import JobRecord, RecordedError
+from tenure.core.job import JobRecord, RecordedError, Ref
 from tenure.core.text import storable
 from tenure.errors import UsageError
 from tenure.handlers.control import Cancel
@@ -167,10 +167,19 @@ class JobContext:
     misuse: RecordedError | None = None
     """The error of a run whose handler misused its event loop; the run fails with it. Set by the worker."""
 
-    def __init__(self, job: JobRecord, signs: ProgressReports, uptime: Callable[[], float], state: Any = None) -> None:
+    def __init__(
+        self,
+        job: JobRecord,
+        signs: ProgressReports,
+        uptime: Callable[[], float],
+        state: Any = None,
+        report: Callable[[tuple[Ref, int]], None] = lambda key: None,
+    ) -> None:
+        """Create the context of a run. `report` is called with the job and the fence when a report should be sent."""
         self._job = job
         self._signs = signs
         self._uptime = uptime
+        self._report = report
         self.state = state
         """The value that the worker's lifespan yielded; None without a lifespan."""
 
@@ -268,12 +277,15 @@ class JobContext:
     def progress(self, value: float, note: object = None) -> None:
         """Report progress as a number in a unit of your choice, with an optional note; counts as a heartbeat.
 
-        Never raises. A value that is not a finite number counts as a heartbeat only.
+        The storage has it within 0.5 s. Call it as often as you like: only the latest value is sent, at most twice a
+        second. Never raises. A value that is not a finite number counts as a heartbeat only.
         """
         try:
             number = float(value)
             how_far = (number, None if note is None else storable(str(note))) if math.isfinite(number) else None
             self._signs.sign(self._uptime(), how_far)
+            if how_far is not None:
+                self._send_soon()
         except BaseException:
             # The value or the note may be an object whose methods raise; this call must not.
             self._signs.sign(self._uptime())
@@ -282,9 +294,13 @@ class JobContext:
         try:
             texts = {storable(str(name)): storable(str(value)) for name, value in fields.items()}
             self._signs.log(self._uptime(), level, storable(_merged(message, args)), texts)
+            self._send_soon()
         except BaseException:
             # If the text cannot be made, drop the line rather than fail the handler.
             self._signs.sign(self._uptime())
+
+    def _send_soon(self) -> None:
+        self._report((self._job.ref, self._job.fence))
 
     def stop(self, reason: str | None) -> None:
         """Set `cancelled`, so that the handler stops; for the worker."""

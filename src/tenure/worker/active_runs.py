@@ -397,6 +397,8 @@ class ActiveRuns:
         self._lock = threading.Lock()
         self._scoreboard = scoreboard
         self._held: dict[RunKey, ActiveRun] = {}
+        self._changed: dict[RunKey, None] = {}
+        """The runs whose handlers have reported something since the last message, the oldest report first."""
         self._wake_keeper: Callable[[], None] | None = None
         self.next_beat = math.inf
         """The uptime of the keeper's next regular check. Infinite while the keeper is awake."""
@@ -487,6 +489,10 @@ class ActiveRuns:
         """Remove runs. Return each run that was held, or None, in the order of the keys."""
         with self._lock:
             dropped = [self._held.pop(key, None) for key in keys]
+            if self._changed:
+                for run in dropped:
+                    if run is not None:
+                        self._changed.pop(run.key, None)
             for run in dropped:
                 if run is not None and run.row is not None and self._scoreboard is not None:
                     self._scoreboard.clear(run.row)
@@ -494,6 +500,32 @@ class ActiveRuns:
                     # Break the reference cycle with the run and its task: the garbage collector may run in any thread.
                     run.signs.echo = None
         return dropped
+
+    def report(self, key: RunKey) -> None:
+        """Note that a handler has reported something that should be sent soon: progress, data or a log line."""
+        with self._lock:
+            is_first = not self._changed
+            self._changed.setdefault(key)
+        if is_first and self._wake_keeper is not None:
+            self._wake_keeper()
+
+    @property
+    def has_reports(self) -> bool:
+        """True if a handler has reported something since the last message."""
+        return bool(self._changed)
+
+    def take_reports(self, most: int) -> list[ActiveRun]:
+        """Return the runs with reports that wait, the oldest report first, at most `most`; the others keep waiting."""
+        taken: list[ActiveRun] = []
+        with self._lock:
+            while self._changed and len(taken) < most:
+                key = next(iter(self._changed))
+                del self._changed[key]
+                run = self._held.get(key)
+                # A beat or the last message before a settlement may have sent the report already.
+                if run is not None and run.signs.pending:
+                    taken.append(run)
+        return taken
 
     def get(self, key: RunKey) -> ActiveRun | None:
         """Return a run if it is held."""

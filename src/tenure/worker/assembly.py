@@ -79,6 +79,7 @@ class WorkerParts:
             drain=callbacks.recycle,
         )
         abandoned = Abandoned(lambda: self.recycler.too_many_abandoned(abandoned.count))
+        active_runs = ActiveRuns(scoreboard)
         self.runner = Runner(
             runtime.tasks,
             runtime.codec,
@@ -91,8 +92,8 @@ class WorkerParts:
             abandoned=abandoned,
             no_thread=self.recycler.out_of_threads,
             short=self.recycler.shortage,
+            report=active_runs.report,
         )
-        active_runs = ActiveRuns(scoreboard)
         self.isolated_runs = IsolatedRuns(
             runtime,
             worker=owner,

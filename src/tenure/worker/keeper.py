@@ -14,6 +14,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+from msgspec import structs
+
 from tenure.clock import SECOND
 from tenure.core.events import Event
 from tenure.core.exponential_delay import ExponentialDelay
@@ -42,6 +44,9 @@ SHORTEST = 0.005
 
 FIRST_RETRY, LAST_RETRY = 0.1, 1.0
 """Seconds before a failed beat is tried again: often enough that a short outage costs no lease."""
+
+REPORT_INTERVAL = 0.5
+"""Minimum seconds between two messages about what handlers have reported. The beats come first."""
 
 FALSE_ALARM = 0.05
 """Seconds for which hints are ignored after a hint without news. Doubled each time, up to the usual beat."""
@@ -83,6 +88,8 @@ class Keeper:
         self._last_beat = -math.inf
         self._partitions_read_at = -math.inf
         """The uptime of the last answered beat that asked for the state of the partitions."""
+        self._reported_at = -math.inf
+        """The uptime of the last message that carried reports of handlers."""
         self._retry_at = -math.inf
         self._failures = 0
         self._hinted = False
@@ -134,6 +141,9 @@ class Keeper:
         runs = [] if self._given_up() else self._active_runs.all()
         if now >= self._due(runs) - SHORTEST:
             await self._renew(runs, asked_at=now)
+        elif now >= self._reports_due - SHORTEST:
+            # An outage is handled by the beats. Then a beat carries the reports.
+            await self._renew(runs, asked_at=now, reports=self._active_runs.take_reports(RENEW_LIMIT))
         self._active_runs.read_external_renewals()
         self._stop_expired(self._clock.uptime())
         return self._next(self._clock.uptime())
@@ -164,15 +174,22 @@ class Keeper:
             self._announcements.extendleft(reversed(events))
             raise
 
-    async def _renew(self, runs: list[ActiveRun], *, asked_at: float) -> None:
-        every = self._interval(runs)
-        hinted, self._hinted = self._has_unanswered_hint(runs), False
-        due = [run for run in runs if self._needs_renewal(run, asked_at, every)]
+    async def _renew(self, runs: list[ActiveRun], *, asked_at: float, reports: list[ActiveRun] | None = None) -> None:
+        """Beat, or only send the reports of some runs."""
+        every, hinted = self._interval(runs), False
+        self._reported_at = asked_at
+        if reports is None:
+            hinted, self._hinted = self._has_unanswered_hint(runs), False
+            due = [run for run in runs if self._needs_renewal(run, asked_at, every)]
+            events = self._announced()
+        elif reports:
+            due, events = reports, ()
+        else:
+            return
         sent: list[PendingRenewal] = []
-        events = self._announced()
         news = incomplete = 0
         # Short leases make beats more frequent, but not these looks, which ask every partition of the worker's queues.
-        looks = asked_at - self._partitions_read_at >= self._beat - SHORTEST
+        looks = reports is None and asked_at - self._partitions_read_at >= self._beat - SHORTEST
         # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
         limit = max(SHORTEST, min([self._beat, *self._times_to_stop(runs, asked_at)]))
         within = round(answer_limit(every, limit) * SECOND)
@@ -180,19 +197,19 @@ class Keeper:
             async with asyncio.timeout(limit):
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     some = due[start : start + RENEW_LIMIT]
-                    traces = self._traces.new_texts(some, asked_at)
+                    traces = self._traces.new_texts(some, asked_at) if reports is None else [None] * len(some)
                     sent = [run.renewal(asked_at, at, self._monitor) for run, at in zip(some, traces, strict=True)]
                     renewals = tuple(message.renewal for message in sent)
-                    beat = RenewRequest(
-                        self._owner,
-                        renewals,
-                        self._info(),
-                        events,
-                        first_event=self._recorded + 1,
-                        answer_within=within,
-                        lanes=self._lanes(),
-                        seen=self._partitions.seen if looks else None,
-                    )
+                    beat = RenewRequest(self._owner, renewals, answer_within=within)
+                    if reports is None:
+                        beat = structs.replace(
+                            beat,
+                            worker=self._info(),
+                            events=events,
+                            first_event=self._recorded + 1,
+                            lanes=self._lanes(),
+                            seen=self._partitions.seen if looks else None,
+                        )
                     read = self._partitions.read
                     pulse = await self._timed(beat)
                     # If `orders` is missing, the part of the storage that keeps the events has not answered.
@@ -226,6 +243,8 @@ class Keeper:
             self._hinted = self._hinted or hinted
             return
         self._failures = 0
+        if reports is not None:
+            return
         self._last_beat = asked_at
         self._monitor.reported(asked_at)
         if hinted:
@@ -315,6 +334,13 @@ class Keeper:
             return self._retry_at
         return self._ignore_hints_until if self._has_unanswered_hint(runs) else self._last_beat + self._interval(runs)
 
+    @property
+    def _reports_due(self) -> float:
+        """The uptime of the next message about what handlers have reported."""
+        if not self._active_runs.has_reports or self._failures or self._given_up():
+            return math.inf
+        return self._reported_at + REPORT_INTERVAL
+
     def _has_unanswered_hint(self, runs: list[ActiveRun]) -> bool:
         """Return True if no beat followed a hint yet, or a run was claimed before the hint and not renewed since."""
         return self._hinted or any(run.renewed_at < self._active_runs.hinted_at and run.stop is None for run in runs)
@@ -322,7 +348,8 @@ class Keeper:
     def _next(self, now: float) -> float:
         runs = self._active_runs.all()
         silent = [run.next_check - now for run in runs if run.exclusive]
-        return max(SHORTEST, min([self._due(runs) - now, *self._times_to_stop(runs, now), *silent]))
+        due = min(self._due(runs), self._reports_due)
+        return max(SHORTEST, min([due - now, *self._times_to_stop(runs, now), *silent]))
 
 
 def _may_not_outlive(run: ActiveRun) -> bool:

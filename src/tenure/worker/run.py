@@ -42,7 +42,7 @@ from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
 from tenure.threads import NoThreadError, ThreadPool, WorkerThread, wrapped
-from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.recycling import is_shortage
@@ -216,6 +216,7 @@ class Runner:
         abandoned: Abandoned,
         no_thread: Callable[[], None] = lambda: None,
         short: Callable[[RecordedError], None] = lambda error: None,
+        report: Callable[[RunKey], None] = lambda key: None,
     ) -> None:
         self._tasks = tasks
         self._codec = codec
@@ -228,6 +229,7 @@ class Runner:
         self._abandoned = abandoned
         self._no_thread, self._threadless = no_thread, False
         self._short = short
+        self._report_run = report
         self._chains: dict[str, WrappedHandler | None] = {}
         self._closing_tasks: set[asyncio.Task[None]] = set()
         self._hooks = CancelHooks(codec, clock, call=self._call_with_values, report=self._report, abandoned=abandoned)
@@ -251,7 +253,7 @@ class Runner:
             return _failed(run, Unreadable(recorded(error)), error)
         if run.stop is not None:
             return stopped(run)
-        run.context = JobContext(job, run.signs, self._clock.uptime, self._state())
+        run.context = JobContext(job, run.signs, self._clock.uptime, self._state(), self._report_run)
         entered(run.context)
         if self._job_logger.isEnabledFor(logging.INFO):
             self._job_logger.info("job %s (%s) started, run %d", job.id, job.task, job.starts)

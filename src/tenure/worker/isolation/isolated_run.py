@@ -17,7 +17,7 @@ from tenure.core.postmortem import LINES, Ending, Workplace, post_mortem, stall_
 from tenure.handlers.context import Line, Progress
 from tenure.processes.exit_status import OomKills, describe
 from tenure.processes.process import ProcessExit
-from tenure.worker.active_runs import ActiveRun, StopReason, overrides
+from tenure.worker.active_runs import ActiveRun, RunKey, StopReason, overrides
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
     AppFailed,
@@ -114,6 +114,10 @@ class LeaseHolder(Protocol):
 
     def set_suspended(self, run: ActiveRun, suspended: bool, /) -> None:
         """Note that the run's process was suspended, or continues."""
+        ...
+
+    def report(self, key: RunKey, /) -> None:
+        """Note that the run's handler has reported something that should be sent soon."""
         ...
 
     def finish(self, run: ActiveRun, /) -> None:
@@ -280,6 +284,8 @@ class IsolatedRun:
             run.signs.log(at, level, message, fields)
         if signs.at is not None:
             run.signs.sign(signs.at, signs.progress)
+        if signs.progress is not None or signs.log:
+            self._settings.lease_holder.report(run.key)
         run.isolated_position = signs.trace or run.isolated_position
         if signs.in_hook and not run.in_hook:
             run.in_hook = True
