@@ -401,7 +401,7 @@ def test_the_order_of_a_jobs_events_is_the_order_of_its_life(play: Play) -> None
 
         assert [type(event) for event in heard if isinstance(event, JobEvent)] == [JobRetried, JobFailed]
         assert {type(event) for event in heard} >= {WorkerStarted, LeadershipAcquired}
-        cursors = [int(event.cursor) for event in heard]
+        cursors = [int(event.cursor or 0) for event in heard]
         assert cursors == sorted(set(cursors))
         assert all(event.id == job.id for event in heard if isinstance(event, JobEvent))
 

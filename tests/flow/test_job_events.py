@@ -47,8 +47,9 @@ def test_a_job_tells_its_story_while_it_runs_and_ends_with_it(play: Play) -> Non
         await stage.start(app.worker())
         await other.result()
 
-        assert await heard == ["JobRetried", "JobCompleted"]
-        assert await story(job) == ["JobRetried", "JobCompleted"]
+        expected = ["JobStarted", "JobRetried", "JobStarted", "JobCompleted"]
+        assert await heard == expected
+        assert await story(job) == expected
 
     play(scenario)
 
@@ -63,7 +64,7 @@ def test_a_redriven_jobs_earlier_ends_are_part_of_its_story(play: Play) -> None:
 
         job = await fails.enqueue()
         node = await stage.start(app.worker())
-        assert await story(job) == ["JobFailed"]
+        assert await story(job) == ["JobStarted", "JobFailed"]
         stage.loop.kill(node)
         await job.redrive(by="ops")
         heard = asyncio.create_task(story(job))
@@ -71,7 +72,7 @@ def test_a_redriven_jobs_earlier_ends_are_part_of_its_story(play: Play) -> None:
         assert not heard.done()
         await job.cancel("enough")
 
-        assert await heard == [kind.__name__ for kind in (JobFailed, JobRedriven, JobCancelled)]
+        assert await heard == [kind.__name__ for kind in (JobStarted, JobFailed, JobRedriven, JobCancelled)]
 
     play(scenario)
 
@@ -116,10 +117,58 @@ def test_what_is_recorded_on_request_is_recorded_where_it_was_asked_for(play: Pl
         started = [event for event in await stage.told(JobStarted) if event.id == loud.id]
         await asyncio.sleep(1)
 
-        assert await story(quiet) == ["JobCompleted"]
+        assert await story(quiet) == ["JobStarted", "JobProgressed", "JobCompleted"]
         assert await story(loud) == ["JobEnqueued", "JobStarted", "JobProgressed", "JobCompleted"]
         assert [(event.attempt, event.redelivered, event.run) for event in started] == [(1, False, 1)]
         assert [event.queue for event in await stage.told(QueueDrained)] == ["loud"]
+
+    play(scenario)
+
+
+def test_changes_that_are_not_recorded_are_read_from_the_record(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+
+        @app.task(name="climbs", retry=Retry(max_attempts=2, base="5s", jitter=False))
+        async def climbs() -> None:
+            for step in range(3):
+                current_job().progress(step, f"run {current_job().run}")
+                await asyncio.sleep(2)
+            if current_job().run == 1:
+                raise ValueError
+
+        job = await climbs.enqueue()
+        seen: list[tuple[float, Any]] = []
+
+        async def follow() -> None:
+            async with aclosing(job.events()) as events:
+                seen.extend([(stage.now, event) async for event in events])
+
+        following = asyncio.create_task(follow())
+        worker = app.worker()
+        await stage.start(worker)
+        began = stage.now
+        await following
+
+        def brief(event: Any) -> Any:
+            match event:
+                case JobStarted():
+                    return "started", event.run, event.attempt, event.owner == worker.owner.id, event.redelivered
+                case JobProgressed():
+                    return event.run, event.value, event.note
+                case _:
+                    return type(event).__name__
+
+        steps = [[(run, float(step), f"run {run}") for step in range(3)] for run in (1, 2)]
+        assert [brief(event) for _, event in seen] == [
+            *(("started", 1, 1, True, False), *steps[0], "JobRetried"),
+            *(("started", 2, 2, True, True), *steps[1], "JobCompleted"),
+        ]
+        made = [event for _, event in seen if isinstance(event, JobStarted | JobProgressed)]
+        assert {event.cursor for event in made} == {None}
+        assert all(event.at is not None for event in made)
+        late = [at - began - 2 * event.value for at, event in seen[1:4]]
+        assert max(late) <= 1.1
 
     play(scenario)
 

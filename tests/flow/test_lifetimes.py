@@ -472,7 +472,7 @@ def test_results_and_events_arrive_without_notifications() -> None:
         told = asyncio.create_task(_story(job))
 
         assert await job.result(timeout="10s") == 7
-        assert await told == ["JobCompleted"]
+        assert await told == ["JobStarted", "JobCompleted"]
 
     on_moody(scenario)
 

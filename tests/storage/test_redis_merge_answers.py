@@ -57,7 +57,7 @@ def drained(at: int, number: int, queue: str = "q") -> QueueDrained:
 
 
 def told(page: EventPage) -> list[tuple[str, str]]:
-    return [(event.queue, event.cursor) for event in page.events if isinstance(event, QueueDrained)]
+    return [(event.queue, event.cursor or "") for event in page.events if isinstance(event, QueueDrained)]
 
 
 def test_events_are_merged_by_time_with_a_cursor_for_every_partition() -> None:
@@ -131,7 +131,7 @@ def test_pages_of_all_cells_join_without_gap_or_overlap(seed: int) -> None:
         if page.next == cursor:
             break
         # Now and then from an event's own cursor.
-        cursor = page.events[-1].cursor if page.events and dice.random() < 0.5 else page.next
+        cursor = page.events[-1].cursor or "" if page.events and dice.random() < 0.5 else page.next
 
     assert sorted(read) == sorted(event.queue for log in logs for event in log if isinstance(event, QueueDrained))
     for cell in range(3):

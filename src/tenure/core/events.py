@@ -1,7 +1,7 @@
 """The event classes: one class per kind of event, named in the past tense.
 
 In the log an event's name is in snake case without "Job" (`JobStalled` is `stalled`). The storage sets `cursor` and
-`at` when it records the event; they are empty on an event that was never recorded.
+`at` when it records the event. On an event that was not recorded, `cursor` is None.
 """
 
 import re
@@ -27,7 +27,7 @@ def event_name(name: str) -> str:
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=event_name):
     """An event."""
 
-    cursor: str = ""
+    cursor: str | None = None
     at: datetime | None = None
 
 

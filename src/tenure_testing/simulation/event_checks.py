@@ -53,7 +53,7 @@ class EventChecks:
         for event in page.events:
             self._cursor += 1
             if isinstance(event, JobStalled):
-                self._accounts.stalls.append(event.cursor)
+                self._accounts.stalls.append(event.cursor or "")
                 self._accounts.stalled_runs.add((Ref(event.queue, event.id), event.run))
             self._accounts.repaired += isinstance(event, JobRepaired)
             self._require(event.cursor == str(self._cursor), "I15", f"after event {self._cursor - 1}: {event.cursor}")

@@ -186,7 +186,7 @@ class SimulatedNode:
 
     async def _hear(self, event: JobStalled) -> None:
         """Handle the event of a stall, as a user's handler would."""
-        self._environment.heard[event.cursor] += 1
+        self._environment.heard[event.cursor or ""] += 1
 
     async def _recover(self, dead: DeadWorker) -> None:
         """Recover the jobs of a dead process, as its supervisor does."""

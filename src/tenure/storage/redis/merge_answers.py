@@ -80,7 +80,7 @@ def merge_event_pages(pages: Sequence[EventPage], limit: int) -> EventPage:
     for partition, event in _merge_rows([[(at_micros(event), event) for event in row] for row in rows], limit):
         left[partition] -= 1
         # After a partition's last event, `page.next` is used instead: it skips events that do not match.
-        places[partition] = event.cursor
+        places[partition] = event.cursor or ""
         merged.append(structs.replace(event, cursor=cursor_of(places)))
     return EventPage(
         tuple(merged),
@@ -162,7 +162,7 @@ def _beginning(page: EventPage) -> str:
             return oldest
         case (event, *_):
             # A partition numbers its events without gaps.
-            return str(place_of(event.cursor) - 1)
+            return str(place_of(event.cursor or "") - 1)
         case _:
             return page.next
 
