@@ -82,7 +82,7 @@ def test_it_passes_on_everything_both_ways_and_the_end_too(proxy: Proxy) -> None
 
 def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
     with joined(proxy) as client:
-        proxy.weather(latency=1.0, jitter=0.1)
+        proxy.set_faults(latency=1.0, jitter=0.1)
         began = monotonic()
         said = b"0123456789" * 20
         for byte in said:
@@ -101,7 +101,7 @@ def test_latency_is_added_each_way_and_keeps_the_order(proxy: Proxy) -> None:
 
 
 def test_a_reply_is_cut_after_so_many_bytes_and_so_often(proxy: Proxy) -> None:
-    proxy.weather(cut_after=3, cuts=1)
+    proxy.set_faults(cut_after=3, cuts=1)
     with joined(proxy) as client:
         client.sendall(b"hello")
         heard = client.recv(10)
@@ -127,7 +127,7 @@ def test_a_reset_ends_connections_with_an_error_and_lets_new_ones_in(proxy: Prox
 def test_a_swallowed_connection_stays_silent_and_a_later_one_works(proxy: Proxy) -> None:
     with joined(proxy) as before, joined(proxy) as unaware:
         assert echoed(before) == echoed(unaware) == b"hello"
-        proxy.weather(swallow=True)
+        proxy.set_faults(swallow=True)
         with joined(proxy) as during:
             for client in (before, during):
                 client.sendall(b"hello")
@@ -151,9 +151,9 @@ def test_an_abandoned_connection_is_silent_while_new_ones_work(proxy: Proxy) -> 
             assert echoed(after) == b"hello"
 
 
-def test_what_is_held_arrives_when_the_weather_clears(proxy: Proxy) -> None:
+def test_held_data_arrives_when_the_faults_end(proxy: Proxy) -> None:
     with joined(proxy) as client:
-        proxy.weather(hold=True)
+        proxy.set_faults(hold=True)
         client.sendall(b"hello")
         assert is_silent(client)
         proxy.clean()
@@ -166,7 +166,7 @@ def test_it_refuses_and_lets_in_again_at_the_same_port(proxy: Proxy) -> None:
     with joined(proxy) as client:
         assert echoed(client) == b"hello"
         for _ in range(3):
-            proxy.weather(refuse=True)
+            proxy.set_faults(refuse=True)
             with pytest.raises(ConnectionRefusedError), joined(proxy):
                 pass
             proxy.clean()

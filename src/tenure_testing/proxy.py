@@ -82,7 +82,7 @@ class Proxy:
         self.lines: dict[ProxiedConnection, asyncio.Task[None]] = {}
         self._target = target
         self._dice = Random(seed)
-        self._weather = ProxyFaults()
+        self._faults = ProxyFaults()
         self._door: socket.socket | None = None
         self._doubled = doubled
         self._second = second
@@ -97,18 +97,18 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.weather(refuse=True)
+        self.set_faults(refuse=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def weather(self, **changed: Any) -> None:
+    def set_faults(self, **changed: Any) -> None:
         """Set the faults of the network. All faults that are not given end."""
         self._do(self._change(ProxyFaults(**changed)))
 
     def clean(self) -> None:
         """End all faults. Connections that are silent forever stay silent."""
-        self.weather()
+        self.set_faults()
 
     def reset(self) -> None:
         """Reset all connections. New ones work."""
@@ -121,15 +121,15 @@ class Proxy:
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
-    async def _change(self, weather: ProxyFaults) -> None:
-        self._weather = weather
-        (self._flows.clear if weather.hold else self._flows.set)()
-        if weather.refuse and self._door is not None:
+    async def _change(self, faults: ProxyFaults) -> None:
+        self._faults = faults
+        (self._flows.clear if faults.hold else self._flows.set)()
+        if faults.refuse and self._door is not None:
             self._loop.remove_reader(self._door)
             self._door.close()
             self._door = None
             await self._reset()
-        elif not weather.refuse and self._door is None:
+        elif not faults.refuse and self._door is None:
             self._door = socket.create_server(("127.0.0.1", self.port), backlog=100)
             self._door.setblocking(False)
             self._loop.add_reader(self._door, self._accept, self._door)
@@ -181,7 +181,7 @@ class Proxy:
         due, data = 0.0, b"?"
         while data:
             data = await self._loop.sock_recv(source, 65_536)
-            longer = self._weather.latency + self._dice.random() * self._weather.jitter
+            longer = self._faults.latency + self._dice.random() * self._faults.jitter
             due = max(due, self._loop.time() + longer)  # keep the order despite the jitter
             way.put_nowait((due, data))
 
@@ -193,14 +193,14 @@ class Proxy:
             due, data = await way.get()
             await asyncio.sleep(due - self._loop.time())
             await self._flows.wait()
-            if self._weather.rate:
-                await asyncio.sleep(len(data) / self._weather.rate)
-            line.silent |= self._weather.swallow
+            if self._faults.rate:
+                await asyncio.sleep(len(data) / self._faults.rate)
+            line.silent |= self._faults.swallow
             if line.silent:
                 continue
-            if replies and data and self._weather.cuts:
-                self._weather.cuts -= 1
-                await self._loop.sock_sendall(sink, data[: self._weather.cut_after])
+            if replies and data and self._faults.cuts:
+                self._faults.cuts -= 1
+                await self._loop.sock_sendall(sink, data[: self._faults.cut_after])
                 raise ConnectionResetError
             if data:
                 if line.doubling is not None:

@@ -21,9 +21,9 @@ KILLED = Owner("killed", pid=11)
 PAUSED = Owner("paused", pid=12)
 SOUND = Owner("sound", pid=13)
 HUNG = Owner("hung", pid=14)
-GRIPPED = Owner("gripped", pid=15)
+GIL_HOLDER = Owner("gil_holder", pid=15)
 
-WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gripped": "c.py"}
+WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gil_holder": "c.py"}
 
 PLACE = 'File "/demo/bad_handlers.py", line 29'
 POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_forever"
@@ -40,7 +40,7 @@ def honest() -> DemoEvidence:
         "held": [run(1, PAUSED, "stalled"), run(2, SOUND, "completed")],
         "returned": [run(1, SOUND, "released"), run(2, SOUND, "completed")],
         "hung": [run(1, HUNG, "stalled", detail=POST_MORTEM), run(2, SOUND, "completed")],
-        "gripped": [run(1, GRIPPED, "completed", end=START + 6 * SECOND)],
+        "gil_holder": [run(1, GIL_HOLDER, "completed", end=START + 6 * SECOND)],
     }
     return DemoEvidence(
         wished=dict(WISHED),
@@ -65,8 +65,8 @@ def honest() -> DemoEvidence:
         ],
         kills=2,
         hung="hung",
-        gripped="gripped",
-        bounds=DemoBounds(death=SECOND, pause=5 * SECOND, grip=5 * SECOND),
+        gil_holder="gil_holder",
+        bounds=DemoBounds(death=SECOND, pause=5 * SECOND, gil_holding=5 * SECOND),
     )
 
 
@@ -111,7 +111,7 @@ def noted(job: str, one: RunRecord) -> list[HandlerLogLine]:
         # In quarantine.
         begun = structs.replace(begun, pid=99, parent=one.pid)
     answer = None if one.ended == "released" else facts(WISHED[job])
-    held = 6 * SECOND if one.owner == GRIPPED.id else None
+    held = 6 * SECOND if one.owner == GIL_HOLDER.id else None
     return [begun, structs.replace(begun, mark="end", answer=answer, held=held)]
 
 

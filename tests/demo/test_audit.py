@@ -12,7 +12,7 @@ from tenure.core.lifecycle import State
 from tenure_testing.demo.audit import EXAMPLES, audit
 from tenure_testing.demo.evidence import DemoEvidence, HeldRun, Replay
 from tests.demo.evidence import (
-    GRIPPED,
+    GIL_HOLDER,
     POST_MORTEM,
     SECOND,
     SOUND,
@@ -41,7 +41,7 @@ PAUSE = "the paused worker's jobs were back in time"
 FENCED = "the woken worker's runs were stopped or refused"
 REFUSED = "a settlement under an old fence is refused"
 LINE = "the post-mortem of a hung run names its line"
-GRIP = "who held the interpreter beyond its lease kept it"
+HOLDING = "a run that held the interpreter beyond its lease kept it"
 
 
 def red(case: DemoEvidence) -> list[str]:
@@ -225,25 +225,25 @@ def post_mortem_not_in_the_history(case: DemoEvidence) -> None:
     edit_run(case, "hung", 1, detail="its process was killed")
 
 
-def never_gripped(case: DemoEvidence) -> None:
-    case.gripped = None
+def the_gil_was_never_held(case: DemoEvidence) -> None:
+    case.gil_holder = None
 
 
-def gripped_for_too_short_a_time(case: DemoEvidence) -> None:
+def the_gil_was_held_too_briefly(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, held=5 * SECOND - 1) if line.held else line)
 
 
-def gripped_in_name_only(case: DemoEvidence) -> None:
+def the_gil_was_held_in_name_only(case: DemoEvidence) -> None:
     edit_lines(case, lambda line: structs.replace(line, held=None))
 
 
 def reaped_while_it_was_held(case: DemoEvidence) -> None:
-    case.events.append(stalled("gripped", GRIPPED, "lease_expired", START + 3 * SECOND))
+    case.events.append(stalled("gil_holder", GIL_HOLDER, "lease_expired", START + 3 * SECOND))
 
 
 def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
-    edit_events(case, JobStalled, "struck", owner=GRIPPED.id)
-    case.faults[0].owner = GRIPPED
+    edit_events(case, JobStalled, "struck", owner=GIL_HOLDER.id)
+    case.faults[0].owner = GIL_HOLDER
 
 
 @pytest.mark.parametrize(
@@ -287,11 +287,11 @@ def neighbour_reaped_while_it_was_held(case: DemoEvidence) -> None:
         (post_mortem_of_another_line, LINE),
         (post_mortem_not_announced, LINE),
         (post_mortem_not_in_the_history, LINE),
-        (never_gripped, GRIP),
-        (gripped_for_too_short_a_time, GRIP),
-        (gripped_in_name_only, GRIP),
-        (reaped_while_it_was_held, GRIP),
-        (neighbour_reaped_while_it_was_held, GRIP),
+        (the_gil_was_never_held, HOLDING),
+        (the_gil_was_held_too_briefly, HOLDING),
+        (the_gil_was_held_in_name_only, HOLDING),
+        (reaped_while_it_was_held, HOLDING),
+        (neighbour_reaped_while_it_was_held, HOLDING),
     ],
 )
 def test_a_lie_turns_its_own_check_red_and_no_other(lie: Callable[[DemoEvidence], None], check: str) -> None:

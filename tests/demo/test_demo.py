@@ -119,13 +119,13 @@ def told(demo: "subprocess.Popen[str]", word: str) -> str:
 
 
 def workers_of(folder: Path) -> set[int]:
-    """Return the processes that were told of a diary below this folder, where the system shows that."""
+    """Return the processes whose handler log is below this folder, if the system shows environments."""
     found: set[int] = set()
     for place in Path("/proc").glob("[0-9]*/environ"):
         try:
             told = place.read_bytes()
         except OSError:
             continue
-        if f"TENURE_DEMO_RUN_DIARY={folder}".encode() in told:
+        if f"TENURE_DEMO_RUN_LOG={folder}".encode() in told:
             found.add(int(place.parent.name))
     return found

@@ -1,4 +1,4 @@
-"""The demo's work, its corpus and its diary: exact, repeatable, and robust against a kill in the middle of a line."""
+"""The demo's work, corpus and handler log: exact, repeatable, and robust against a kill in the middle of a line."""
 
 import hashlib
 import lzma
@@ -111,8 +111,8 @@ def test_a_demo_without_files_is_refused() -> None:
         rounds([], 1, Random(5))
 
 
-def test_the_diary_gives_back_its_lines_and_counts_the_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "diary"
+def test_a_handler_log_returns_its_lines_and_counts_incomplete_ones(tmp_path: Path) -> None:
+    path = tmp_path / "handler-log"
     begun = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="start")
     ended = HandlerLogLine(job="a", run=1, fence=7, pid=11, mark="end", answer=examine(SOURCE, python=True))
     handler_log.note(str(path), begun)

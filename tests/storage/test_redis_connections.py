@@ -214,7 +214,7 @@ async def test_a_cut_answer_raises_and_the_call_is_not_repeated(connect: Connect
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(ADD, base, 1)
-        proxy.weather(cut_after=1, cuts=1)
+        proxy.set_faults(cut_after=1, cuts=1)
 
         with pytest.raises(StorageUnavailableError, match="cannot be reached"):
             await connections.call(ADD, base, 1)
@@ -276,7 +276,7 @@ async def test_an_answer_that_takes_long_to_come_is_waited_for(
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(ECHO, base)
-        proxy.weather(latency=0.3)
+        proxy.set_faults(latency=0.3)
 
         assert await connections.call(ECHO, base, b"x" * 3_000_000) == [base.encode(), b"x" * 3_000_000, 1]
 
@@ -290,7 +290,7 @@ async def test_an_answer_may_take_longer_than_a_silence_while_its_bytes_flow(
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(GIVE, base, 1000)
-        proxy.weather(rate=1_000_000)
+        proxy.set_faults(rate=1_000_000)
 
         assert await connections.call(GIVE, base, 2_000_000) == b"x" * 2_000_000
 
@@ -303,10 +303,10 @@ async def test_an_answer_that_stops_half_way_is_waited_for_no_longer_than_any(
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(GIVE, base, 1000)
-        proxy.weather(rate=1_000_000)
+        proxy.set_faults(rate=1_000_000)
         call = asyncio.ensure_future(connections.call(GIVE, base, 8_000_000))
         done, _ = await asyncio.wait([call], timeout=3)
-        proxy.weather(hold=True)
+        proxy.set_faults(hold=True)
 
         assert not done
         async with asyncio.timeout(20):
@@ -323,7 +323,7 @@ async def test_an_answer_that_trickles_without_an_end_is_given_up(
         connections = connect(f"redis://{proxy.address}")
         base = base_of(connections)
         await connections.call(GIVE, base, 1000)
-        proxy.weather(rate=1_000_000)
+        proxy.set_faults(rate=1_000_000)
 
         async with asyncio.timeout(20):
             with pytest.raises(StorageUnavailableError, match="no answer in time"):
@@ -334,7 +334,7 @@ async def test_a_slow_network_slows_calls_and_fails_none(connect: Connect, redis
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}/2")
         base = base_of(connections)
-        proxy.weather(latency=0.5, jitter=0.1)
+        proxy.set_faults(latency=0.5, jitter=0.1)
 
         assert set(await asyncio.gather(*(connections.call(ADD, base, 1) for _ in range(5)))) == {1, 2, 3, 4, 5}
 
@@ -345,7 +345,7 @@ async def test_the_time_to_connect_does_not_count_as_answer_time(
     monkeypatch.setattr(module, "ANSWERING", 1.6)
     with Proxy(redis_server.port) as proxy:
         connections = connect(f"redis://{proxy.address}/2")
-        proxy.weather(latency=0.5)
+        proxy.set_faults(latency=0.5)
 
         # A second each: to let us in, and to answer.
         assert await connections.call(ADD, base_of(connections), 1) == 1

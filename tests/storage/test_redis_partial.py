@@ -74,11 +74,11 @@ async def test_a_claim_of_several_scripts_releases_only_unanswered_parts(
         try:
             await storage.enqueue(jobs)
             # Each reply to a script begins a new piece; the first of them arrives, and the next one is cut.
-            proxy.weather(rate=20_000_000)
+            proxy.set_faults(rate=20_000_000)
             claiming = asyncio.create_task(storage.exchange(ALICE, order=ClaimRequest(("default",), 6, Lane(0, 1))))
             while await active(other, jobs) < 3:
                 pass
-            proxy.weather(cuts=1)
+            proxy.set_faults(cuts=1)
             first = await claiming
             held = await active(other, jobs)
             await storage.exchange(ALICE, order=ClaimRequest(("default",), 0, Lane(0, 2, 1)))
@@ -163,7 +163,7 @@ async def test_jobs_of_a_dead_worker_are_free_in_a_second_after_a_lost_answer(
             await storage.exchange(ALICE, order=ClaimRequest(("default",), 3))
             before = len(redis_server.command("KEYS", "*:held:*"))
             # The next reply is the one to the reclaim, which the server has carried out by then.
-            proxy.weather(cuts=cuts)
+            proxy.set_faults(cuts=cuts)
             died_at = SystemClock().now()
             taken = await recovery().recover(
                 DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), died_at), storage, within=10.0

@@ -203,7 +203,7 @@ async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
 
 
 async def partition(
-    farm: MakeFarm, server: RedisServer, weather: dict[str, object], seconds: float, **settings: str
+    farm: MakeFarm, server: RedisServer, faults: dict[str, object], seconds: float, **settings: str
 ) -> None:
     """Put workers and producer behind a network that goes wrong for a while, and see them recover."""
     with Proxy(server.port) as proxy:
@@ -211,7 +211,7 @@ async def partition(
         ordeal = Ordeal(farm(url=server.url, through=through, **settings), through=through)
         await ordeal.begin()
         async with ordeal.producing():
-            proxy.weather(**weather)
+            proxy.set_faults(**faults)
             await asyncio.sleep(seconds)
             proxy.clean()
             await resumed(ordeal)
@@ -221,12 +221,12 @@ async def partition(
 
 
 @pytest.mark.parametrize(
-    "weather", [{"refuse": True}, {"hold": True}, {"swallow": True}], ids=["refused", "held", "swallowed"]
+    "faults", [{"refuse": True}, {"hold": True}, {"swallow": True}], ids=["refused", "held", "swallowed"]
 )
 async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
-    farm: MakeFarm, start_redis: StartRedis, weather: dict[str, object]
+    farm: MakeFarm, start_redis: StartRedis, faults: dict[str, object]
 ) -> None:
-    await partition(farm, start_redis(), weather, 10)
+    await partition(farm, start_redis(), faults, 10)
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ async def test_work_continues_under_latency_resets_and_cut_replies(farm: MakeFar
         async with ordeal.producing():
             for number in range(8):
                 # Each way a quarter of a second; now and then a reply is cut in its midst, or all connections break.
-                proxy.weather(latency=0.25, cuts=2, cut_after=10 * number)
+                proxy.set_faults(latency=0.25, cuts=2, cut_after=10 * number)
                 await asyncio.sleep(1)
                 proxy.reset()
                 await asyncio.sleep(0.5)

@@ -12,7 +12,7 @@ from types import FrameType
 LENGTHS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 """Lengths in seconds. Each length has its own signal for each kind."""
 
-BLOCK, GRIP = 0, len(LENGTHS)
+BLOCK, HOLD_GIL = 0, len(LENGTHS)
 """The kinds, as offsets of their signals."""
 
 
@@ -25,7 +25,7 @@ def obey() -> None:
     """Install the signal handlers in this process. Call this on its main thread."""
     for place in range(len(LENGTHS)):
         signal.signal(number(BLOCK, place), _block)
-        signal.signal(number(GRIP, place), _grip)
+        signal.signal(number(HOLD_GIL, place), _hold_gil)
 
 
 def obeys(pid: int, number: int) -> bool:
@@ -42,11 +42,11 @@ def _block(number_: int, _: FrameType | None) -> None:
     time.sleep(LENGTHS[number_ - number(BLOCK, 0)])
 
 
-def _grip(number_: int, _: FrameType | None) -> None:
+def _hold_gil(number_: int, _: FrameType | None) -> None:
     # ctypes calls a PyDLL library without releasing the interpreter. Waiting for a lock that the caller itself holds is
     # not interrupted by signals.
     library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
-    whole, rest = divmod(time.time_ns() + round(LENGTHS[number_ - number(GRIP, 0)] * 1e9), 10**9)
+    whole, rest = divmod(time.time_ns() + round(LENGTHS[number_ - number(HOLD_GIL, 0)] * 1e9), 10**9)
     library.pthread_mutex_init(lock, None)
     library.pthread_mutex_lock(lock)
     library.pthread_mutex_timedlock(lock, (ctypes.c_long * 2)(whole, rest))

@@ -31,10 +31,10 @@ class Field:
     """The environment of faults: the processes, the storage, the random numbers, and the list of all faults so far."""
 
     def __init__(
-        self, crew: ChaosProcesses, ground: ChaosStorage, rng: Random, clock: Clock, answering: Answering
+        self, crew: ChaosProcesses, storage: ChaosStorage, rng: Random, clock: Clock, answering: Answering
     ) -> None:
         self.crew = crew
-        self.ground = ground
+        self.storage = storage
         self.rng = rng
         self.deeds: list[Deed] = []
         self.ends_at = float("inf")
@@ -194,13 +194,13 @@ async def hold_interpreter(field: Field) -> bool:
     The worker may hold the storage's write lock, or get it meanwhile. Then no process can write.
     """
     return await _hold(
-        field, "hold interpreter", blocking.GRIP, max(blocking.LENGTHS) if field.ground.lock is None else 10.0
+        field, "hold interpreter", blocking.HOLD_GIL, max(blocking.LENGTHS) if field.storage.lock is None else 10.0
     )
 
 
 async def stop_writer(field: Field) -> bool:
     """Stop a worker while it holds the write lock. It blocks all other writers."""
-    lock, member = field.ground.lock, field.free("host")
+    lock, member = field.storage.lock, field.free("host")
     if lock is None or member is None or field.is_struck("storage"):
         return False
     with field.striking(member.name, "storage"):
@@ -285,11 +285,11 @@ async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
     places = [place for place, length in enumerate(blocking.LENGTHS) if length <= left]
     if member is None or not workers or not places:
         return False
-    lock, place, pid = field.ground.lock, field.rng.choice(places), field.rng.choice(workers)
+    lock, place, pid = field.storage.lock, field.rng.choice(places), field.rng.choice(workers)
     number = blocking.number(how, place)
     with contextlib.ExitStack() as struck:
         struck.enter_context(field.striking(member.name))
-        if how == blocking.GRIP and lock is not None:
+        if how == blocking.HOLD_GIL and lock is not None:
             if field.is_struck("storage"):
                 return False
             struck.enter_context(field.striking("storage"))
@@ -300,7 +300,7 @@ async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
         over = deed.at + round(blocking.LENGTHS[place] * SECOND)
         outage: Deed | None = None
         while field.now() < over:
-            if how == blocking.GRIP and lock is not None and outage is None and await _held_up(lock):
+            if how == blocking.HOLD_GIL and lock is not None and outage is None and await _held_up(lock):
                 outage = field.note(kind, "outage", "storage")
                 outage.at = deed.at
             await asyncio.sleep(0.05)
@@ -311,7 +311,7 @@ async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
 
 
 async def _stopped(field: Field, pid: int) -> bool:
-    return bool(pid) and await asyncio.to_thread(pause, pid, field.ground.lock)
+    return bool(pid) and await asyncio.to_thread(pause, pid, field.storage.lock)
 
 
 async def _held_up(lock: str) -> bool:

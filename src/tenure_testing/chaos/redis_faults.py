@@ -40,54 +40,54 @@ async def shut_down_server(field: Field) -> bool:
 
 async def sleeping_server(field: Field) -> bool:
     """Block the server for some time, with all connections open."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
         deed = field.note("sleeping server", "outage", "storage")
         with contextlib.suppress(StorageUnavailableError):
-            await ground.command("DEBUG", "SLEEP", str(round(field.length(ASLEEP), 2)))
+            await storage.command("DEBUG", "SLEEP", str(round(field.length(ASLEEP), 2)))
         await field.healed(deed)
     return True
 
 
 async def flush_scripts(field: Field) -> bool:
     """Let the server forget its scripts. This must have no effect."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     deed = field.note("flush scripts", "none", "storage")
-    await ground.command("SCRIPT", "FLUSH")
+    await storage.command("SCRIPT", "FLUSH")
     field.over(deed)
     return True
 
 
 async def kill_clients(field: Field) -> bool:
     """Let the server close all connections, in the middle of any reply."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
         deed = field.note("kill clients", "outage", "storage")
         for kind in ("normal", "pubsub"):
-            await ground.command("CLIENT", "KILL", "TYPE", kind)
+            await storage.command("CLIENT", "KILL", "TYPE", kind)
         await field.healed(deed)
     return True
 
 
 async def full_memory(field: Field) -> bool:
     """Leave no memory for new data. Calls for existing jobs must still succeed, so this fault excuses nothing."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
-        used = text(await ground.command("INFO", "memory")).partition("used_memory:")[2].split()[0]
+        used = text(await storage.command("INFO", "memory")).partition("used_memory:")[2].split()[0]
         deed = field.note("full memory", "none", "storage")
         try:
-            await ground.command("CONFIG", "SET", "maxmemory", int(used) // 2)
+            await storage.command("CONFIG", "SET", "maxmemory", int(used) // 2)
             await field.rest(FULL)
         finally:
-            await ground.command("CONFIG", "SET", "maxmemory", 0)
+            await storage.command("CONFIG", "SET", "maxmemory", 0)
         field.over(deed)
     return True
 
@@ -98,7 +98,7 @@ async def bad_network(field: Field) -> bool:
     async def strike(network: Proxy) -> None:
         until = field.now() + field.length(BAD) * 1_000_000
         while field.now() < until:
-            network.weather(latency=LATENCY, jitter=JITTER, cuts=1, cut_after=field.rng.randrange(CUT))
+            network.set_faults(latency=LATENCY, jitter=JITTER, cuts=1, cut_after=field.rng.randrange(CUT))
             await field.rest(RESETS)
             if field.rng.random() < 0.5:
                 network.reset()
@@ -110,7 +110,7 @@ async def black_hole(field: Field) -> bool:
     """Let the network of a host drop all data."""
 
     async def strike(network: Proxy) -> None:
-        network.weather(swallow=True)
+        network.set_faults(swallow=True)
         await field.rest(AWAY)
 
     return await _cut_off(field, "black hole", strike)
@@ -120,7 +120,7 @@ async def partition(field: Field) -> bool:
     """Hold back all data between a host and the server, and then deliver it at once."""
 
     async def strike(network: Proxy) -> None:
-        network.weather(hold=True)
+        network.set_faults(hold=True)
         await field.rest(AWAY)
 
     return await _cut_off(field, "partition", strike)
@@ -138,17 +138,17 @@ async def half_open(field: Field) -> bool:
 
 async def refusing_network(field: Field) -> bool:
     """Make the server unreachable: reset and refuse all connections."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
         deed = field.note("refusing network", "outage", "storage")
         try:
-            for network in ground.networks():
-                network.weather(refuse=True)
+            for network in storage.networks():
+                network.set_faults(refuse=True)
             await field.rest(AWAY)
         finally:
-            for network in ground.networks():
+            for network in storage.networks():
                 network.clean()
         await field.healed(deed)
     return True
@@ -171,28 +171,28 @@ REDIS: dict[str, Fault] = {
 
 
 async def _down(field: Field, kind: str, number: signal.Signals) -> bool:
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
         deed = field.note(kind, "outage", "storage")
         try:
-            await ground.end(number)
+            await storage.end(number)
             await field.rest(RESTART)
         finally:
-            await ground.start()
+            await storage.start()
         await field.healed(deed)
     return True
 
 
 async def _cut_off(field: Field, kind: str, strike: Callable[[Proxy], Awaitable[None]]) -> bool:
     """Change the network of one host. The other hosts are not affected."""
-    ground, member = _ground(field), field.free("host")
+    storage, member = _storage_of(field), field.free("host")
     # Skip a host during an outage for all. The end of that outage would clear this fault too early.
-    if ground is None or member is None or field.is_struck("storage"):
+    if storage is None or member is None or field.is_struck("storage"):
         return False
     with field.striking(member.name, "storage"):
-        network = ground.network(member.name)
+        network = storage.network(member.name)
         deed = field.note(kind, "outage", member.name, member.pids())
         try:
             await strike(network)
@@ -202,5 +202,5 @@ async def _cut_off(field: Field, kind: str, strike: Callable[[Proxy], Awaitable[
     return True
 
 
-def _ground(field: Field) -> ChaosRedis | None:
-    return field.ground if isinstance(field.ground, ChaosRedis) else None
+def _storage_of(field: Field) -> ChaosRedis | None:
+    return field.storage if isinstance(field.storage, ChaosRedis) else None

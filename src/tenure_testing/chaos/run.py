@@ -103,7 +103,7 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
         UsageError: the name of the storage is unknown, its server is missing, or this system is not Linux.
         StorageError: the storage cannot be used even before the first fault.
     """
-    made, own = _ground(act.storage, control=act.control)
+    made, own = _storage_and_faults(act.storage, control=act.control)
     folder = Path(tempfile.mkdtemp(prefix="tenure-chaos-"))
     storage = made(folder)
     kept = act.keep
@@ -121,7 +121,7 @@ async def play(act: Act, *, clock: Clock, say: Say) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ground(storage: str, *, control: bool) -> tuple[Callable[[Path], ChaosStorage], dict[str, Fault]]:
+def _storage_and_faults(storage: str, *, control: bool) -> tuple[Callable[[Path], ChaosStorage], dict[str, Fault]]:
     """Return the factory of a storage by its name, and its specific faults."""
     if not os.path.exists("/proc/self/stat"):
         raise UsageError("the chaos looks for workers in /proc; run it on Linux")
@@ -146,13 +146,13 @@ class _Act:
         self, act: Act, storage: ChaosStorage, own: dict[str, Fault], folder: Path, clock: Clock, say: Say
     ) -> None:
         self._act = act
-        self._ground = storage
+        self._chaos_storage = storage
         self._own = own
         self._folder = folder
         self._clock = clock
         self._say = say
         self._rng = Random(f"{act.seed} {act.name}")
-        self._diary = folder / "diary"
+        self._history = folder / "history"
         self._wishes = folder / "wishes"
         self._log = folder / "crew.log"
         self._crew = ChaosProcesses(
@@ -164,14 +164,14 @@ class _Act:
         )
 
     async def play(self) -> Outcome:
-        app, _, _ = tasks.make(self._ground.url(""), timing=self._act.timing, diary=str(self._diary))
+        app, _, _ = tasks.make(self._chaos_storage.url(""), timing=self._act.timing, history=str(self._history))
         async with app:
             storage = app.storage
             offset = self._offset()
             await self._settled(storage)
             follower = EventFollower(storage, tasks.QUEUE)
             await follower.begin()
-            field = Field(self._crew, self._ground, self._rng, self._clock, lambda: self._settled(storage))
+            field = Field(self._crew, self._chaos_storage, self._rng, self._clock, lambda: self._settled(storage))
             try:
                 await self._crew.start()
                 await self._at_work(storage)
@@ -185,7 +185,7 @@ class _Act:
                 await self._crew.abort()
             await follower.catch_up()
             jobs = await _jobs(storage)
-        lines, pieces = read(self._diary, HistoryLine)
+        lines, pieces = read(self._history, HistoryLine)
         wishes, torn = read(self._wishes, EnqueuedCall)
         evidence = ChaosEvidence(
             wishes=wishes,
@@ -201,7 +201,7 @@ class _Act:
             hosts=tuple(member.name for member in self._crew.of("host")),
             exits=self._crew.exits,
             complaints=self._crew.complaints,
-            flaws=await self._ground.flaws(),
+            flaws=await self._chaos_storage.flaws(),
         )
         finding = audit(evidence)
         # Keep these files for users of `--keep`, and for the analysis of failed checks.
@@ -211,7 +211,7 @@ class _Act:
             act=self._act,
             finding=finding,
             deeds=field.deeds,
-            without=dict(self._ground.without),
+            without=dict(self._chaos_storage.without),
             resting=resting,
             folder=None,
             stderr=[] if finding.ok else self._last_words(),
@@ -224,8 +224,8 @@ class _Act:
     def _member(self, name: str, role: Role, command: list[str]) -> ChaosProcess:
         env = {
             **inherited(),
-            "TENURE_URL": self._ground.url(name),
-            tasks.DIARY_VARIABLE: str(self._diary),
+            "TENURE_URL": self._chaos_storage.url(name),
+            tasks.HISTORY_VARIABLE: str(self._history),
             tasks.TIMING_VARIABLE: tasks.spoken(self._act.timing),
             producer.NAME_VARIABLE: f"{name}.{{life}}",
             producer.SEED_VARIABLE: str(self._act.seed),
@@ -260,7 +260,9 @@ class _Act:
 
     async def _strike(self, field: Field, follower: EventFollower) -> None:
         """Inject faults, some at a time, until the time is over and all of them have ended."""
-        faults = {kind: fault for kind, fault in {**COMMON, **self._own}.items() if kind not in self._ground.without}
+        faults = {
+            kind: fault for kind, fault in {**COMMON, **self._own}.items() if kind not in self._chaos_storage.without
+        }
         began = self._clock.uptime()
         field.ends_at = began + self._act.seconds
         deck: list[str] = []

@@ -25,11 +25,11 @@ _CHUNK = b"\0" * (1 << 20)
 
 async def foreign_writer(field: Field) -> bool:
     """Hold the file by a transaction of a program that does not use Tenure's write lock."""
-    ground = _ground(field)
-    if ground is None or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or field.is_struck("storage"):
         return False
     with field.striking("storage"):
-        connection = await asyncio.to_thread(_taken, ground.database)
+        connection = await asyncio.to_thread(_taken, storage.database)
         if connection is None:
             return False
         deed = field.note("foreign writer", "outage", "storage")
@@ -44,11 +44,11 @@ async def foreign_writer(field: Field) -> bool:
 
 async def full_disk(field: Field) -> bool:
     """Fill the disk to its last byte."""
-    ground = _ground(field)
-    if ground is None or "full disk" in ground.without or field.is_struck("storage"):
+    storage = _storage_of(field)
+    if storage is None or "full disk" in storage.without or field.is_struck("storage"):
         return False
     with field.striking("storage"):
-        filler = ground.disk / "filler"
+        filler = storage.disk / "filler"
         deed = field.note("full disk", "outage", "storage")
         try:
             await asyncio.to_thread(_fill, filler)
@@ -61,14 +61,14 @@ async def full_disk(field: Field) -> bool:
 
 async def kill_in_commit(field: Field) -> bool:
     """Kill the workers of all hosts at once, while one of the processes holds the write lock."""
-    ground = _ground(field)
+    storage = _storage_of(field)
     hosts = [member for member in field.crew.of("host") if member.pid and not field.is_struck(member.name)]
-    if ground is None or not hosts or ground.lock is None:
+    if storage is None or not hosts or storage.lock is None:
         return False
     with field.striking(*(member.name for member in hosts)):
         workers = {member.name: member.workers() for member in hosts}
         for _ in range(WATCHED):
-            if written(ground.lock):
+            if written(storage.lock):
                 break
             await asyncio.sleep(0)
         deeds = [field.note("kill in commit", "death", name, pids, alone=True) for name, pids in workers.items()]
@@ -93,8 +93,8 @@ SQLITE: dict[str, Fault] = {
 """Faults of a SQLite file, by name."""
 
 
-def _ground(field: Field) -> ChaosSQLite | None:
-    return field.ground if isinstance(field.ground, ChaosSQLite) else None
+def _storage_of(field: Field) -> ChaosSQLite | None:
+    return field.storage if isinstance(field.storage, ChaosSQLite) else None
 
 
 def _taken(database: Path) -> sqlite3.Connection | None:

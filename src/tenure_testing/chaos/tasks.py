@@ -14,7 +14,7 @@ from tenure_testing.chaos.records import HistoryLine, Mark, uptime
 from tenure_testing.demo.handler_log import note
 
 QUEUE = "chaos"
-DIARY_VARIABLE = "TENURE_CHAOS_RUN_DIARY"
+HISTORY_VARIABLE = "TENURE_CHAOS_RUN_HISTORY"
 TIMING_VARIABLE = "TENURE_CHAOS_RUN_TIMING"
 
 SLICE = 0.05
@@ -28,7 +28,7 @@ class Stumbled(Exception):
 
 
 def make(
-    url: str | None, *, timing: Timing, diary: str
+    url: str | None, *, timing: Timing, history: str
 ) -> tuple[Tenure, Task[[float, int], list[int]], Task[[float, int], list[int]]]:
     """Return the app and its two tasks, a coroutine and a plain function with the same behaviour."""
     app = Tenure(url, name="tenure-chaos", timing=timing)
@@ -37,7 +37,7 @@ def make(
 
     def said(what: Mark) -> None:
         job = current_job()
-        note(diary, HistoryLine(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
+        note(history, HistoryLine(job.id, job.run, job.fence, os.getpid(), what, uptime(_clock), os.getppid()))
 
     @app.task(name="tenure.chaos.walk", queue=QUEUE, retry=retry, stall=stall)
     async def walk(seconds: float, falls: int) -> list[int]:
@@ -85,8 +85,8 @@ def heard(word: str) -> Timing:
     return Timing(lease=lease, sweep=sweep, grace=grace)
 
 
-if DIARY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
+if HISTORY_VARIABLE in os.environ and threading.current_thread() is threading.main_thread():
     # This process is a worker of the test.
     blocking.obey()
 _timing = heard(os.environ[TIMING_VARIABLE]) if TIMING_VARIABLE in os.environ else Timing()
-app, walk, plod = make(None, timing=_timing, diary=os.environ.get(DIARY_VARIABLE, os.devnull))
+app, walk, plod = make(None, timing=_timing, history=os.environ.get(HISTORY_VARIABLE, os.devnull))

@@ -49,7 +49,7 @@ def audit(evidence: DemoEvidence) -> list[Check]:
         _woken_was_fenced(case),
         _late_settle_refused(case),
         _post_mortem_names_line(case),
-        _grip_kept(case),
+        _gil_holder_kept(case),
     ]
 
 
@@ -326,9 +326,9 @@ def _post_mortem_names_line(case: _Case) -> Check:
     return _check(name, "none" if place is None else place.replace('"', "").rpartition("/")[2], wrong)
 
 
-def _grip_kept(case: _Case) -> Check:
-    name = "who held the interpreter beyond its lease kept it"
-    job, bound = case.evidence.gripped, case.evidence.bounds.grip
+def _gil_holder_kept(case: _Case) -> Check:
+    name = "a run that held the interpreter beyond its lease kept it"
+    job, bound = case.evidence.gil_holder, case.evidence.bounds.gil_holding
     runs = list(case.runs[job].values()) if job in case.runs else []
     held = max([line.held or 0 for line in case.ends if line.job == job], default=0)
     wrong = [] if runs else ["no handler was there to hold it"]

@@ -43,15 +43,15 @@ class Replay(Struct, frozen=True):
 class DemoBounds(Struct, frozen=True, kw_only=True):
     """The bounds within which the jobs of a lost worker must be recovered, in microseconds.
 
-    `grip`: the time within which a run that holds the interpreter would be lost if it were not renewed from outside.
+    `gil_holding`: the time within which a run that holds the interpreter is lost without an external renewal.
     """
 
     death: int
     pause: int
-    grip: int
+    gil_holding: int
 
     @classmethod
-    def of(cls, timing: Timing, *, grip_lease: timedelta) -> "DemoBounds":
+    def of(cls, timing: Timing, *, gil_lease: timedelta) -> "DemoBounds":
         """Return the bounds of a timing: a second for a death; a lease, a grace and two sweeps for silence.
 
         A silent worker may have been the leader. Then its term must end first.
@@ -59,7 +59,7 @@ class DemoBounds(Struct, frozen=True, kw_only=True):
         return cls(
             death=micros(timedelta(seconds=1)),
             pause=micros(timing.recovery_bound),
-            grip=micros(timing.leader_ttl + grip_lease + 2 * timing.sweep),
+            gil_holding=micros(timing.leader_ttl + gil_lease + 2 * timing.sweep),
         )
 
 
@@ -69,7 +69,7 @@ class DemoEvidence(Struct, kw_only=True):
     `wished`: the file of each enqueued job. `expected`: the facts of each file, computed again in this process.
     `details`: the storage's answer for each job. `found`: every job that the storage lists in the demo's queue.
     `pieces`: incomplete lines that killed handlers left in their log file. `kills`: how many kills were requested.
-    `hung`, `gripped`: the job whose handler hangs until its worker is killed, and the job whose handler holds the
+    `hung`, `gil_holder`: the job whose handler hangs until its worker is killed, and the job whose handler holds the
     interpreter; None if it was not enqueued.
     """
 
@@ -83,6 +83,6 @@ class DemoEvidence(Struct, kw_only=True):
     faults: list[Fault]
     kills: int
     hung: str | None = None
-    gripped: str | None = None
+    gil_holder: str | None = None
     replay: Replay | None = None
     bounds: DemoBounds

@@ -14,7 +14,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
 from tenure.storage.protocol import Query, Storage
-from tenure_testing.demo import handler_log as diaries
+from tenure_testing.demo import handler_log as handler_logs
 from tenure_testing.demo import tasks
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import DemoBounds, DemoEvidence, Fault, HeldRun, Replay
@@ -32,11 +32,11 @@ async def gather(
     kills: int,
     faults: list[Fault],
     hung: str | None,
-    gripped: str | None,
-    diary: Path,
+    gil_holder: str | None,
+    handler_log: Path,
 ) -> tuple[DemoEvidence, float]:
     """Return the input of the audit, and the CPU seconds that it took to compute the answers again."""
-    lines, pieces = await asyncio.to_thread(diaries.read, diary, diaries.HandlerLogLine)
+    lines, pieces = await asyncio.to_thread(handler_logs.read, handler_log, handler_logs.HandlerLogLine)
     details = await _details(storage, queue, wished)
     # A file without an answer needs no comparison.
     answered = {job for job, detail in details.items() if detail is not None and detail.job.result is not None}
@@ -66,9 +66,9 @@ async def gather(
         faults=faults,
         kills=kills,
         hung=hung,
-        gripped=gripped,
+        gil_holder=gil_holder,
         replay=replayed,
-        bounds=DemoBounds.of(tasks.TIMING, grip_lease=timedelta(seconds=tasks.GRIP_LEASE)),
+        bounds=DemoBounds.of(tasks.TIMING, gil_lease=timedelta(seconds=tasks.GIL_LEASE)),
     )
     return evidence, computing
 

@@ -6,7 +6,7 @@ from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.protocol import Storage
 from tenure_testing.demo.audit import seconds
-from tenure_testing.demo.tasks import GRIP, GRIP_LEASE
+from tenure_testing.demo.tasks import GIL_LEASE, GIL_SECONDS
 
 
 class GilHolding:
@@ -34,7 +34,7 @@ class GilHolding:
             self.owner = detail.job.owner
             return (
                 f"GIL HELD   worker {detail.runs[-1].pid} by a handler in C code: "
-                f"nothing else runs there for {GRIP} s, its lease is {GRIP_LEASE} s"
+                f"nothing else runs there for {GIL_SECONDS} s, its lease is {GIL_LEASE} s"
             )
         return None
 

@@ -81,7 +81,7 @@ class _Demo:
         self._url = plan.url or f"sqlite:///{folder / 'tenure.db'}"
         # Use a separate queue. On a storage with other queues, nothing else is touched or counted.
         self._queue = f"demo-{entropy().getrandbits(32):08x}"
-        self._diary = folder / "diary.jsonl"
+        self._handler_log = folder / "handler-log.jsonl"
         self._recoveries: list[RecoveryReport] = []
         self._marks: deque[tuple[float, int]] = deque()
         self._filled_at = 0.0
@@ -89,7 +89,7 @@ class _Demo:
         self._trouble: str | None = None
 
     async def run(self) -> Report:
-        app, ours = tasks.make(self._url, queue=self._queue, diary=str(self._diary))
+        app, ours = tasks.make(self._url, queue=self._queue, handler_log=str(self._handler_log))
         if not app.storage.shared:
             raise UsageError("a memory storage belongs to one process; use sqlite:///...")
         known = await asyncio.to_thread(corpus, places())
@@ -100,7 +100,7 @@ class _Demo:
             follower = EventFollower(storage, self._queue)
             await follower.begin()
             # The last files are for the handlers that misbehave, which are enqueued later.
-            *plain, to_grip = paths
+            *plain, to_hold_gil = paths
             to_hang = plain.pop() if self._plan.kills > 1 else ""
             wished: dict[str, str] = {}
             self._show.say(
@@ -128,11 +128,13 @@ class _Demo:
                 workers=WORKERS,
                 hang=lambda: enqueue(ours.hang, to_hang),
             )
-            grip = GilHolding(storage, lambda: enqueue(ours.grip, to_grip))
-            crew = DemoWorkers(self._url, queue=self._queue, diary=self._diary, log=self._folder / "workers.log")
+            gil_holding = GilHolding(storage, lambda: enqueue(ours.hold_gil, to_hold_gil))
+            crew = DemoWorkers(
+                self._url, queue=self._queue, handler_log=self._handler_log, log=self._folder / "workers.log"
+            )
             try:
                 await crew.start()
-                counts = await self._watch(storage, follower, faults, grip, crew, len(paths), fill)
+                counts = await self._watch(storage, follower, faults, gil_holding, crew, len(paths), fill)
                 working = self._uptime() - (self._filled_at or self._began)
                 faults.wake()
                 status = await crew.leave()
@@ -150,8 +152,8 @@ class _Demo:
                 kills=self._plan.kills,
                 faults=faults.done,
                 hung=None if faults.hung is None else faults.hung.id,
-                gripped=None if grip.ref is None else grip.ref.id,
-                diary=self._diary,
+                gil_holder=None if gil_holding.ref is None else gil_holding.ref.id,
+                handler_log=self._handler_log,
             )
             checks = audit(evidence)
             ok = all(check.holds for check in checks) and self._trouble is None
@@ -190,7 +192,7 @@ class _Demo:
         storage: Storage,
         follower: EventFollower,
         faults: Faults,
-        grip: GilHolding,
+        gil_holding: GilHolding,
         crew: DemoWorkers,
         jobs: int,
         fill: Callable[[], Awaitable[None]],
@@ -209,22 +211,22 @@ class _Demo:
             over = sum(counts.get(state, 0) for state in TERMINAL)
             if self._filled_at:
                 self._show.progress(self._progress(survey, counts, jobs, faults))
-                spent = over >= sum(counts.values()) and faults.answered and grip.over
+                spent = over >= sum(counts.values()) and faults.answered and gil_holding.over
                 if spent and (faults.over or not faults.possible):
                     return counts
             if crew.status is not None:
                 self._trouble = f"the supervisor left with the exit status {crew.status} before the jobs were done"
                 return counts
-            if not grip.over and (said := await grip.turn()) is not None:
+            if not gil_holding.over and (said := await gil_holding.turn()) is not None:
                 self._show.say(said)
-            faults.spared = grip.owner
+            faults.spared = gil_holding.owner
             if self._filled_at:
                 done = await faults.turn(survey)
                 if done is not None:
                     self._show.say(_said(done))
-            elif grip.owner is not None and any(term.owner != grip.owner for term in survey.leaders):
-                # The worker of the gripped run has no other job yet. The leader is another worker, so the first fault
-                # can hit it.
+            elif gil_holding.owner is not None and any(term.owner != gil_holding.owner for term in survey.leaders):
+                # The worker of the run that holds the interpreter has no other job yet. The leader is another worker,
+                # so the first fault can hit it.
                 await fill()
             now = (over, len(follower.events) + len(faults.done))
             if now != before:

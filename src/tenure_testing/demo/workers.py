@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from tenure_testing.demo.processes import alive
-from tenure_testing.demo.tasks import DIARY_VARIABLE, QUEUE_VARIABLE
+from tenure_testing.demo.tasks import HANDLER_LOG_VARIABLE, QUEUE_VARIABLE
 
 WORKERS = 3
 CONCURRENCY = 2
@@ -26,10 +26,10 @@ _LOOK = 0.05
 class DemoWorkers:
     """The supervisor's process, and the children that have been seen."""
 
-    def __init__(self, url: str, *, queue: str, diary: Path, log: Path) -> None:
+    def __init__(self, url: str, *, queue: str, handler_log: Path, log: Path) -> None:
         self._url = url
         self._queue = queue
-        self._diary = diary
+        self._handler_log = handler_log
         self._log = log
         self._process: Process | None = None
         self._children: set[int] = set()
@@ -51,7 +51,7 @@ class DemoWorkers:
                 **{name: value for name, value in os.environ.items() if not name.startswith("TENURE_")},
                 "TENURE_URL": self._url,
                 QUEUE_VARIABLE: self._queue,
-                DIARY_VARIABLE: str(self._diary),
+                HANDLER_LOG_VARIABLE: str(self._handler_log),
             },
             start_new_session=True,
         )

@@ -23,9 +23,9 @@ SPREAD = 10.0
 class FaultInjector:
     """Injects faults, and ends them all when the world heals."""
 
-    def __init__(self, environment: WorldEnvironment, stations: Sequence[SimulatedNode]) -> None:
+    def __init__(self, environment: WorldEnvironment, hosts: Sequence[SimulatedNode]) -> None:
         self._environment = environment
-        self._stations = stations
+        self._hosts = hosts
         self._operator = Node("operator")
         self._net = SimNet(environment.server)
         self._lid_closed = False
@@ -50,18 +50,18 @@ class FaultInjector:
         # Due times were set by clocks that were stepped. Step to the furthest clock, so that none lies far ahead.
         if environment.furthest > environment.stepped:
             environment.step_clock(environment.furthest - environment.stepped)
-        for station in self._stations:
-            station.net.cut = None
-            for node in station.nodes:
+        for host in self._hosts:
+            host.net.cut = None
+            for node in host.nodes:
                 environment.loop.wake(node)
         now = environment.loop.time()
         for trouble in environment.fault_log.all:
             if trouble.kind not in ("kill", "stop", "fail"):
                 # Messages on their way are still late, and callers still wait for lost answers.
                 trouble.until = min(trouble.until, now + AFTERMATH.get(trouble.kind, 0.0))
-        for station in self._stations:
-            if not station.busy and station.worker is None:
-                await station.start()
+        for host in self._hosts:
+            if not host.busy and host.worker is None:
+                await host.start()
 
     async def speak(self) -> None:
         """Resume all that was paused. Call this once no request to pause is on its way any more."""
@@ -84,34 +84,34 @@ class FaultInjector:
         self._environment.spawn(self._operator, trouble(rng))
 
     async def _do_kill(self, rng: Random) -> None:
-        station = self._idle_station(rng)
-        if station is None:
+        host = self._idle_host(rng)
+        if host is None:
             return
-        station.busy = True
-        station.kill()
+        host.busy = True
+        host.kill()
         await asyncio.sleep(rng.uniform(0.1, 30))
-        await station.start()
-        station.busy = False
+        await host.start()
+        host.busy = False
 
     async def _do_stop(self, rng: Random) -> None:
-        station = self._idle_station(rng)
-        if station is None:
+        host = self._idle_host(rng)
+        if host is None:
             return
-        station.busy = True
-        await station.stop(drain=rng.choice((0.0, 0.0, 5.0, 25.0)), force=rng.random() < 0.2)
+        host.busy = True
+        await host.stop(drain=rng.choice((0.0, 0.0, 5.0, 25.0)), force=rng.random() < 0.2)
         await asyncio.sleep(rng.uniform(0.0, 3))
-        await station.start()
-        station.busy = False
+        await host.start()
+        host.busy = False
 
     async def _do_fail(self, rng: Random) -> None:
-        station = self._idle_station(rng)
-        if station is None:
+        host = self._idle_host(rng)
+        if host is None:
             return
-        station.busy = True
-        await station.fail()
+        host.busy = True
+        await host.fail()
         await asyncio.sleep(rng.uniform(0.0, 3))
-        await station.start()
-        station.busy = False
+        await host.start()
+        host.busy = False
 
     async def _do_pause(self, rng: Random) -> None:
         await self._hold("pause", rng, rng.uniform(1, 120), keeper=True)
@@ -120,12 +120,12 @@ class FaultInjector:
         await self._hold("block", rng, rng.uniform(1, 60), keeper=False)
 
     async def _hold(self, kind: str, rng: Random, length: float, *, keeper: bool) -> None:
-        station = self._idle_station(rng)
-        if station is None:
+        host = self._idle_host(rng)
+        if host is None:
             return
-        nodes = station.nodes if keeper else station.nodes[:1]
-        self._environment.note(kind, station.name, round(length, 3))
-        trouble = self._environment.fault_log.begin(kind, station.owner, self._environment.loop.time())
+        nodes = host.nodes if keeper else host.nodes[:1]
+        self._environment.note(kind, host.name, round(length, 3))
+        trouble = self._environment.fault_log.begin(kind, host.owner, self._environment.loop.time())
         for node in nodes:
             self._environment.loop.pause(node)
         await asyncio.sleep(length)
@@ -135,16 +135,16 @@ class FaultInjector:
             trouble.until = self._environment.loop.time()
 
     async def _do_cut(self, rng: Random) -> None:
-        station = self._idle_station(rng)
-        if station is None or station.net.cut is not None:
+        host = self._idle_host(rng)
+        if host is None or host.net.cut is not None:
             return
-        owner, length = station.owner, rng.uniform(1, 60)
-        self._environment.note("cut off", station.name, round(length, 3))
+        owner, length = host.owner, rng.uniform(1, 60)
+        self._environment.note("cut off", host.name, round(length, 3))
         trouble = self._environment.fault_log.begin("cut", owner, self._environment.loop.time())
-        station.net.cut = rng.choice(("both", "requests", "answers"))
+        host.net.cut = rng.choice(("both", "requests", "answers"))
         await asyncio.sleep(length)
-        if station.owner == owner:
-            station.net.cut = None
+        if host.owner == owner:
+            host.net.cut = None
         trouble.until = min(trouble.until, self._environment.loop.time() + AFTERMATH["cut"])
 
     async def _do_freeze(self, rng: Random) -> None:
@@ -166,22 +166,22 @@ class FaultInjector:
 
     async def _do_lid(self, rng: Random) -> None:
         """Stop the whole host, including the storage, as when the lid of a laptop is closed."""
-        stations = [station for station in self._stations if station.worker is not None and not station.busy]
-        if self._environment.healed or self._environment.server.frozen or len(stations) < len(self._stations):
+        hosts = [host for host in self._hosts if host.worker is not None and not host.busy]
+        if self._environment.healed or self._environment.server.frozen or len(hosts) < len(self._hosts):
             return
         length = rng.uniform(1, 120)
         self._environment.note("lid closed", round(length, 3))
         trouble = self._environment.fault_log.begin("lid", EVERYWHERE, self._environment.loop.time())
         self._lid_closed = True
         self._environment.server.freeze()
-        for station in stations:
-            for node in station.nodes:
+        for host in hosts:
+            for node in host.nodes:
                 self._environment.loop.pause(node)
         await asyncio.sleep(length)
         if trouble.until > self._environment.loop.time():
             self._environment.server.thaw()
-            for station in stations:
-                for node in station.nodes:
+            for host in hosts:
+                for node in host.nodes:
                     self._environment.loop.wake(node)
             trouble.until = self._environment.loop.time()
             self._lid_closed = False
@@ -221,8 +221,8 @@ class FaultInjector:
         with contextlib.suppress(StorageError):
             await self._net.tune(target, Settings(paused=paused), by="operator")
 
-    def _idle_station(self, rng: Random) -> SimulatedNode | None:
+    def _idle_host(self, rng: Random) -> SimulatedNode | None:
         if self._environment.healed or self._lid_closed:
             return None
-        idle = [station for station in self._stations if station.worker is not None and not station.busy]
+        idle = [host for host in self._hosts if host.worker is not None and not host.busy]
         return rng.choice(idle) if idle else None

@@ -41,7 +41,7 @@ class RecoveryChecks:
     ) -> None:
         self.all: list[SimulatedRecovery] = []
         self._require = require
-        self._weather = fault_log
+        self._fault_log = fault_log
         self._timing = timing
         self._overruns = overruns
         self._died = died
@@ -55,25 +55,25 @@ class RecoveryChecks:
         """
         holder = run.holders[-1]
         lease = job.stall.lease / SECOND
-        near = self._weather.between(run.heard - 1.5 * lease, now)
-        own = [trouble for trouble in near if trouble.where == holder]
-        common = [trouble for trouble in near if trouble.where == EVERYWHERE]
+        near = self._fault_log.between(run.heard - 1.5 * lease, now)
+        own = [fault for fault in near if fault.where == holder]
+        common = [fault for fault in near if fault.where == EVERYWHERE]
         limited = job.timeout is not None or job.heartbeat_timeout is not None
         if reason == "process_died":
             fine = lost_by in self._died
         elif run.taken is not None:
             # A reaper was lost, late or stopped before it settled. A fault of the reaper or of an earlier holder
             # excuses it.
-            fine = bool(common) or any(trouble.where in run.holders for trouble in near)
+            fine = bool(common) or any(fault.where in run.holders for fault in near)
         elif reason == "no_progress":
             fine = job.heartbeat_timeout is not None and now - run.signed >= job.heartbeat_timeout / SECOND
             fine = fine or bool(common)
         else:
             fine = (
-                any(trouble.kind in ("kill", "pause", "cut", "lid", "fail") for trouble in own)
-                or any(trouble.kind == "block" and (limited or trouble.until >= run.claimed) for trouble in own)
-                or (bool(common) and any(trouble.kind == "stop" for trouble in own))
-                or any(trouble.kind == "net" for trouble in common)
+                any(fault.kind in ("kill", "pause", "cut", "lid", "fail") for fault in own)
+                or any(fault.kind == "block" and (limited or fault.until >= run.claimed) for fault in own)
+                or (bool(common) and any(fault.kind == "stop" for fault in own))
+                or any(fault.kind == "net" for fault in common)
                 or len(common) > 1
                 or (
                     job.task in self._overruns and job.timeout is not None and now - run.claimed >= job.timeout / SECOND
@@ -111,8 +111,8 @@ class RecoveryChecks:
         # Processes that died or left long before no longer matter: another one leads, and their jobs are back.
         long_ago = since - self._timing.recovery_bound.total_seconds()
         clear = all(
-            trouble.where in run.holders[:1] or (trouble.kind in ("kill", "stop", "fail") and trouble.since < long_ago)
-            for trouble in self._weather.between(since - doubt, now)
+            fault.where in run.holders[:1] or (fault.kind in ("kill", "stop", "fail") and fault.since < long_ago)
+            for fault in self._fault_log.between(since - doubt, now)
         )
         recovery = SimulatedRecovery(job.ref, run.reason, now - since, bound + self._slack, clear)
         self.all.append(recovery)
@@ -125,5 +125,5 @@ class RecoveryChecks:
 
     def _blocked(self, run: RunHistory, now: float) -> bool:
         """Return True if the event loop of the run's first holder was blocked during the run."""
-        near = self._weather.between(run.claimed, now)
-        return any(trouble.kind == "block" and trouble.where in run.holders[:1] for trouble in near)
+        near = self._fault_log.between(run.claimed, now)
+        return any(fault.kind == "block" and fault.where in run.holders[:1] for fault in near)

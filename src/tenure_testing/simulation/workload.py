@@ -56,7 +56,7 @@ LONGEST_GAP = 2.0
 """The seconds between two starts under the slowest of the rates."""
 
 
-class Misfortune(Exception):
+class PlannedFailure(Exception):
     """Raised by handlers that fail."""
 
 
@@ -147,12 +147,12 @@ def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[],
     @task(retry=Retry(max_attempts=2, base="1s"))
     async def broken(n: int) -> None:
         await asyncio.sleep(rng.random())
-        raise Misfortune("as always")
+        raise PlannedFailure("as always")
 
     @task(retry=few, queue=OTHER)
     async def flaky(n: int) -> None:
         if current_job().attempt < 3:
-            raise Misfortune("not yet")
+            raise PlannedFailure("not yet")
 
     @task(retry=Retry(max_attempts=3, base="1s"), timeout="6s")
     async def stubborn(n: int) -> None:
@@ -186,7 +186,7 @@ def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[],
 
     @task(retry=Retry(max_attempts=2, base="1s"), auto_redrive=AutoRedrive("5s", times=1))
     async def ruled(n: int) -> None:
-        raise Misfortune("as always, and once more by a rule")
+        raise PlannedFailure("as always, and once more by a rule")
 
     @task(retry=few)
     async def choosy(n: int) -> None:
@@ -201,7 +201,7 @@ def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[],
         try:
             await asyncio.sleep(rng.random())
             if current_job().attempt == 1 and len(items) % 2:
-                raise Misfortune("once, with all of them")
+                raise PlannedFailure("once, with all of them")
         finally:
             journal.end(entry)
 

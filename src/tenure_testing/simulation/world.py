@@ -116,8 +116,8 @@ class World:
             )
             for number in range(self.plan.workers)
         ]
-        for station in self._nodes:
-            await station.start()
+        for host in self._nodes:
+            await host.start()
         if self.plan.lone_reaper:
             reaper = Reaper(self.environment.tenure(SimNet(self.environment.server), "reaper"))
             await loop.start(Node("reaper"), reaper.start())
@@ -263,8 +263,8 @@ class World:
     async def _leave(self) -> None:
         """Stop all workers. Each must be able to stop."""
         async with asyncio.TaskGroup() as leaving:
-            for station in self._nodes:
-                leaving.create_task(station.stop(drain=0.0, force=False))
+            for host in self._nodes:
+                leaving.create_task(host.stop(drain=0.0, force=False))
         self.environment.look()
 
     def _check_journal(self) -> None:
