@@ -200,8 +200,8 @@ NOTHING: list[str] = []
 """Of an app that listens to no events."""
 
 
-async def ordeal(app: Tenure, way: str, place: str, *, within: float) -> dict[str, str]:
-    """Run a job for each exception, and as many innocent ones among them; return what became of the former."""
+async def run_hostile_jobs(app: Tenure, way: str, place: str, *, within: float) -> dict[str, str]:
+    """Run a job for each exception, and as many innocent ones among them; return how each of the former ended."""
     task: Any = app.tasks[way]
     refs: dict[str, Ref] = {}
     innocent: list[Any] = []

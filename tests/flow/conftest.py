@@ -41,7 +41,7 @@ class Stage:
         """Stop what runs on a node, from within it."""
         await self.loop.start(node, worker.stop(**options))
 
-    async def told(self, *kinds: type[Event]) -> list[Any]:
+    async def events_of(self, *kinds: type[Event]) -> list[Any]:
         """Return the recorded events of these kinds, oldest first."""
         events = (await self.storage.events(limit=10_000)).events
         return [event for event in events if not kinds or isinstance(event, kinds)]

@@ -93,7 +93,7 @@ def test_a_handler_that_ignores_a_lost_lease_frees_its_slot_after_2_s(play: Play
         await stage.start(app.worker(concurrency=1))
         job = await silent.enqueue()
         record = await over(stage, job)
-        [stalled] = await stage.told(JobStalled)
+        [stalled] = await stage.events_of(JobStalled)
 
         assert (record.state, record.starts, stalled.reason) == (State.COMPLETED, 2, "no_progress")
         # It is lost a second after it began, and a grace and two sweeps; and heard of with the next beat.

@@ -443,7 +443,7 @@ def test_a_job_of_an_unknown_task_waits_for_a_worker_that_knows_it(play: Play) -
         record = (await job.info()).job
 
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        assert [event.reason for event in await stage.told(JobReleased)] == ["unknown_task"]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["unknown_task"]
         await stage.start(new.worker(), "new")
         assert await job.result() == 1
 
@@ -723,11 +723,11 @@ def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
                 await verb()
 
         assert await job.state() is State.DELAYED
-        assert await stage.told() == []
+        assert await stage.events_of() == []
         await job.cancel("\ud800", by="\0")
         detail = await job.info()
         assert (detail.job.cancel_reason or detail.job.reason, detail.job.state in TERMINAL) == ("?", True)
-        assert len(await stage.told()) == 1
+        assert len(await stage.events_of()) == 1
 
     play(scenario)
 

@@ -78,7 +78,7 @@ def test_a_job_that_has_not_begun_is_cancelled_at_once(play: Play, delay: str, w
 
         assert cancelled
         assert (record.state, record.reason, took(record)) == (State.CANCELLED, "not needed", 0)
-        assert [(event.by, event.was, event.run) for event in await stage.told(JobCancelled)] == [("me", was, 0)]
+        assert [(event.by, event.was, event.run) for event in await stage.events_of(JobCancelled)] == [("me", was, 0)]
         assert runs == []
         with pytest.raises(JobCancelledError, match="not needed"):
             await job.result()
@@ -106,7 +106,7 @@ def test_a_job_that_rests_between_two_attempts_is_cancelled_at_once(play: Play) 
         await asyncio.sleep(400)
 
         assert (record.state, record.failures, record.starts, took(record)) == (State.CANCELLED, 1, 1, 0)
-        assert [event.was for event in await stage.told(JobCancelled)] == [State.DELAYED]
+        assert [event.was for event in await stage.events_of(JobCancelled)] == [State.DELAYED]
         assert (await job.info()).job == record
 
     play(scenario)
@@ -164,7 +164,7 @@ def test_a_running_coroutine_is_cancelled_long_before_the_next_beat(play: Play) 
             "enough",
         )
         assert took(record) < AT_ONCE
-        assert [(event.by, event.was, event.run) for event in await stage.told(JobCancelled)] == [
+        assert [(event.by, event.was, event.run) for event in await stage.events_of(JobCancelled)] == [
             ("me", State.ACTIVE, 1)
         ]
 
@@ -223,7 +223,7 @@ def test_a_suspect_is_cancelled_when_its_worker_speaks_again(play: Play) -> None
         assert state is State.ACTIVE
         assert (record.state, record.stalls, runs) == (State.CANCELLED, 0, [1])
         assert stage.now - began < 0.2
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -254,8 +254,8 @@ def test_a_cancelled_run_that_stalls_ends_cancelled_and_counts_no_stall(play: Pl
 
         assert (record.state, record.reason, record.stalls) == (State.CANCELLED, "enough", 0)
         assert run.ended == "stalled"
-        assert await stage.told(JobStalled) == []
-        assert [(event.by, event.reason) for event in await stage.told(JobCancelled)] == [("me", "enough")]
+        assert await stage.events_of(JobStalled) == []
+        assert [(event.by, event.reason) for event in await stage.events_of(JobCancelled)] == [("me", "enough")]
         # The worker that would have called it is dead.
         assert called == []
 
@@ -318,7 +318,7 @@ def test_cancelling_twice_is_as_good_as_once(play: Play) -> None:
         assert asked == [True, True, True]
         assert stopped == [1, 0]
         assert (record.state, record.reason) == (State.CANCELLED, "first")
-        assert [(event.by, event.reason) for event in await stage.told(JobCancelled)] == [("one", "first")]
+        assert [(event.by, event.reason) for event in await stage.events_of(JobCancelled)] == [("one", "first")]
 
     play(scenario)
 
@@ -513,7 +513,7 @@ def test_a_handler_cancels_its_own_job(play: Play) -> None:
         record = await ended(stage, job)
 
         assert (record.state, record.reason, record.failures) == (State.CANCELLED, "nothing to do", 0)
-        assert [(event.by, event.was) for event in await stage.told(JobCancelled)] == [("handler", State.ACTIVE)]
+        assert [(event.by, event.was) for event in await stage.events_of(JobCancelled)] == [("handler", State.ACTIVE)]
 
     play(scenario)
 
@@ -536,8 +536,8 @@ def test_a_handler_that_finishes_despite_its_cancel_completes_without_hook(play:
         await job.cancel()
 
         assert await job.result() == 7
-        assert [event.cancel_too_late for event in await stage.told(JobCompleted)] == [True]
-        assert await stage.told(JobCancelled) == []
+        assert [event.cancel_too_late for event in await stage.events_of(JobCompleted)] == [True]
+        assert await stage.events_of(JobCancelled) == []
         assert called == []
 
     play(scenario)
@@ -695,7 +695,7 @@ def test_a_hook_that_does_not_end_is_stopped(
 
         assert record.state is State.CANCELLED
         assert limit * 1e6 - AT_ONCE <= took(record) < limit * 1e6 + AT_ONCE
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
     assert "passed its limit" in caplog.text
@@ -842,7 +842,7 @@ def test_a_lost_run_calls_no_hook_and_stops_a_running_hook(play: Play) -> None:
         # The reaper has ended both, without the hook.
         assert states == [State.CANCELLED, State.CANCELLED]
         assert told == ["at work began"]
-        assert len(await stage.told(JobCancelled)) == 2
+        assert len(await stage.events_of(JobCancelled)) == 2
 
     play(scenario)
 

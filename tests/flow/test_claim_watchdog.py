@@ -164,7 +164,7 @@ def test_a_worker_that_has_nothing_to_claim_is_left_alone(play: Play, scoreboard
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
         assert condemned == []
-        assert not await stage.told(WorkerHung)
+        assert not await stage.events_of(WorkerHung)
 
     play(scenario)
 
@@ -219,7 +219,7 @@ def test_a_worker_that_alone_gets_no_answer_is_killed_within_75_s() -> None:
             <= at - answered_at
             <= LONGEST_LIMIT + CONFIRM_AFTER + 2 * (CHECK_INTERVAL + TICK)
         )
-        [event] = await stage.told(WorkerHung)
+        [event] = await stage.events_of(WorkerHung)
         assert (event.owner, event.blocked_for) == (worker.owner.id, sentence.blocked_for)
 
     on_closed(scenario)

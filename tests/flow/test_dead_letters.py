@@ -300,7 +300,7 @@ def test_a_redrive_makes_budgets_and_ttl_again_and_keeps_the_history(play: Play)
         assert after.expires_at == after.run_at + 3_600_000_000
         assert await job.result() == 3
         assert [run.ended for run in (await job.info()).runs] == ["raised", "raised", "completed"]
-        assert [(event.by, event.was) for event in await stage.told(JobRedriven)] == [("me", "failed")]
+        assert [(event.by, event.was) for event in await stage.events_of(JobRedriven)] == [("me", "failed")]
 
     play(scenario)
 
@@ -357,7 +357,7 @@ def test_two_clicks_at_once_redrive_nothing_twice(play: Play) -> None:
         await asyncio.sleep(10)
 
         assert sorted(ref.id for report in reports for ref in report.done) == sorted(job.id for job in jobs)
-        assert len(await stage.told(JobRedriven)) == 30
+        assert len(await stage.events_of(JobRedriven)) == 30
         assert {(await job.info()).job.starts for job in jobs} == {2}
 
     play(scenario)
@@ -409,7 +409,7 @@ def test_a_job_that_came_back_or_went_meanwhile_is_left_alone(verb: str) -> None
         assert [ref.id for ref in report.done] == [plain.id]
         assert await waiting.state() is State.WAITING
         assert await again.state() is State.FAILED
-        assert len(await stage.told(JobRedriven)) == 2 + (verb == "redrive")
+        assert len(await stage.events_of(JobRedriven)) == 2 + (verb == "redrive")
 
     simulate(main)
 
@@ -428,7 +428,7 @@ def test_a_purge_deletes_what_matches_for_good(play: Play) -> None:
         assert (some.left, nothing.done, len(one.done), one.left) == (0, (), 1, 3)
         assert await stage.storage.get([*some.done]) == [None, None]
         assert await app.dead.count() == 3
-        assert [(event.by, event.was) for event in await stage.told(JobDeleted)][:2] == [("me", "failed")] * 2
+        assert [(event.by, event.was) for event in await stage.events_of(JobDeleted)][:2] == [("me", "failed")] * 2
 
     play(scenario)
 

@@ -154,7 +154,7 @@ def test_a_worker_leaves_a_task_that_it_only_declares_to_others(play: Play) -> N
         await asyncio.sleep(35)
         record = (await job.info()).job
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        assert {event.reason for event in await stage.told(JobReleased)} == {"unknown_task"}
+        assert {event.reason for event in await stage.events_of(JobReleased)} == {"unknown_task"}
 
         shared, declared = mail()
         worker.include(shared)

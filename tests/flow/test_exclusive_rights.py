@@ -75,7 +75,7 @@ def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
         assert (record.starts, record.stalls, record.releases) == (2, 2, 0)
         assert (record.state, record.reason) == (State.FAILED, "stalled")
         assert (handlers.runs, handlers.most) == (2, 1)
-        stalls = await stage.told(JobStalled)
+        stalls = await stage.events_of(JobStalled)
         assert [(one.reason, one.action, one.count) for one in stalls] == [
             ("no_progress", "recovered", 1),
             ("no_progress", "failed", 2),
@@ -83,8 +83,8 @@ def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
         assert stalls[0].silent_for == pytest.approx(2.5, abs=0.1)
         assert "gave no sign of progress" in stalls[0].post_mortem
         assert "await asyncio.sleep(3600)" in stalls[0].post_mortem
-        assert len(await stage.told(JobFailed)) == 1
-        assert await stage.told(JobReleased, LeaseLost) == []
+        assert len(await stage.events_of(JobFailed)) == 1
+        assert await stage.events_of(JobReleased, LeaseLost) == []
 
     play(scenario)
 
@@ -108,7 +108,7 @@ def test_a_silent_worker_is_charged_with_every_kind_of_right(
         assert (record.state, record.reason) == (State.FAILED, "stalled")
         assert (record.starts, record.stalls, record.releases) == ((1, 1, 0) if once else (2, 2, 0))
         reason = "no_progress" if "heartbeat_timeout" in silence else "lease_expired"
-        assert {one.reason for one in await stage.told(JobStalled)} == {reason}
+        assert {one.reason for one in await stage.events_of(JobStalled)} == {reason}
 
     play(scenario)
 
@@ -175,7 +175,7 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
         record = (await first.info()).job
         assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
         assert await second.state() is State.WAITING
-        ignored = await stage.told(JobStopIgnored)
+        ignored = await stage.events_of(JobStopIgnored)
         reason = "cancelled" if not limit else "timeout" if "timeout" in limit else "no_progress"
         assert [(one.id, one.reason) for one in ignored] == [(first.id, reason)]
         workers = (await stage.storage.survey()).workers
@@ -185,7 +185,7 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
 
         await asyncio.gather(ended(first), ended(second))
         charged: list[type[Event]] = [
-            type(one) for one in await stage.told(JobStalled, JobRetried, JobCancelled) if one.id == first.id
+            type(one) for one in await stage.events_of(JobStalled, JobRetried, JobCancelled) if one.id == first.id
         ]
         assert charged == [JobCancelled if not limit else JobRetried if "timeout" in limit else JobStalled]
         assert (await first.info()).job.releases == 0
@@ -222,7 +222,7 @@ def test_a_right_is_kept_until_a_deaf_cancel_hook_ends(play: Play, limit: dict[s
         record = (await first.info()).job
         assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
         assert await second.state() is State.WAITING
-        assert [(one.id, one.reason) for one in await stage.told(JobStopIgnored)] == [(first.id, "cancelled")]
+        assert [(one.id, one.reason) for one in await stage.events_of(JobStopIgnored)] == [(first.id, "cancelled")]
 
         await asyncio.gather(ended(first), ended(second))
         assert await first.state() is State.CANCELLED
@@ -247,7 +247,7 @@ def test_an_unsupervised_worker_runs_other_jobs_while_a_run_keeps_a_right(play: 
         job = await deaf.enqueue()
         await stage.start(app.worker(concurrency=1))
         await asyncio.sleep(10)
-        assert [one.id for one in await stage.told(JobStopIgnored)] == [job.id]
+        assert [one.id for one in await stage.events_of(JobStopIgnored)] == [job.id]
 
         # It cannot be replaced, and to claim nothing would stop all its queues for one handler.
         assert await (await plain.enqueue()).result(timeout=1) == "done"

@@ -86,8 +86,8 @@ def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCap
         assert sorted(stopped) == [0, 1, 2, 3, 4]
         assert {(one.state, one.failures, one.stalls) for one in records} == {(State.WAITING, 0, 0)}
         assert [one.releases for one in records] == [1, 1, 1, 1, 1, 0]
-        assert [event.reason for event in await stage.told(JobReleased)] == ["worker_failed"] * 5
-        assert [event.reason for event in await stage.told(WorkerStopping)] == ["failed"]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["worker_failed"] * 5
+        assert [event.reason for event in await stage.events_of(WorkerStopping)] == ["failed"]
         await stage.start(app.worker(), "two")
         # The last of them first began here.
         assert [await job.result() for job in jobs] == [2, 2, 2, 2, 2, 1]
@@ -114,7 +114,7 @@ def test_every_second_put_back_by_failing_workers_is_charged_as_a_stall() -> Non
             with pytest.raises(BaseExceptionGroup):
                 await stage.loop.start(node, worker.wait())
         detail = await job.info()
-        stalls = [event for event in await stage.told(JobStalled) if event.id == job.id]
+        stalls = [event for event in await stage.events_of(JobStalled) if event.id == job.id]
 
         assert [(run.ended, run.reason) for run in detail.runs] == [
             ("released", "worker_failed"),
@@ -172,7 +172,7 @@ def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: p
         assert overlaps == []
         counts = [(one.starts, one.releases, one.stalls, one.failures) for one in records]
         assert counts == [(1, 0, 0, 0)] * bad + [(2, 1, 0, 0)] * (4 - bad)
-        released = {one.id: one.reason for one in await stage.told(JobReleased)}
+        released = {one.id: one.reason for one in await stage.events_of(JobReleased)}
         assert released == {job.id: "prefetch" for job in jobs[bad + 1 :]} | {jobs[bad].id: "worker_failed"}
 
     senseless(scenario)
@@ -196,8 +196,8 @@ def test_what_was_done_when_the_loop_failed_is_recorded_anyway() -> None:
         record = (await job.info()).job
 
         assert (record.state, record.starts) == (State.COMPLETED, 1)
-        assert [event.run for event in await stage.told(JobCompleted)] == [1]
-        assert await stage.told(JobStalled, JobReleased) == []
+        assert [event.run for event in await stage.events_of(JobCompleted)] == [1]
+        assert await stage.events_of(JobStalled, JobReleased) == []
 
     senseless(scenario)
 
@@ -227,7 +227,7 @@ def test_a_failed_worker_does_not_wait_for_ever_to_have_it_recorded(caplog: pyte
 
         assert took < 8
         assert await job.result() == 2
-        assert [event.run for event in await stage.told(JobStalled)] == [1]
+        assert [event.run for event in await stage.events_of(JobStalled)] == [1]
 
     senseless(scenario)
     assert "stopped with 1 unrecorded outcomes" in caplog.text

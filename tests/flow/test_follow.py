@@ -72,7 +72,7 @@ def test_the_past_comes_first_then_what_happens_as_it_happens(play: Play) -> Non
                 done.append(job.id)
 
         assert [event.id for event in told if isinstance(event, JobCompleted)] == done
-        assert [event.cursor for event in told] == [event.cursor for event in await stage.told()]
+        assert [event.cursor for event in told] == [event.cursor for event in await stage.events_of()]
         assert max(late) < AT_ONCE
 
     play(scenario)

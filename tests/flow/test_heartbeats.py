@@ -126,7 +126,7 @@ def test_a_cancel_reaches_a_running_coroutine_with_the_next_beat(play: Play) -> 
         await stage.until(over)
         detail = await job.info()
         assert seen == [True]
-        assert [(event.by, event.was) for event in await stage.told(JobCancelled)] == [("me", "active")]
+        assert [(event.by, event.was) for event in await stage.events_of(JobCancelled)] == [("me", "active")]
         assert (detail.job.state, detail.job.reason, detail.runs[0].ended) == (State.CANCELLED, "enough", "cancelled")
         assert stage.now < app.timing.beat.total_seconds() + 2
 
@@ -223,7 +223,7 @@ def test_runs_that_ended_during_an_outage_are_renewed_until_settled() -> None:
         storage.away = False
 
         assert [await job.result() for job in jobs] == [1] * 20
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     simulate(main)
 
@@ -246,7 +246,7 @@ def test_a_hung_handler_passes_its_progress_clock_and_the_event_says_so(play: Pl
         await stage.start(app.worker(), "two")
 
         assert await job.result() == 2
-        (stalled,) = await stage.told(JobStalled)
+        (stalled,) = await stage.events_of(JobStalled)
         assert stalled.reason == "no_progress"
         first = (await job.info()).runs[0]
         assert first.end is not None
@@ -286,7 +286,7 @@ def test_a_run_that_lost_its_lease_is_stopped_and_its_worker_notified(play: Play
         await asyncio.sleep(5)
         assert stopped == [1]
         assert [(event.id, event.run, event.reason) for event in heard] == [(job.id, 1, "lost")]
-        assert [event.run for event in await stage.told(JobCompleted)] == [2]
+        assert [event.run for event in await stage.events_of(JobCompleted)] == [2]
 
     play(scenario)
 
@@ -315,7 +315,7 @@ def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
         await asyncio.sleep(5)
 
         assert (await job.info()).log == ()
-        assert await stage.told(WorkerStarted) == []
+        assert await stage.events_of(WorkerStarted) == []
 
         storage.away = False
         await asyncio.sleep(5)
@@ -323,7 +323,7 @@ def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
 
         assert [line.message for line in info.log] == ["line 0", "line 1", "line 2"]
         assert info.job.progress == 0.5
-        assert len(await stage.told(WorkerStarted)) == 1
+        assert len(await stage.events_of(WorkerStarted)) == 1
 
     simulate(main)
 

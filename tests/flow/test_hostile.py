@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tenure import JobReleased, WorkerStopping
-from tests.hostile import PLACES, RAISED, expected, made, ordeal
+from tests.hostile import PLACES, RAISED, expected, made, run_hostile_jobs
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -26,7 +26,7 @@ async def test_a_hostile_exception_fails_its_job_and_no_other(url: str, way: str
     heard: list[str] = []
     app = made(url, heard)
     async with app, app.worker():
-        ended = await ordeal(app, way, place, within=30)
+        ended = await run_hostile_jobs(app, way, place, within=30)
         events = (await app.storage.events(limit=10_000)).events
 
         assert ended == expected(place)

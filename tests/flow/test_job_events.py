@@ -114,13 +114,13 @@ def test_what_is_recorded_on_request_is_recorded_where_it_was_asked_for(play: Pl
         await stage.start(app.worker(queues=["loud", "quiet"]))
         await quiet.result()
         await loud.result()
-        started = [event for event in await stage.told(JobStarted) if event.id == loud.id]
+        started = [event for event in await stage.events_of(JobStarted) if event.id == loud.id]
         await asyncio.sleep(1)
 
         assert await story(quiet) == ["JobStarted", "JobProgressed", "JobCompleted"]
         assert await story(loud) == ["JobEnqueued", "JobStarted", "JobProgressed", "JobCompleted"]
         assert [(event.attempt, event.redelivered, event.run) for event in started] == [(1, False, 1)]
-        assert [event.queue for event in await stage.told(QueueDrained)] == ["loud"]
+        assert [event.queue for event in await stage.events_of(QueueDrained)] == ["loud"]
 
     play(scenario)
 

@@ -85,7 +85,7 @@ def test_a_job_that_waits_too_long_fails_its_waiter_and_is_kept_as_expired(play:
         assert record.state is State.EXPIRED
         assert record.error is not None
         assert record.error.type == "JobExpiredError"
-        assert [(event.ttl, event.on_expire) for event in await stage.told(JobExpired)] == [(10.0, "fail")]
+        assert [(event.ttl, event.on_expire) for event in await stage.events_of(JobExpired)] == [(10.0, "fail")]
 
     play(scenario)
 
@@ -101,7 +101,7 @@ def test_a_discarded_job_leaves_an_event_and_its_waiters_know_why(play: Play) ->
 
         with pytest.raises(JobExpiredError, match="discarded"):
             await waiter
-        (discarded,) = await stage.told(JobExpired)
+        (discarded,) = await stage.events_of(JobExpired)
         waited_after = stage.clock.now() / 1_000_000 - discarded.at.timestamp()
         asked_at = stage.now
         with pytest.raises(JobExpiredError, match="discarded"):
@@ -115,7 +115,7 @@ def test_a_discarded_job_leaves_an_event_and_its_waiters_know_why(play: Play) ->
         survey = await stage.storage.survey(["default"])
 
         assert survey.queues[0].discarded == 1
-        assert [event.on_expire for event in await stage.told(JobExpired)] == ["discard"]
+        assert [event.on_expire for event in await stage.events_of(JobExpired)] == ["discard"]
 
     play(scenario)
 
@@ -158,7 +158,7 @@ def test_a_recovered_job_past_its_ttl_does_not_run_again(play: Play) -> None:
         record = (await job.info()).job
 
         assert (record.starts, record.stalls) == (1, 1)
-        assert [event.action for event in await stage.told(JobStalled)] == ["recovered"]
+        assert [event.action for event in await stage.events_of(JobStalled)] == ["recovered"]
 
     play(scenario)
 
@@ -394,7 +394,7 @@ def test_a_job_that_has_not_started_can_be_put_off_and_called_back(play: Play) -
             await off.reschedule("1s")
 
         assert 30 <= took < 31
-        assert [(event.id, event.by) for event in await stage.told(JobRescheduled)] == [
+        assert [(event.id, event.by) for event in await stage.events_of(JobRescheduled)] == [
             (off.id, "ops"),
             (back.id, None),
         ]

@@ -32,15 +32,15 @@ def test_neighbours_of_a_run_that_cancels_every_task_are_charged_nothing(play: P
 
         await stage.start(app.worker(), "one")
         naps = [await nap.enqueue() for _ in range(6)]
-        culprit = await wreck.enqueue()
+        wrecking_job = await wreck.enqueue()
         await asyncio.sleep(2)
         await stage.start(app.worker(), "two")
 
         with pytest.raises(JobFailedError, match="cancelled every task of its event loop"):
-            await culprit.result()
+            await wrecking_job.result()
         assert [await job.result() for job in naps] == ["rested"] * 6
-        assert {event.reason for event in await stage.told(JobReleased)} == {"worker_failed"}
-        assert not await stage.told(JobStalled)
+        assert {event.reason for event in await stage.events_of(JobReleased)} == {"worker_failed"}
+        assert not await stage.events_of(JobStalled)
 
     play(scenario)
 
@@ -57,9 +57,9 @@ def test_a_run_that_cancels_every_task_is_tried_again_alone(play: Play) -> None:
             await asyncio.sleep(60)
 
         await stage.start(app.worker())
-        culprit = await wreck.enqueue()
+        wrecking_job = await wreck.enqueue()
         await asyncio.sleep(10)
-        record = (await culprit.info()).job
+        record = (await wrecking_job.info()).job
 
         assert (record.state, record.failures, record.quarantined) == (State.DELAYED, 1, True)
 
@@ -91,8 +91,8 @@ def test_an_event_handler_that_cancels_every_task_charges_no_run(play: Play) -> 
         await stage.start(app.worker(), "two")
 
         assert [await job.result() for job in naps] == ["rested"] * 6
-        assert {event.reason for event in await stage.told(JobReleased)} == {"worker_failed"}
-        assert not await stage.told(JobStalled)
+        assert {event.reason for event in await stage.events_of(JobReleased)} == {"worker_failed"}
+        assert not await stage.events_of(JobStalled)
 
     play(scenario)
 
@@ -121,7 +121,7 @@ def test_neighbours_are_charged_nothing_if_the_worker_was_stopping(play: Play, d
         worker = app.worker(drain=drain)
         await stage.start(worker, "one")
         naps = [await nap.enqueue() for _ in range(6)]
-        culprit = await wreck.enqueue()
+        wrecking_job = await wreck.enqueue()
         await asyncio.sleep(0.5)
         stopping = asyncio.create_task(worker.stop())
         await asyncio.wait({stopping})
@@ -130,9 +130,9 @@ def test_neighbours_are_charged_nothing_if_the_worker_was_stopping(play: Play, d
         await stage.start(app.worker(), "two")
 
         assert [await job.result() for job in naps] == ["rested"] * 6
-        assert not await stage.told(JobStalled)
+        assert not await stage.events_of(JobStalled)
         with pytest.raises(JobFailedError, match="cancelled every task of its event loop"):
-            await culprit.result()
+            await wrecking_job.result()
 
     play(scenario)
 

@@ -90,8 +90,8 @@ def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play)
 
         assert (worker.ended, worker.dismissed) == (True, True)
         assert [one.owner.id for one in (await stage.storage.survey()).workers] == [other.owner.id]
-        [why] = [one.reason for one in await stage.told(WorkerStopping) if one.owner == worker.owner.id]
-        [released] = [one.released for one in await stage.told(WorkerStopped) if one.owner == worker.owner.id]
+        [why] = [one.reason for one in await stage.events_of(WorkerStopping) if one.owner == worker.owner.id]
+        [released] = [one.released for one in await stage.events_of(WorkerStopped) if one.owner == worker.owner.id]
         assert (why, released) == ("ordered", 0)
 
         for job in jobs:

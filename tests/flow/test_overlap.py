@@ -91,7 +91,7 @@ def test_a_busy_worker_keeps_two_calls_in_flight_within_its_concurrency() -> Non
         assert max(calls for _, _, calls in storage.calls) == 2
         assert most <= CONCURRENCY
         assert storage.most <= MOST_HELD
-        assert len(await stage.told(JobCompleted)) == 1000
+        assert len(await stage.events_of(JobCompleted)) == 1000
 
     remote(scenario)
 
@@ -277,7 +277,7 @@ def test_a_worker_with_a_thousand_unsettled_outcomes_claims_no_more() -> None:
         storage.silent = False
 
         async def all_ran() -> bool:
-            return len(await stage.told(JobCompleted)) == jobs
+            return len(await stage.events_of(JobCompleted)) == jobs
 
         await stage.until(all_ran)
         assert ran == jobs

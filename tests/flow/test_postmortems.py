@@ -207,19 +207,19 @@ async def test_a_run_killed_at_its_timeout_timed_out_and_others_are_released() -
     lease, other = await held(storage, "send", "resize", timeout=10 * SECOND)
     clock.advance(12.5)
     ending = Ending("was killed by its supervisor", stack="  File x, line 3 in spin")
-    witness = CrashEvidence(
+    evidence = CrashEvidence(
         ending, Workplace(lag=12 * SECOND), overdue=frozenset({lease.ref}), causes=frozenset({lease.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
-    culprit, innocent = await detail_of(storage, lease), await detail_of(storage, other)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
+    blamed, innocent = await detail_of(storage, lease), await detail_of(storage, other)
     released = [event for event in (await storage.events(None)).events if isinstance(event, JobReleased)]
 
-    assert (culprit.job.failures, culprit.job.stalls, culprit.runs[0].ended) == (1, 0, "timed_out")
-    assert culprit.job.error is not None
-    assert culprit.job.error.message == (
+    assert (blamed.job.failures, blamed.job.stalls, blamed.runs[0].ended) == (1, 0, "timed_out")
+    assert blamed.job.error is not None
+    assert blamed.job.error.message == (
         "the run passed its timeout of 10s and would not stop for 12.5 s in all; its process was killed"
     )
-    assert "File x, line 3 in spin" in culprit.job.error.traceback
+    assert "File x, line 3 in spin" in blamed.job.error.traceback
     assert (innocent.job.state, innocent.job.releases, innocent.job.stalls) == (State.WAITING, 1, 0)
     assert [event.id for event in released] == [other.job.id]
 
@@ -227,8 +227,8 @@ async def test_a_run_killed_at_its_timeout_timed_out_and_others_are_released() -
 async def test_isolated_or_undelivered_runs_are_not_charged_for_a_worker_death() -> None:
     storage = MemoryStorage()
     alone, beside = await held(storage, "send", "resize")
-    witness = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    evidence = CrashEvidence(DEATH.ending, suspects=frozenset({beside.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     innocent, suspect = (await detail_of(storage, alone)).job, (await detail_of(storage, beside)).job
 
     assert (innocent.state, innocent.releases, innocent.stalls) == (State.WAITING, 1, 0)
@@ -238,11 +238,11 @@ async def test_isolated_or_undelivered_runs_are_not_charged_for_a_worker_death()
 async def test_the_fourth_death_in_a_row_is_charged_to_an_isolated_run() -> None:
     storage = MemoryStorage()
     apart, waiting = await held(storage, "send", "resize")
-    witness = CrashEvidence(
+    evidence = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     for _ in range(2 * FREE_DEATHS + 2):
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
         await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
     killer, other = await detail_of(storage, apart), await detail_of(storage, waiting)
 
@@ -268,8 +268,8 @@ async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: 
         "from outside": CrashEvidence(DEATH.ending, suspects=none, apart=refs, blameless=True),
     }[cause]
     # None of the known deaths is charged, and none counts for the unknown ones.
-    for witness in (*[known] * (FREE_DEATHS + 1), *[unknown] * FREE_DEATHS, known, unknown):
-        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    for evidence in (*[known] * (FREE_DEATHS + 1), *[unknown] * FREE_DEATHS, known, unknown):
+        await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
         await storage.exchange(WORKER, (), ClaimRequest(("mail",), 2))
     detail = await detail_of(storage, apart)
 
@@ -280,10 +280,10 @@ async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: 
 async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
     storage = MemoryStorage()
     apart, waiting, unheard = await held(storage, "send", "resize", "resize")
-    witness = CrashEvidence(
+    evidence = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unheard)]
 
     assert [(job.state, job.releases, job.stalls) for job in jobs] == [(State.WAITING, 1, 0)] * 3
@@ -292,8 +292,8 @@ async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
 async def test_with_unknown_runs_only_known_innocent_runs_are_not_charged() -> None:
     storage = MemoryStorage()
     apart, waiting, unknown = await held(storage, "send", "resize", "resize")
-    witness = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    evidence = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unknown)]
 
     assert [(job.releases, job.stalls) for job in jobs] == [(1, 0), (1, 0), (0, 1)]
@@ -303,10 +303,10 @@ async def test_an_unbegun_job_runs_after_its_worker_died_although_it_runs_once()
     storage = MemoryStorage()
     policy = Policy(on_worker_lost="fail")
     apart, waiting = await held(storage, "send", "resize", policy=policy)
-    witness = CrashEvidence(
+    evidence = CrashEvidence(
         DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     lost, free = [(await detail_of(storage, lease)).job for lease in (apart, waiting)]
 
     assert (lost.state, lost.reason) == (State.FAILED, "crashed")
@@ -316,8 +316,8 @@ async def test_an_unbegun_job_runs_after_its_worker_died_although_it_runs_once()
 async def test_a_post_mortem_leaves_out_isolated_and_unbegun_runs() -> None:
     storage = MemoryStorage()
     alone, one, other = await held(storage, "send", "resize", "resize")
-    witness = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
-    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=witness)
+    evidence = CrashEvidence(DEATH.ending, suspects=frozenset({one.ref, other.ref}))
+    await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
 
     assert "other runs in its process" not in await told(storage, alone)
     assert "other runs in its process: 1 other, of resize\n" in await told(storage, one)

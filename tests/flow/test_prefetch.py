@@ -82,7 +82,7 @@ def test_more_are_claimed_than_are_run_and_never_more_run_at_a_time(play: Play) 
         assert work.most == CONCURRENCY
         assert CONCURRENCY < most <= MOST_HELD
         assert sorted(work.began) == list(range(-100, 500))
-        assert await stage.told(JobReleased, JobStalled) == []
+        assert await stage.events_of(JobReleased, JobStalled) == []
         # Each begins in the worker's context, and not in that of the run that made room for it.
         assert work.inherited == []
 
@@ -102,13 +102,13 @@ def test_a_prefetched_job_that_waits_too_long_is_released_to_another(play: Play)
         assert max(other.began.values()) - since < LONGEST_WAIT + 0.05
         assert sorted(other.began) == list(range(CONCURRENCY, 60))
         assert await held(stage) == CONCURRENCY
-        released = await stage.told(JobReleased)
+        released = await stage.events_of(JobReleased)
         assert {event.reason for event in released} == {"prefetch"}
         charged = [(await job.info()).job for job in jobs]
         assert {(one.failures, one.stalls) for one in charged} == {(0, 0)}
         work.opened.set()
         assert [await job.result() for job in jobs] == list(range(60))
-        assert len(await stage.told(JobCompleted)) == 160
+        assert len(await stage.events_of(JobCompleted)) == 160
 
     play(scenario)
 
@@ -123,7 +123,7 @@ def test_a_worker_that_leaves_hands_them_back_at_once(play: Play) -> None:
         await asyncio.sleep(0.02)
 
         assert await held(stage) == CONCURRENCY
-        assert {event.reason for event in await stage.told(JobReleased)} == {"prefetch"}
+        assert {event.reason for event in await stage.events_of(JobReleased)} == {"prefetch"}
         work.opened.set()
         await stopping
         assert await held(stage) == 0
@@ -147,7 +147,7 @@ def test_one_that_is_cancelled_before_it_begins_never_does(play: Play) -> None:
             if job is not doomed:
                 await job.result()
         assert CONCURRENCY not in work.began
-        assert len(await stage.told(JobCancelled)) == 1
+        assert len(await stage.events_of(JobCancelled)) == 1
 
     play(scenario)
 
@@ -175,7 +175,7 @@ def test_what_is_handed_back_unbegun_does_not_wear_a_worker(play: Play) -> None:
         work.opened.set()
         await asyncio.sleep(2.0)
 
-        assert len(await stage.told(JobReleased)) > CONCURRENCY
+        assert len(await stage.events_of(JobReleased)) > CONCURRENCY
         assert sorted(number for number in work.began if number >= 0) == list(range(60))
 
     play(scenario)

@@ -51,7 +51,7 @@ def test_what_stalled_before_the_reaper_began_is_found(play: Play) -> None:
         began = stage.now
         await stage.start(Reaper(app), "reaper")
         await asyncio.sleep(3.5)
-        events = await stage.told(JobStalled)
+        events = await stage.events_of(JobStalled)
 
         assert sorted(event.id for event in events) == sorted(ids)
         assert stage.now - began < 4
@@ -69,7 +69,7 @@ def test_three_reapers_without_election_recover_nothing_twice(play: Play) -> Non
         for reaper in reapers:
             await stage.start(reaper, reaper.id)
         await asyncio.sleep(10)
-        events = await stage.told(JobStalled)
+        events = await stage.events_of(JobStalled)
 
         assert sorted(event.id for event in events) == sorted(ids)
         assert not any(reaper.leads for reaper in reapers)
@@ -87,7 +87,7 @@ def test_one_of_many_leads_and_the_others_ask_again(play: Play) -> None:
         await asyncio.sleep(60)
 
         assert [reaper.leads for reaper in reapers].count(True) == 1
-        assert len(await stage.told(LeadershipAcquired)) == 1
+        assert len(await stage.events_of(LeadershipAcquired)) == 1
 
     play(scenario)
 
@@ -115,9 +115,9 @@ def test_a_leader_that_stops_hands_over_and_one_that_dies_is_followed(play: Play
         await asyncio.sleep(1)
         stage.loop.kill(other)
         assert await stage.until(third_leads) <= longest
-        epochs = [event.epoch for event in await stage.told(LeadershipAcquired)]
+        epochs = [event.epoch for event in await stage.events_of(LeadershipAcquired)]
         assert epochs == [1, 2, 3]
-        assert [event.reason for event in await stage.told(LeadershipLost)] == ["resigned", "expired"]
+        assert [event.reason for event in await stage.events_of(LeadershipLost)] == ["resigned", "expired"]
 
     play(scenario)
 
@@ -139,7 +139,7 @@ def test_a_dead_leaders_own_jobs_are_recovered_within_the_bound(play: Play) -> N
         stage.loop.kill(leader)
 
         async def recovered() -> bool:
-            return bool(await stage.told(JobStalled))
+            return bool(await stage.events_of(JobStalled))
 
         assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
 
@@ -208,7 +208,7 @@ def test_what_a_handler_of_its_own_events_raises_does_not_end_a_reaper(
         await abandoned(stage, app)
 
         async def recovered() -> bool:
-            return bool(await stage.told(JobStalled))
+            return bool(await stage.events_of(JobStalled))
 
         assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
         assert len(heard) == 1
@@ -262,7 +262,7 @@ def test_a_leader_whose_sweep_hangs_gives_up_its_term_and_sweeps_again() -> None
         await abandoned(stage, app)
 
         async def recovered() -> bool:
-            return bool(await stage.told(JobStalled))
+            return bool(await stage.events_of(JobStalled))
 
         assert await stage.until(recovered) <= app.timing.recovery_bound.total_seconds()
         assert len(won) == 2
@@ -315,7 +315,7 @@ def test_a_reaper_alone_an_embedded_one_and_a_url_agree_on_what_a_lease_is(play:
         await stage.start(Reaper(other, election=LeaderElection(ttl="1s")), "reaper")
         await asyncio.sleep(app.timing.recovery_bound.total_seconds())
 
-        assert [event.id for event in await stage.told(JobStalled)] == ids
+        assert [event.id for event in await stage.events_of(JobStalled)] == ids
 
     play(scenario)
 

@@ -138,7 +138,7 @@ def test_a_completed_job_is_not_revived_by_later_sweeps(play: Play) -> None:
 
         assert begun == {job.id: 1 for job in jobs}
         assert await counts(stage) == {State.COMPLETED: 300}
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -201,7 +201,7 @@ def test_no_clock_of_a_client_a_worker_or_a_reaper_decides_anything(play: Play, 
         with pytest.raises(JobNotFoundError):
             await brief.state()
         assert await delayed.state() is State.COMPLETED
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -221,7 +221,7 @@ def test_a_job_is_neither_lost_nor_doubled_by_a_reaper_that_dies_halfway(play: P
         await asyncio.sleep(10)
 
         assert await counts(stage) == {State.WAITING: 1}
-        assert [(event.id, event.count) for event in await stage.told(JobStalled)] == [(job.id, 1)]
+        assert [(event.id, event.count) for event in await stage.events_of(JobStalled)] == [(job.id, 1)]
         assert [lease.ref for lease in await seized(stage, "somebody")] == [job.ref]
 
     play(scenario)
@@ -365,7 +365,7 @@ def test_a_suspect_keeps_its_grace_with_any_number_of_reapers(play: Play) -> Non
 
         assert suspected
         assert await job.result() == 1
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -395,7 +395,7 @@ def test_no_character_of_a_name_hides_a_job_from_the_reaper(play: Play, name: st
         await stage.start(app.worker(name=f"{name}:2"))
 
         assert await job.result(timeout=2 * BOUND) == 2
-        (event,) = await stage.told(JobStalled)
+        (event,) = await stage.events_of(JobStalled)
         assert (event.id, event.action) == (name, "recovered")
 
     play(scenario)
@@ -414,7 +414,7 @@ def test_a_job_that_stalled_too_often_fails_at_once_while_paused(play: Play, pau
         await asyncio.sleep(BOUND)
 
         assert await job.state() is State.FAILED
-        assert [(event.id, event.reason) for event in await stage.told(JobFailed)] == [(job.id, "stalled")]
+        assert [(event.id, event.reason) for event in await stage.events_of(JobFailed)] == [(job.id, "stalled")]
 
     play(scenario)
 
@@ -870,7 +870,7 @@ def test_a_deleted_id_enqueued_again_runs_once_and_with_its_new_arguments(play: 
 
         assert again.created
         assert await again.result() == 2
-        assert [event.id for event in await stage.told(JobCompleted)] == ["one"]
+        assert [event.id for event in await stage.events_of(JobCompleted)] == ["one"]
 
     play(scenario)
 

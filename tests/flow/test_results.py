@@ -112,8 +112,8 @@ def test_a_failing_job_is_retried_with_backoff_and_fails_at_the_last(play: Play)
         assert gaps == [10, 20, 40]
         assert (raised.value.error_type, raised.value.reason) == ("ValueError", "exhausted")
         assert "raise ValueError" in (raised.value.traceback or "")
-        assert [event.attempt for event in await stage.told(JobRetried)] == [1, 2, 3]
-        assert [event.reason for event in await stage.told(JobFailed)] == ["exhausted"]
+        assert [event.attempt for event in await stage.events_of(JobRetried)] == [1, 2, 3]
+        assert [event.reason for event in await stage.events_of(JobFailed)] == ["exhausted"]
         assert [run.ended for run in (await job.info()).runs] == ["raised"] * 4
 
     play(scenario)
@@ -417,7 +417,7 @@ def test_a_full_disk_refuses_enqueueing_and_delays_outcomes() -> None:
 
         assert [await job.result() for job in jobs] == list(range(10))
         assert {(await job.info()).job.starts for job in jobs} == {1}
-        assert len(await stage.told(JobCompleted)) == 10
+        assert len(await stage.events_of(JobCompleted)) == 10
         assert {failure.error for failure in failures} == {"no room"}
         assert max(failure.retry_in for failure in failures) <= 5
         assert stage.now < 310

@@ -111,8 +111,8 @@ def test_a_thousand_jobs_of_a_new_task_start_on_the_new_worker_only(play: Play) 
         assert len(starts) == len(jobs) == 1000
         assert {(job.failures, job.stalls) for job in jobs} == {(0, 0)}
         assert max(job.releases for job in jobs) <= 1
-        assert {event.reason for event in await stage.told(JobReleased)} <= {"unknown_task", "prefetch"}
-        assert await stage.told(JobStalled) == []
+        assert {event.reason for event in await stage.events_of(JobReleased)} <= {"unknown_task", "prefetch"}
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -136,7 +136,7 @@ def test_a_schedule_of_the_new_code_loses_no_tick(play: Play, old: int) -> None:
 
         assert len(ticks) in (47, 48)
         assert max(after - before for before, after in itertools.pairwise(ticks)) <= 4
-        assert await stage.told(ScheduleSkipped, ScheduleMissed) == []
+        assert await stage.events_of(ScheduleSkipped, ScheduleMissed) == []
 
     play(scenario)
 
@@ -199,7 +199,7 @@ def test_a_busy_worker_releases_prefetched_jobs_of_unknown_tasks_at_once(play: P
         await app.enqueue_many([busy.call(30.0), new_task(app).call()])
         await asyncio.sleep(0.1)
 
-        assert [event.reason for event in await stage.told(JobReleased)] == ["unknown_task"]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["unknown_task"]
 
     play(scenario)
 

@@ -79,8 +79,8 @@ def test_a_leader_that_dies_in_its_tick_neither_loses_nor_doubles_it(when: str) 
 
         assert len(storage.victims) == 4
         assert await ticks_of(stage, "often") == [after(3 * number) for number in range(1, 20)]
-        assert len(await stage.told(ScheduleFired)) == 19
-        assert await stage.told(ScheduleMissed) == []
+        assert len(await stage.events_of(ScheduleFired)) == 19
+        assert await stage.events_of(ScheduleMissed) == []
 
     simulate(main)
 
@@ -111,7 +111,7 @@ def test_a_leader_that_stops_leaves_no_gap(play: Play) -> None:
         await first.stop()
         await asyncio.sleep(3)
         await second.stop()
-        fired = await stage.told(ScheduleFired)
+        fired = await stage.events_of(ScheduleFired)
 
         assert [event.tick for event in fired] == [after(number) for number in range(1, 6)]
         assert all(event.late_by < FAST.leader_ttl.total_seconds() + 0.2 for event in fired)
@@ -127,8 +127,8 @@ def test_ten_reapers_without_election_make_one_job_of_each_tick(play: Play) -> N
         await asyncio.sleep(60.5)
 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 61)]
-        assert len(await stage.told(ScheduleFired)) == 60
-        assert await stage.told(ScheduleSkipped) == []
+        assert len(await stage.events_of(ScheduleFired)) == 60
+        assert await stage.events_of(ScheduleSkipped) == []
 
     play(scenario)
 
@@ -234,7 +234,7 @@ def test_ten_schedulers_with_dying_leaders_make_3600_jobs_in_an_hour() -> None:
                 loop.call_later(dice.uniform(1, 60), stage.loop.wake, leader)
         await asyncio.sleep(20)
         ticks = await ticks_of(stage, "often")
-        fired = await stage.told(ScheduleFired)
+        fired = await stage.events_of(ScheduleFired)
 
         hour = [after(number) for number in range(1, 3601)]
         assert ticks[:3600] == hour
@@ -242,12 +242,12 @@ def test_ten_schedulers_with_dying_leaders_make_3600_jobs_in_an_hour() -> None:
         assert [event.tick for event in fired][:3600] == hour
         # Below the grace: a term of 4 s to wait for an answer, another until somebody else leads, and half a second.
         assert max(event.late_by for event in fired) < 10
-        assert await stage.told(ScheduleMissed) == []
+        assert await stage.events_of(ScheduleMissed) == []
         # Nor was any tick tried twice: the expected last tick keeps it out, not the job that is still there.
-        assert await stage.told(ScheduleSkipped) == []
+        assert await stage.events_of(ScheduleSkipped) == []
         assert killed > 50
         assert paused > 50
-        assert len(await stage.told(LeadershipAcquired)) > 100
+        assert len(await stage.events_of(LeadershipAcquired)) > 100
 
     simulate(main)
 
@@ -293,7 +293,7 @@ def test_as_many_unreadable_schedules_as_a_sweep_names_keep_out_no_other(play: P
         known = {schedule.name: schedule for schedule in await app.schedules.list()}
 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 131)]
-        assert all(event.late_by < 0.5 for event in await stage.told(ScheduleFired))
+        assert all(event.late_by < 0.5 for event in await stage.events_of(ScheduleFired))
         # Each of them was looked at again and again, and told of once.
         assert len(told) == len({event.error for event in told}) == len(lost)
         assert {known[one.name].last_tick for one in lost} == {EPOCH}

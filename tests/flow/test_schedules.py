@@ -54,7 +54,7 @@ def test_what_code_declares_keeps_what_the_storage_knows(play: Play) -> None:
         assert (resumed.paused, resumed.next_tick) == (False, EPOCH + 60 * SECOND)
         # What went by in the pause is neither made up for nor missed.
         assert await ticks_of(stage, "often") == [after(10), after(20), after(60)]
-        assert await stage.told(ScheduleMissed) == []
+        assert await stage.events_of(ScheduleMissed) == []
 
     play(scenario)
 
@@ -72,7 +72,7 @@ def test_a_changed_text_takes_effect_from_now_on(play: Play) -> None:
             await asyncio.sleep(600)
 
         assert await ticks_of(stage, "often") == [after(600), after(4440)]
-        assert await stage.told(ScheduleMissed) == []
+        assert await stage.events_of(ScheduleMissed) == []
 
     play(scenario)
 

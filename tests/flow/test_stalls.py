@@ -110,7 +110,7 @@ def test_the_first_stall_recovers_the_job_and_says_so(play: Play) -> None:
         reaper = app.worker(queues=["elsewhere"])
         await stage.start(reaper, "reaper")
         await crash(stage, app)
-        event = (await stage.told(JobStalled))[0]
+        event = (await stage.events_of(JobStalled))[0]
         record = (await job.info()).job
 
         assert (event.id, event.task, event.count, event.action) == (job.id, "sleeper", 1, "recovered")
@@ -131,7 +131,7 @@ def test_a_job_fails_when_it_stalls_more_often_than_max_count(play: Play, max_co
         for _ in range(max_count + 1):
             assert await job.state() is State.WAITING
             await crash(stage, app)
-        events = await stage.told(JobStalled, JobFailed)
+        events = await stage.events_of(JobStalled, JobFailed)
 
         assert [type(event) for event in events] == [JobStalled] * (max_count + 1) + [JobFailed]
         assert [event.action for event in events[:-1]] == ["recovered"] * max_count + ["failed"]
@@ -217,7 +217,7 @@ def test_a_long_handler_without_heartbeats_keeps_its_lease(play: Play) -> None:
 
         assert await job.result() == "done"
         assert len((await job.info()).runs) == 1
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -270,8 +270,8 @@ def test_a_late_settlement_of_a_frozen_worker_is_refused(play: Play) -> None:
         await again.result()
         await asyncio.sleep(5)
         assert await job.result() == 2
-        assert {event.id for event in await stage.told(RunFenced)} == {job.id}
-        assert [event.id for event in await stage.told(JobCompleted)] == [job.id, again.id]
+        assert {event.id for event in await stage.events_of(RunFenced)} == {job.id}
+        assert [event.id for event in await stage.events_of(JobCompleted)] == [job.id, again.id]
 
     play(scenario)
 
@@ -287,7 +287,7 @@ def test_a_stall_is_counted_once_with_any_number_of_reapers(play: Play) -> None:
         await crash(stage, app)
 
         assert (await job.info()).job.stalls == 1
-        assert len(await stage.told(JobStalled)) == 1
+        assert len(await stage.events_of(JobStalled)) == 1
 
     play(scenario)
 
@@ -393,7 +393,7 @@ def test_without_heartbeats_the_lease_lapses_and_another_worker_takes_over(play:
         await stage.start(app.worker(), "one")
 
         assert await job.result() == 2
-        assert [event.reason for event in await stage.told(JobStalled)] == ["lease_expired"]
+        assert [event.reason for event in await stage.events_of(JobStalled)] == ["lease_expired"]
 
     play(scenario)
 
@@ -434,7 +434,7 @@ def test_progress_renews_the_lease_as_a_heartbeat_does(play: Play) -> None:
         await stage.start(app.worker(), "one")
 
         assert await job.result() == 1
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -485,8 +485,8 @@ def test_a_job_that_failed_by_stalling_records_one_event_and_is_redriven(play: P
         job = await task.enqueue()
         await stage.start(app.worker(queues=["elsewhere"]), "reaper")
         await crash(stage, app)
-        assert len(await stage.told(JobFailed)) == 1
-        assert await stage.told(JobRetried) == []
+        assert len(await stage.events_of(JobFailed)) == 1
+        assert await stage.events_of(JobRetried) == []
         await job.redrive()
         await stage.start(app.worker(), "worker")
 

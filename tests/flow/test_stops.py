@@ -62,7 +62,7 @@ def test_a_drain_longer_than_the_lease_renews_until_the_job_finishes(play: Play)
         assert await job.result() == "finished"
         assert await late.result() == "finished"
         assert runs == [1, 1]
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)
 
@@ -89,8 +89,8 @@ def test_past_its_deadline_a_drain_cancels_and_hands_back_uncharged(play: Play) 
 
         assert 10 <= took < 11
         assert (record.state, record.releases, record.failures, record.stalls) == (State.WAITING, 1, 0, 0)
-        assert [event.reason for event in await stage.told(JobReleased)] == ["shutdown"]
-        assert [event.released for event in await stage.told(WorkerStopped)] == [1]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["shutdown"]
+        assert [event.released for event in await stage.events_of(WorkerStopped)] == [1]
         await stage.start(app.worker(), "two")
         assert await job.result() == 2
 
@@ -153,7 +153,7 @@ def test_a_claim_that_comes_back_after_the_stop_is_handed_back_unbegun() -> None
 
         assert begun == []
         assert (record.state, record.starts, record.releases, record.stalls) == (State.WAITING, 1, 1, 0)
-        assert [event.reason for event in await stage.told(JobReleased)] == ["prefetch"]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["prefetch"]
 
     simulate(main)
 

@@ -122,7 +122,7 @@ def test_an_unexpected_failure_of_the_storage_brings_no_worker_down() -> None:
         await stage.start(app.worker())
 
         assert [await job.result() for job in jobs] == list(range(20))
-        assert len(await stage.told(JobCompleted)) == 20
+        assert len(await stage.events_of(JobCompleted)) == 20
 
     wayward(scenario)
 
@@ -151,8 +151,8 @@ def test_an_outcome_that_cannot_be_recorded_fails_its_own_job_only() -> None:
             else:
                 assert await job.result() == number
 
-        assert [event.reason for event in await stage.told(JobFailed)] == ["undecodable"]
-        assert await stage.told(JobStalled) == []
+        assert [event.reason for event in await stage.events_of(JobFailed)] == ["undecodable"]
+        assert await stage.events_of(JobStalled) == []
 
     wayward(scenario)
 
@@ -177,8 +177,8 @@ def test_a_run_that_cannot_be_recorded_stalls_and_is_not_released() -> None:
         await (await task.enqueue()).result()
 
         assert runs == [1, 2]
-        assert await stage.told(JobReleased) == []
-        assert len(await stage.told(JobStalled)) == 1
+        assert await stage.events_of(JobReleased) == []
+        assert len(await stage.events_of(JobStalled)) == 1
 
     wayward(scenario)
 
@@ -451,7 +451,7 @@ def test_a_drain_lasts_until_what_came_of_the_runs_is_recorded() -> None:
         await stopping
 
         assert await job.state() is State.COMPLETED
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     wayward(scenario)
 
@@ -663,7 +663,7 @@ def test_a_claimed_job_with_a_lapsed_lease_is_not_begun(play: Play) -> None:
             await job.result()
 
         assert begun == [(1, 1), (2, 2)]
-        assert [event.reason for event in await stage.told(JobReleased)] == ["unreachable"]
+        assert [event.reason for event in await stage.events_of(JobReleased)] == ["unreachable"]
 
     play(scenario)
 
@@ -690,7 +690,7 @@ def test_a_slow_event_handler_gets_each_event_once_with_many_workers(play: Play)
         await asyncio.sleep(120)
 
         assert sorted(heard) == sorted(job.id for job in jobs)
-        assert heard == [event.id for event in await stage.told(JobCompleted)]
+        assert heard == [event.id for event in await stage.events_of(JobCompleted)]
 
     play(scenario)
 
@@ -769,6 +769,6 @@ def test_a_clock_set_forward_takes_no_run_from_a_worker_that_lives(play: Play) -
         stage.clock.step(3600)
 
         assert await job.result() == 1
-        assert await stage.told(JobStalled) == []
+        assert await stage.events_of(JobStalled) == []
 
     play(scenario)

@@ -56,7 +56,7 @@ def test_each_tick_is_one_job_that_knows_what_it_is_for(play: Play) -> None:
             ("all", "cron:report:20270115T080500Z", after(300)),
             ("none", ran[-1][1], None),
         ]
-        fired = await stage.told(ScheduleFired)
+        fired = await stage.events_of(ScheduleFired)
         assert [(event.name, event.tick, event.queue, event.id) for event in fired] == [
             ("often", after(120), "default", ran[0][1]),
             ("often", after(240), "default", ran[1][1]),
@@ -128,7 +128,7 @@ def test_a_morning_on_which_clocks_are_changed_has_the_ticks_of_the_table(
             await asyncio.sleep((noon - stage.clock.now()) / SECOND - 30)
 
         assert len(await ticks_of(stage, "nightly")) == count
-        assert all(event.late_by < 1 for event in await stage.told(ScheduleFired))
+        assert all(event.late_by < 1 for event in await stage.events_of(ScheduleFired))
 
     play(scenario)
 
@@ -190,7 +190,7 @@ def test_a_tick_with_an_unfinished_job_follows_the_overlap_policy(
 
         async with app.worker(concurrency=1):
             await asyncio.sleep(6.4)
-            seen = await stage.told(ScheduleSkipped)
+            seen = await stage.events_of(ScheduleSkipped)
             made = await ticks_of(stage, "often")
 
         assert made == [after(number) for number in ticks]
@@ -218,7 +218,7 @@ def test_each_tick_follows_its_policies_through_an_hour_with_deaths(overlap: Any
             await asyncio.sleep(dice.uniform(60, 300))
             stage.loop.kill(node)
         jobs = await jobs_of(stage.storage, "often")
-        skipped = await stage.told(ScheduleSkipped)
+        skipped = await stage.events_of(ScheduleSkipped)
         details = [detail for detail in await stage.storage.get([job.ref for job in jobs]) if detail is not None]
 
         def over(end: int | None, at: int) -> bool:
@@ -252,7 +252,7 @@ def test_a_schedule_without_workers_keeps_one_waiting_job(play: Play) -> None:
         jobs = await jobs_of(stage.storage, "often")
 
         assert [job.state for job in jobs] == [State.WAITING]
-        assert len(await stage.told(ScheduleSkipped)) == 59
+        assert len(await stage.events_of(ScheduleSkipped)) == 59
 
     play(scenario)
 
@@ -275,8 +275,8 @@ def test_ticks_that_were_missed_are_for_the_policy(play: Play, missed: Any, made
         await asyncio.sleep(3 * 3600 + 60)
         async with sweeping(scheduled(stage, declare)):
             await asyncio.sleep(5)
-            ticks, fired = await ticks_of(stage, "often"), await stage.told(ScheduleFired)
-            lost = await stage.told(ScheduleMissed)
+            ticks, fired = await ticks_of(stage, "often"), await stage.events_of(ScheduleFired)
+            lost = await stage.events_of(ScheduleMissed)
             await asyncio.sleep(300)
 
         every = [after(300 * number) for number in range(1, 38)]
@@ -325,12 +325,12 @@ def test_a_clock_that_was_set_forward_and_back_stops_no_schedule(play: Play, pau
                 await app.schedules.pause("often")
                 await app.schedules.resume("often")
             await asyncio.sleep(300)
-        missed = await stage.told(ScheduleMissed)
+        missed = await stage.events_of(ScheduleMissed)
 
         # The latest of those that were missed by the clock that was wrong is far ahead.
         assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60)), after(30 * 86_400 + 60)]
         assert [event.ticks for event in missed] == [30 * 24 * 60 - 1]
-        assert await stage.told(ScheduleSkipped) == []
+        assert await stage.events_of(ScheduleSkipped) == []
 
     play(scenario)
 
@@ -342,7 +342,7 @@ def test_ticks_that_a_clock_shows_again_make_no_second_job(play: Play) -> None:
             await asyncio.sleep(301)
             stage.clock.step(-120)
             await asyncio.sleep(180)
-        skipped = await stage.told(ScheduleSkipped)
+        skipped = await stage.events_of(ScheduleSkipped)
 
         assert await ticks_of(stage, "often") == [*map(after, range(60, 361, 60))]
         assert [(event.tick, event.reason) for event in skipped] == [
@@ -362,6 +362,6 @@ def test_a_clock_that_is_set_back_by_a_moment_shows_no_tick_again(play: Play) ->
             await asyncio.sleep(65)
 
         assert await ticks_of(stage, "often") == [after(60), after(120), after(180)]
-        assert await stage.told(ScheduleSkipped, ScheduleMissed) == []
+        assert await stage.events_of(ScheduleSkipped, ScheduleMissed) == []
 
     play(scenario)

@@ -50,7 +50,7 @@ def test_a_result_that_would_change_fails_the_job_once_and_is_kept_as_text(play:
             for secret in ("hush", "'a'", "'b'"):
                 assert secret not in error.message
         assert await (await give.enqueue("plain")).result() == {"a": [1, None, [True, 1.5]]}
-        assert {event.reason for event in await stage.told(JobFailed)} == {"undecodable"}
-        assert not await stage.told(JobRetried)
+        assert {event.reason for event in await stage.events_of(JobFailed)} == {"undecodable"}
+        assert not await stage.events_of(JobRetried)
 
     play(scenario)

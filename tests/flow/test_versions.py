@@ -93,7 +93,7 @@ def test_a_newer_payload_is_left_to_newer_workers_without_a_hot_loop(play: Play)
         record = (await job.info()).job
 
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
-        released = await stage.told(JobReleased)
+        released = await stage.events_of(JobReleased)
         assert [(event.reason, event.delay) for event in released] == [("newer_payload", 0.0)]
         await stage.start(new.worker(), "new")
         assert await job.result() == "new 150 EUR"

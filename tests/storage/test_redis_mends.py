@@ -1,7 +1,7 @@
-"""What must never be in a Redis, done to it by hand: others go on, nothing that is over runs again, and it is mended.
+"""Damage to a Redis partition: other jobs go on, no ended job runs again, and sweeps repair the damage.
 
-Each test breaks something of a cell in which all kinds of jobs stand, and looks from outside, by tests/redis_books.py,
-at what is wrong before and after. The ordinary verbs go on meanwhile; sweeps mend the rest and tell of it.
+Each test damages a partition that holds all kinds of jobs, and lists its inconsistencies before and after with
+`tests/redis_consistency.py`. The ordinary verbs go on meanwhile. Sweeps repair the rest and record an event.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +35,7 @@ from tenure_testing.conformance.helpers import (
     record,
     settle,
 )
-from tests.redis_books import troubles
+from tests.redis_consistency import inconsistencies
 from tests.redis_records import folded, unfolded
 from tests.servers import client_of
 
@@ -72,8 +72,8 @@ class Cell(NamedTuple):
         return ":".join((self.base, kind, "\0".join(names))) if names else f"{self.base}:{kind}"
 
     def wrong(self) -> list[str]:
-        """Return what the records contradict; that a repair was told of is no such thing."""
-        return [trouble for trouble in troubles(self.client, self.base) if "tells of a repair" not in trouble]
+        """Return the inconsistencies of the partition. A recorded repair is not one."""
+        return [found for found in inconsistencies(self.client, self.base) if "tells of a repair" not in found]
 
     def rewrite(self, id_: str, **fields: Any) -> None:
         """Change the record of a job, and nothing else."""

@@ -180,8 +180,8 @@ async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
     monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_cluster.url)
     bases = connections.address.bases
-    ear = Subscriptions(connections, lambda topic: bases, rng=Random(3))
-    listener = ear.listen(["events"])
+    subscriptions = Subscriptions(connections, lambda topic: bases, rng=Random(3))
+    listener = subscriptions.listen(["events"])
     try:
         await all_heard(redis_cluster, bases)
         while not await asleep(listener):
@@ -201,7 +201,7 @@ async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
             publish(to, base)
             await woken(listener)
     finally:
-        await ear.close()
+        await subscriptions.close()
 
 
 async def test_calls_go_to_the_master_that_sentinels_name_after_a_failover(
@@ -305,8 +305,8 @@ async def test_hints_are_heard_from_the_master_that_comes_after(
     monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
     connections = connect(redis_sentinels.url)
     [base] = connections.address.bases
-    ear = Subscriptions(connections, lambda topic: [base], rng=Random(3))
-    listener = ear.listen(["events"])
+    subscriptions = Subscriptions(connections, lambda topic: [base], rng=Random(3))
+    listener = subscriptions.listen(["events"])
     try:
         await heard(redis_sentinels.master, base)
         await off_the_loop(redis_sentinels.lose)
@@ -316,7 +316,7 @@ async def test_hints_are_heard_from_the_master_that_comes_after(
         publish(redis_sentinels.master, base)
         await woken(listener)
     finally:
-        await ear.close()
+        await subscriptions.close()
 
 
 def publish(server: RedisServer, base: str) -> None:

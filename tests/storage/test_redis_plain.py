@@ -18,7 +18,7 @@ from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, BOB, ERROR, REAPER, bid, new_job, stalled
-from tests.redis_books import Books, troubles
+from tests.redis_consistency import PartitionContents, inconsistencies
 from tests.servers import RedisServer, client_of, command
 
 pytestmark = pytest.mark.redis
@@ -157,12 +157,12 @@ class Pair:
         """Return all that a cell holds, but what was said of its queues."""
         base = read(address).bases[0]
         with client_of(address.partition("?")[0]) as client:
-            assert troubles(client, base) == []
-            books = Books(client, base)
-            names = {f"{base}:{kind}:{name}" if name else f"{base}:{kind}" for kind, name in books.keys}
+            assert inconsistencies(client, base) == []
+            contents = PartitionContents(client, base)
+            names = {f"{base}:{kind}:{name}" if name else f"{base}:{kind}" for kind, name in contents.keys}
             held: dict[str, Any] = {name.removeprefix(base): value(client, name) for name in names}
-            held |= {f":job:{name}": job for name, job in books.jobs.items()}
-            held[":events"] = [(number, decoded(fields)) for number, fields in books.events()]
+            held |= {f":job:{name}": job for name, job in contents.jobs.items()}
+            held[":events"] = [(number, decoded(fields)) for number, fields in contents.events()]
             # Each namespace has an identity of its own.
             del held[":identity"]
         held.pop(":settings", None)

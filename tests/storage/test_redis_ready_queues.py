@@ -21,7 +21,7 @@ from tenure.storage.redis.storage import RedisStorage
 from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job
 from tenure_testing.conformance.unknown_tasks import park_under_many
-from tests.redis_books import troubles
+from tests.redis_consistency import inconsistencies
 from tests.servers import client_of, command
 
 pytestmark = pytest.mark.redis
@@ -47,7 +47,7 @@ async def storage(redis_url: str, clock: ManualClock) -> AsyncIterator[Storage]:
     await storage.open()
     yield storage
     with client_of(redis_url.partition("?")[0]) as client:
-        assert troubles(client, read(redis_url).bases[0]) == []
+        assert inconsistencies(client, read(redis_url).bases[0]) == []
     await storage.close()
 
 

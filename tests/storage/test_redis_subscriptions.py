@@ -31,7 +31,7 @@ Hear = Callable[[str], Subscriptions]
 
 
 @pytest.fixture
-async def hear() -> AsyncIterator[Hear]:
+async def make_subscriptions() -> AsyncIterator[Hear]:
     made: list[tuple[Subscriptions, Connections]] = []
 
     def hearing(url: str) -> Subscriptions:
@@ -40,8 +40,8 @@ async def hear() -> AsyncIterator[Hear]:
         return made[-1][0]
 
     yield hearing
-    for ear, connections in made:
-        await ear.close()
+    for subscriptions, connections in made:
+        await subscriptions.close()
         await connections.close()
 
 
@@ -86,9 +86,11 @@ async def until(holds: Callable[[], bool]) -> None:
     await asyncio.to_thread(servers.until, lambda: holds() or None, "what the test expects")
 
 
-async def test_a_notification_wakes_only_listeners_of_its_topic(hear: Hear, redis_server: RedisServer) -> None:
-    ear = hear(redis_server.url)
-    mail, news = ear.listen(["queue:mail", "owner:1"]), ear.listen(["queue:news"])
+async def test_a_notification_wakes_only_listeners_of_its_topic(
+    make_subscriptions: Hear, redis_server: RedisServer
+) -> None:
+    subscriptions = make_subscriptions(redis_server.url)
+    mail, news = subscriptions.listen(["queue:mail", "owner:1"]), subscriptions.listen(["queue:news"])
     # Whatever came before their subscriptions nobody heard, so each is told once.
     await asyncio.gather(woken(mail), woken(news))
     await subscribed(redis_server, "queue:mail", "owner:1", "queue:news")
@@ -105,8 +107,10 @@ async def test_a_notification_wakes_only_listeners_of_its_topic(hear: Hear, redi
     assert await asleep(mail)
 
 
-async def test_a_hint_between_listening_and_the_subscription_is_not_lost(hear: Hear, redis_server: RedisServer) -> None:
-    listener = hear(redis_server.url).listen(["queue:mail"])
+async def test_a_hint_between_listening_and_the_subscription_is_not_lost(
+    make_subscriptions: Hear, redis_server: RedisServer
+) -> None:
+    listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
 
     assert publish(redis_server, "queue:mail") == 0
 
@@ -114,12 +118,12 @@ async def test_a_hint_between_listening_and_the_subscription_is_not_lost(hear: H
 
 
 async def test_a_listener_of_a_pending_subscription_is_woken_when_it_begins(
-    hear: Hear, redis_server: RedisServer
+    make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
-    ear = hear(redis_server.url)
+    subscriptions = make_subscriptions(redis_server.url)
     listeners: list[Listener] = []
     for _ in range(30):
-        listeners.append(ear.listen(["queue:mail"]))
+        listeners.append(subscriptions.listen(["queue:mail"]))
         await asyncio.sleep(0)
 
     await asyncio.gather(*(woken(listener) for listener in listeners[:1]))
@@ -130,11 +134,11 @@ async def test_a_listener_of_a_pending_subscription_is_woken_when_it_begins(
 
 
 async def test_listeners_share_one_connection_and_one_subscription_per_topic(
-    hear: Hear, redis_server: RedisServer
+    make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
-    ear = hear(redis_server.url)
+    subscriptions = make_subscriptions(redis_server.url)
     topics = [f"queue:{number}" for number in range(1200)]
-    listeners = [ear.listen(topics) for _ in range(3)]
+    listeners = [subscriptions.listen(topics) for _ in range(3)]
     await subscribed(redis_server, *topics[:3], *topics[-3:])
 
     assert lines(redis_server) == 1
@@ -144,7 +148,7 @@ async def test_listeners_share_one_connection_and_one_subscription_per_topic(
     for listener in listeners[:2]:
         listener.close()
     # What leaves goes before what comes: by then the server would have been told.
-    ear.listen(["queue:late"])
+    subscriptions.listen(["queue:late"])
     await subscribed(redis_server, "queue:late")
 
     assert subscribers(redis_server, "queue:0") == 1
@@ -154,19 +158,21 @@ async def test_listeners_share_one_connection_and_one_subscription_per_topic(
     await until(lambda: subscribers(redis_server, "queue:0") == 0)
 
 
-async def test_a_topic_that_is_left_and_listened_to_again_is_heard(hear: Hear, redis_server: RedisServer) -> None:
-    ear = hear(redis_server.url)
-    stays = ear.listen(["queue:other"])
+async def test_a_topic_that_is_left_and_listened_to_again_is_heard(
+    make_subscriptions: Hear, redis_server: RedisServer
+) -> None:
+    subscriptions = make_subscriptions(redis_server.url)
+    stays = subscriptions.listen(["queue:other"])
     await subscribed(redis_server, "queue:other")
     for turns in range(40):
-        listener = ear.listen(["queue:mail"])
+        listener = subscriptions.listen(["queue:mail"])
         for _ in range(turns):
             await asyncio.sleep(0)
         listener.close()
         for _ in range(turns % 7):
             await asyncio.sleep(0)
 
-    listener = ear.listen(["queue:mail"])
+    listener = subscriptions.listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
     await asleep(listener)
@@ -178,9 +184,9 @@ async def test_a_topic_that_is_left_and_listened_to_again_is_heard(hear: Hear, r
 
 
 async def test_a_broken_connection_is_restored_and_wakes_listeners_once(
-    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+    make_subscriptions: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = hear(redis_server.url).listen(["queue:mail"])
+    listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
     assert await asleep(listener)
@@ -197,11 +203,14 @@ async def test_a_broken_connection_is_restored_and_wakes_listeners_once(
 
 
 async def test_a_server_that_returns_is_subscribed_again_with_one_warning(
-    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make_subscriptions: Hear,
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_DELAY", ExponentialDelay(0.01, 0.05))
     redis_server.stop()
-    listener = hear(redis_server.url).listen(["queue:mail"])
+    listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
     await until(lambda: bool(caplog.records))
 
     for _ in range(6):  # tries enough
@@ -218,14 +227,17 @@ async def test_a_server_that_returns_is_subscribed_again_with_one_warning(
 
 
 async def test_an_idle_line_is_tried_and_kept_while_the_server_answers(
-    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_subscriptions: Hear,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "PING_EVERY", 1.0)
 
     def pings() -> int:
         return int(redis_server.command("INFO", "commandstats").get("cmdstat_ping", {}).get("calls", 0))
 
-    listener = hear(redis_server.url).listen(["queue:mail"])
+    listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
     first, before = servers.subscribed(redis_server)[0]["id"], pings()
@@ -237,10 +249,13 @@ async def test_an_idle_line_is_tried_and_kept_while_the_server_answers(
 
 
 async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
-    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_subscriptions: Hear,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "PING_EVERY", 0.5)
-    listener = hear(redis_server.url).listen(["queue:mail"])
+    listener = make_subscriptions(redis_server.url).listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
     await asleep(listener)
@@ -259,8 +274,8 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
     monkeypatch.setattr(calls, "SILENT", 0.2)
     with Proxy(redis_server.port) as proxy:
         connections = Connections(read(f"redis://{proxy.address}"))
-        ear = Subscriptions(connections, lambda topic: [BASE])
-        listener = ear.listen(["queue:mail"])
+        subscriptions = Subscriptions(connections, lambda topic: [BASE])
+        listener = subscriptions.listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         await woken(listener)
         await connections.tell(BASE, "GET", f"{BASE}:n")
@@ -275,15 +290,15 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
             pass
         publish(redis_server, "queue:mail")
         await woken(listener)
-        await ear.close()
+        await subscriptions.close()
         await connections.close()
 
 
 async def test_a_line_that_is_silenced_without_a_reset_is_found_out_within_15_s(
-    hear: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+    make_subscriptions: Hear, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(redis_server.port) as proxy:
-        listener = hear(f"redis://{proxy.address}").listen(["queue:mail"])
+        listener = make_subscriptions(f"redis://{proxy.address}").listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         await woken(listener)
         await asleep(listener)
@@ -298,12 +313,12 @@ async def test_a_line_that_is_silenced_without_a_reset_is_found_out_within_15_s(
 
 
 async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
-    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    make_subscriptions: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PING_EVERY", 0.2)
-    ear = hear(redis_server.url)
+    subscriptions = make_subscriptions(redis_server.url)
     for number in range(200):
-        ear.listen([f"queue:{number}"])
+        subscriptions.listen([f"queue:{number}"])
     await subscribed(redis_server, "queue:199")
     redis_server.command("CONFIG", "RESETSTAT")
     await asyncio.sleep(1)
@@ -315,35 +330,35 @@ async def test_an_idle_line_costs_nothing_but_a_ping_now_and_then(
 
 
 async def test_the_connection_is_closed_some_time_after_the_last_listener_left(
-    hear: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    make_subscriptions: Hear, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_WAIT", 0.1)
-    ear = hear(redis_server.url)
+    subscriptions = make_subscriptions(redis_server.url)
     for _ in range(3):
-        listener = ear.listen(["queue:mail"])
+        listener = subscriptions.listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         listener.close()
 
-        await asyncio.wait(ear_tasks(), timeout=LONG)
+        await asyncio.wait(subscription_tasks(), timeout=LONG)
 
-        assert not ear_tasks()
+        assert not subscription_tasks()
         await until(lambda: redis_server.command("INFO", "clients")["connected_clients"] == 1)
 
 
 async def test_closing_ends_every_task_and_listeners_are_notified_after_resume(
-    hear: Hear, redis_server: RedisServer
+    make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
-    ear = hear(redis_server.url)
-    listener = ear.listen(["queue:mail"])
+    subscriptions = make_subscriptions(redis_server.url)
+    listener = subscriptions.listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
 
-    await ear.close()
+    await subscriptions.close()
 
-    assert not ear_tasks()
+    assert not subscription_tasks()
     await until(lambda: lines(redis_server) == 0)
 
-    ear.resume()
+    subscriptions.resume()
     await woken(listener)
     await subscribed(redis_server, "queue:mail")
     await asleep(listener)
@@ -352,14 +367,14 @@ async def test_closing_ends_every_task_and_listeners_are_notified_after_resume(
 
 
 async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
-    hear: Hear, redis_server: RedisServer
+    make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
-    ear = hear(redis_server.url)
-    here = ear.listen(["queue:mail"])
+    subscriptions = make_subscriptions(redis_server.url)
+    here = subscriptions.listen(["queue:mail"])
     listening, told = threading.Event(), threading.Event()
 
     async def elsewhere() -> None:
-        listener = ear.listen(["queue:mail"])
+        listener = subscriptions.listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         await woken(listener)
         await asleep(listener)
@@ -380,17 +395,17 @@ async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
 
 
 async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone(
-    hear: Hear, redis_server: RedisServer
+    make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
-    ear = hear(redis_server.url)
-    listener = ear.listen(["queue:mail"])
+    subscriptions = make_subscriptions(redis_server.url)
+    listener = subscriptions.listen(["queue:mail"])
     await subscribed(redis_server, "queue:mail")
     await woken(listener)
     assert await asleep(listener)
 
     async def in_the_child() -> None:
-        await woken(ear.listen(["queue:news"]))
-        await ear.close()
+        await woken(subscriptions.listen(["queue:news"]))
+        await subscriptions.close()
 
     assert await asyncio.to_thread(forked, lambda: asyncio.run(in_the_child())) == 0
 
@@ -398,5 +413,5 @@ async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone
     await woken(listener)
 
 
-def ear_tasks() -> "list[asyncio.Task[object]]":
+def subscription_tasks() -> "list[asyncio.Task[object]]":
     return [task for task in asyncio.all_tasks() if task.get_name().startswith("tenure-subscriptions")]

@@ -18,9 +18,9 @@ SAID: list[ChildMessage] = [ChildStarted("sqlite:////a/b.db", 0.5, 60.0), ChildL
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_messages_in_pieces_of_any_size_are_read_in_order(size: int) -> None:
-    line, ear = b"".join(map(encode_message, SAID)), MessageReader()
+    line, reader = b"".join(map(encode_message, SAID)), MessageReader()
 
-    heard = [message for start in range(0, len(line), size) for message in ear.feed(line[start : start + size])]
+    heard = [message for start in range(0, len(line), size) for message in reader.feed(line[start : start + size])]
 
     assert heard == SAID
 
@@ -40,12 +40,12 @@ def test_a_hello_that_says_no_more_than_where_the_jobs_are_is_one() -> None:
 
 
 def test_an_endless_message_is_dropped_and_later_ones_are_read() -> None:
-    ear = MessageReader()
+    reader = MessageReader()
     tracemalloc.start()
     for _ in range(100):
-        assert ear.feed(b"x" * LONGEST) == []
+        assert reader.feed(b"x" * LONGEST) == []
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     assert kept < 3 * LONGEST
-    assert ear.feed(b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]
+    assert reader.feed(b"\n" + encode_message(ChildLeaving())) == [ChildLeaving()]

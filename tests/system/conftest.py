@@ -1,4 +1,4 @@
-"""A farm of real processes for each test that asks for one."""
+"""Fixtures of the system tests: fleets of real worker processes."""
 
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.farm import Farm
 from tests.system.groups import can_be_made
+from tests.system.worker_fleet import WorkerFleet
 
 # A shell starts what it runs in the background with some signals ignored. A worker respects that, and these tests send
 # it such signals.
@@ -31,14 +31,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-async def farm(tmp_path: Path) -> AsyncIterator[Callable[..., Farm]]:
-    """Return what makes a farm; what it has started ends with the test."""
-    farms: list[Farm] = []
+async def make_fleet(tmp_path: Path) -> AsyncIterator[Callable[..., WorkerFleet]]:
+    """Return a function that makes worker fleets; their processes end with the test."""
+    fleets: list[WorkerFleet] = []
 
-    def make(**settings: str) -> Farm:
-        farms.append(Farm(tmp_path, **settings))
-        return farms[-1]
+    def make(**settings: str) -> WorkerFleet:
+        fleets.append(WorkerFleet(tmp_path, **settings))
+        return fleets[-1]
 
     yield make
-    for one in farms:
+    for one in fleets:
         await one.close()

@@ -1,4 +1,4 @@
-"""The app of the system tests: handlers that keep a diary of their own, outside the queue."""
+"""The app of the system tests: its handlers write a log of their own, outside the queue."""
 
 import asyncio
 import contextvars
@@ -35,18 +35,18 @@ if "CREW_NOFILE" in os.environ:
 
 _leaked: list[int] = []
 
-_diary = os.open(os.environ["CREW_DIARY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+_handler_log = os.open(os.environ["CREW_HANDLER_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
 def note(what: str) -> None:
     """Write one line; a single write of an appending descriptor is whole or absent, whatever kills us."""
     job = current_job()
-    os.write(_diary, f"{what} {job.id} {job.run} {job.fence} {os.getpid()} {time.time_ns() // 1000}\n".encode())
+    os.write(_handler_log, f"{what} {job.id} {job.run} {job.fence} {os.getpid()} {time.time_ns() // 1000}\n".encode())
 
 
 def heard(event: JobCompleted) -> None:
     """Note that this process was told of a completed job."""
-    os.write(_diary, f"heard {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
+    os.write(_handler_log, f"heard {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
 
 
 if "CREW_DEAF" not in os.environ:
@@ -55,8 +55,8 @@ if "CREW_DEAF" not in os.environ:
 
 def kill_twice(event: JobCompleted) -> None:
     """Kill this process, unless that was done twice before: a subscriber that is the end of its worker."""
-    os.write(_diary, f"kill {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
-    if Path(os.environ["CREW_DIARY"]).read_text().count("kill ") <= 2:
+    os.write(_handler_log, f"kill {event.id} {event.run} 0 {os.getpid()} {time.time_ns() // 1000}\n".encode())
+    if Path(os.environ["CREW_HANDLER_LOG"]).read_text().count("kill ") <= 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -88,7 +88,7 @@ async def leak_descriptors(left: int, name: str) -> None:
             os.close(_leaked.pop())
 
     def free() -> None:
-        while not Path(os.environ["CREW_DIARY"] + name).exists():
+        while not Path(os.environ["CREW_HANDLER_LOG"] + name).exists():
             time.sleep(0.05)
         while _leaked:
             os.close(_leaked.pop())
@@ -153,9 +153,9 @@ async def loop_apart() -> str:
 
 @app.task
 async def until_told(name: str) -> None:
-    """Rest until there is a file of that name beside the diary."""
+    """Rest until there is a file of that name next to the handler log."""
     note("start")
-    while not Path(os.environ["CREW_DIARY"] + name).exists():  # noqa: ASYNC110, ASYNC240 - somebody else makes it
+    while not Path(os.environ["CREW_HANDLER_LOG"] + name).exists():  # noqa: ASYNC110, ASYNC240 - somebody else makes it
         await asyncio.sleep(0.05)
     note("end")
 
@@ -272,9 +272,9 @@ async def spin(seconds: float) -> str:
     return "dizzy"
 
 
-def _grip(seconds: float) -> None:
-    # A library loaded as PyDLL is called without letting go of the interpreter; and the wait for a lock that the caller
-    # holds itself is one that no signal cuts short.
+def _hold_gil(seconds: float) -> None:
+    # A call of a PyDLL library does not release the interpreter. A wait for a lock that the caller itself holds is not
+    # interrupted by signals.
     library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
     whole, rest = divmod(time.time_ns() + round(seconds * 1e9), 10**9)
     library.pthread_mutex_init(lock, None)
@@ -283,28 +283,28 @@ def _grip(seconds: float) -> None:
 
 
 @app.task
-async def grip(seconds: float) -> str:
+async def hold_gil(seconds: float) -> str:
     """Hold the interpreter itself, on the loop."""
     note("start")
-    _grip(seconds)
+    _hold_gil(seconds)
     note("end")
     return "let go"
 
 
 @app.task
-def grip_plain(seconds: float) -> str:
+def hold_gil_plain(seconds: float) -> str:
     """Hold the interpreter itself, from a thread."""
     note("start")
-    _grip(seconds)
+    _hold_gil(seconds)
     note("end")
     return "let go"
 
 
 @app.task(timeout=0.5)
-async def grip_limited(seconds: float) -> str:
+async def hold_gil_limited(seconds: float) -> str:
     """Hold the interpreter itself for longer than the run may take."""
     note("start")
-    _grip(seconds)
+    _hold_gil(seconds)
     note("end")
     return "let go"
 
@@ -318,7 +318,7 @@ def spawning(seconds: float) -> str:
     note("start")
     # Bounded, so that one which escapes does not outlive the tests.
     code = "import sys, time\nfor _ in range(1500): open(sys.argv[1], 'a').write('x'); time.sleep(0.02)"
-    subprocess.Popen([sys.executable, "-c", code, os.environ["CREW_DIARY"] + ".grandchild"])
+    subprocess.Popen([sys.executable, "-c", code, os.environ["CREW_HANDLER_LOG"] + ".grandchild"])
     time.sleep(seconds)
     return "left"
 
@@ -398,7 +398,7 @@ def endless() -> None:
         sum(range(1000))
 
 
-_undying = Path(os.environ["CREW_DIARY"] + ".undying")
+_undying = Path(os.environ["CREW_HANDLER_LOG"] + ".undying")
 
 
 @app.task
@@ -410,7 +410,7 @@ async def block_beside(how: str, seconds: float) -> None:
     if how == "hog":
         time.sleep(seconds)  # noqa: ASYNC251 - that is the point
     else:
-        _grip(seconds)
+        _hold_gil(seconds)
     note("end")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.core.lifecycle import State
 from tenure.storage.protocol import CancelJob
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
@@ -16,9 +16,9 @@ USUAL = {"lease": "20s", "sweep": "2s", "grace": "3s"}
 
 @pytest.mark.parametrize("options", [("--no-supervisor",), ("--processes", "2")], ids=["alone", "supervised"])
 async def test_a_cancel_from_another_process_stops_a_coroutine_in_a_second(
-    farm: Callable[..., Farm], options: tuple[str, ...]
+    make_fleet: Callable[..., WorkerFleet], options: tuple[str, ...]
 ) -> None:
-    there = farm(**USUAL)
+    there = make_fleet(**USUAL)
     there.worker(*options)
     refs = there.enqueue("patient", 60, times=6)
 

@@ -9,11 +9,11 @@ from tenure.clock import SECOND
 from tenure.core.events import WorkerDied, WorkerHung
 from tenure.core.lifecycle import State
 from tenure.supervisor.monitor import CONFIRM_AFTER, SHORTEST_LIMIT
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -22,9 +22,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-async def test_a_worker_that_alone_loses_the_storage_is_replaced_uncharged(farm: MakeFarm, url: str) -> None:
+async def test_a_worker_that_alone_loses_the_storage_is_replaced_uncharged(make_fleet: MakeFleet, url: str) -> None:
     # A minute by default; with so short a time for blocked loops, the shortest there is.
-    here = farm(url=url, max_block="2s")
+    here = make_fleet(url=url, max_block="2s")
     parent = here.worker("-c", "2", "--no-reaper")
 
     async def at_work() -> bool:

@@ -34,7 +34,7 @@ def test_a_process_may_be_killed_at_every_storage_call(
 ) -> None:
     inside, share, dies = WITHIN[storage]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.system.crash_farm", storage, str(tmp_path), str(inside), str(share), SEED],
+        [sys.executable, "-m", "tests.system.crash_runner", storage, str(tmp_path), str(inside), str(share), SEED],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -15,22 +15,22 @@ from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
 from tenure.maintenance.lost_runs import FREE_DEATHS
 from tests.amounts import amount
-from tests.system.farm import Farm, by_job
 from tests.system.groups import small_group
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
 SECOND = 1_000_000
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def crew(request: pytest.FixtureRequest, farm: MakeFarm) -> MakeFarm:
-    """Return what makes a farm, on each storage."""
+def crew(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> MakeFleet:
+    """Return a function that makes a worker fleet on each storage."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
 
-    def make(**settings: str) -> Farm:
-        return farm(url=url, **{"lease": "4s", "sweep": "400ms", "grace": "600ms", **settings})
+    def make(**settings: str) -> WorkerFleet:
+        return make_fleet(url=url, **{"lease": "4s", "sweep": "400ms", "grace": "600ms", **settings})
 
     return make
 
@@ -53,7 +53,7 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-async def over(here: Farm, refs: list[Ref], *, within: float) -> None:
+async def over(here: WorkerFleet, refs: list[Ref], *, within: float) -> None:
     """Wait until these jobs are over."""
 
     async def ended() -> bool:
@@ -62,7 +62,7 @@ async def over(here: Farm, refs: list[Ref], *, within: float) -> None:
     await here.until(ended, within=within)
 
 
-async def full(here: Farm, pid: int, crew: int) -> None:
+async def full(here: WorkerFleet, pid: int, crew: int) -> None:
     """Wait until a supervisor has so many children, all of which live and are at work."""
 
     async def complete() -> bool:
@@ -71,7 +71,7 @@ async def full(here: Farm, pid: int, crew: int) -> None:
     await here.until(complete, within=60)
 
 
-async def deaths(here: Farm, many: int) -> list[WorkerDied]:
+async def deaths(here: WorkerFleet, many: int) -> list[WorkerDied]:
     """Wait until so many deaths are on record, which they are once the jobs are free."""
     found: list[WorkerDied] = []
 
@@ -83,7 +83,7 @@ async def deaths(here: Farm, many: int) -> list[WorkerDied]:
     return found
 
 
-async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFarm) -> None:
+async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFleet) -> None:
     here = crew(max_count="0", lease="8s")
     here.worker("--processes", "2", "-c", "3")
     (ref,) = here.enqueue("toil", 60)
@@ -120,7 +120,7 @@ async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(cre
 
 @pytest.mark.timeout(300)
 async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
-    crew: MakeFarm, request: pytest.FixtureRequest
+    crew: MakeFleet, request: pytest.FixtureRequest
 ) -> None:
     times = amount("deaths of workers in a row") if "sqlite" in request.node.name else 20
     here = crew(max_count="0", deaf="1")
@@ -149,7 +149,7 @@ async def test_many_deaths_in_a_row_leave_all_workers_running_and_no_leak(
     assert await here.count(State.FAILED) == times
 
 
-async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFarm) -> None:
+async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFleet) -> None:
     here = crew()
     worker = here.worker("--processes", "2", "-c", "5")
     await full(here, worker.pid, 2)
@@ -166,7 +166,7 @@ async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFarm) -> No
 
 
 @pytest.mark.memory
-async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -> None:
+async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFleet) -> None:
     here = crew(max_count="0")
     with small_group() as group:
         worker = here.worker("--processes", "2", "-c", "1", within=group)
@@ -202,7 +202,7 @@ async def test_a_run_that_the_kernel_killed_for_memory_says_so(crew: MakeFarm) -
 POISONS = ("vanish", "suicide", "crash")
 
 
-async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(crew: MakeFarm) -> None:
+async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(crew: MakeFleet) -> None:
     here = crew(max_count="1", deaf="1")
     worker = here.worker("--processes", "2", "-c", "10")
     await full(here, worker.pid, 2)
@@ -227,7 +227,7 @@ async def test_a_poison_job_fails_at_its_second_crash_and_neighbours_complete(cr
         assert sum(line.pid in workers for line in began) <= detail.job.stalls, (began, detail.runs, here.log())
 
 
-async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFarm) -> None:
+async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFleet) -> None:
     here = crew(max_count="0", deaf="1")
     here.worker("-c", "3")
     refs = here.enqueue("secluded", 5.0, times=3)
@@ -252,7 +252,7 @@ async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFarm) -> N
 
 
 async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time(
-    crew: MakeFarm,
+    crew: MakeFleet,
 ) -> None:
     here = crew(max_count="1", deaf="1")
     here.worker("-c", "3")
@@ -269,7 +269,7 @@ async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time
     assert "its worker died while it ran, for the 4th time in a row" in detail.job.error.message
 
 
-async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(crew: MakeFarm) -> None:
+async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(crew: MakeFleet) -> None:
     here = crew(max_count="0", deaf="1", subscriber_kills="1")
     here.worker("-c", "4")
     refs = here.enqueue("secluded", 14.0, times=3)
@@ -289,7 +289,7 @@ async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(cr
 
 
 async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
-    crew: MakeFarm,
+    crew: MakeFleet,
 ) -> None:
     here = crew(max_count="1", deaf="1", unfit="1")
     worker = here.worker("-c", "20")
@@ -307,7 +307,7 @@ async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
     assert "no process is available" in here.log()
 
 
-async def test_prefetched_jobs_are_not_charged_for_the_death_of_their_worker(crew: MakeFarm) -> None:
+async def test_prefetched_jobs_are_not_charged_for_the_death_of_their_worker(crew: MakeFleet) -> None:
     here = crew(deaf="1")
     here.worker("-c", "1")
     jobs, at_hand = list[Ref](), list[JobDetail]()

@@ -11,12 +11,12 @@ import pytest
 from tenure.core.events import JobCompleted, JobFailed, JobStalled, RunFenced, WorkerDied
 from tenure.core.lifecycle import State
 from tenure.storage.sqlite.locks import lock_file, quiet
-from tests.system.farm import Farm, by_job
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
 SECOND = 1_000_000
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 
 def gone(pid: int) -> bool:
@@ -43,7 +43,7 @@ def groups() -> set[int]:
     return found
 
 
-async def busy(farm: Farm, *, workers: int = 1, besides: Collection[int] = ()) -> list[int]:
+async def busy(fleet: WorkerFleet, *, workers: int = 1, besides: Collection[int] = ()) -> list[int]:
     """Wait until so many worker processes besides those named hold jobs; return their pids.
 
     A process that was killed is seen to hold its jobs until they are recovered, so whoever kills several names those
@@ -52,28 +52,28 @@ async def busy(farm: Farm, *, workers: int = 1, besides: Collection[int] = ()) -
     found: list[int] = []
 
     async def working() -> bool:
-        found[:] = [pid for pid in await farm.pids() if pid not in besides and await farm.active(pid)]
+        found[:] = [pid for pid in await fleet.pids() if pid not in besides and await fleet.active(pid)]
         return len(found) >= workers
 
-    await farm.until(working, within=20)
+    await fleet.until(working, within=20)
     return found
 
 
-async def all_there(farm: Farm, workers: int) -> None:
+async def all_there(fleet: WorkerFleet, workers: int) -> None:
     """Wait until so many worker processes have said hello.
 
     On a busy machine the last one comes when the jobs that the first one took would be over, and finds none.
     """
 
     async def greeted() -> bool:
-        return len(await farm.pids()) == workers
+        return len(await fleet.pids()) == workers
 
-    await farm.until(greeted, within=30)
+    await fleet.until(greeted, within=30)
 
 
 @pytest.mark.statement(92)
-async def test_a_dead_childs_jobs_run_again_in_a_second_with_the_reason(farm: MakeFarm) -> None:
-    here = farm(lease="20s", grace="3s", sweep="2s")
+async def test_a_dead_childs_jobs_run_again_in_a_second_with_the_reason(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s", grace="3s", sweep="2s")
     here.worker("--processes", "2", "-c", "5")
     await all_there(here, 2)
     refs = here.enqueue("nap", 3, times=10)
@@ -100,9 +100,9 @@ async def test_a_dead_childs_jobs_run_again_in_a_second_with_the_reason(farm: Ma
 
 
 async def test_a_sibling_sweep_leaves_dead_workers_to_their_supervisor(
-    farm: MakeFarm,
+    make_fleet: MakeFleet,
 ) -> None:
-    here = farm(lease="20s", grace="3s", sweep="100ms")
+    here = make_fleet(lease="20s", grace="3s", sweep="100ms")
     supervisor = here.worker("--processes", "2", "-c", "2", "--drain", "0s")
     await all_there(here, 2)
     refs = here.enqueue("nap", 60, times=4)
@@ -133,8 +133,8 @@ async def test_a_sibling_sweep_leaves_dead_workers_to_their_supervisor(
 
 
 @pytest.mark.statement(92, 106)
-async def test_a_restart_after_kill_9_of_the_only_worker_runs_its_jobs_again(farm: MakeFarm) -> None:
-    here = farm(lease="20s", grace="3s", sweep="2s")
+async def test_a_restart_after_kill_9_of_the_only_worker_runs_its_jobs_again(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s", grace="3s", sweep="2s")
     worker = here.alone("-c", "5")
     refs = here.enqueue("nap", 1, times=5)
     await busy(here)
@@ -151,8 +151,8 @@ async def test_a_restart_after_kill_9_of_the_only_worker_runs_its_jobs_again(far
         assert detail.runs[0].reason == "process_died"
 
 
-async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(farm: MakeFarm) -> None:
-    here = farm(lease="20s", grace="3s", sweep="2s")
+async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s", grace="3s", sweep="2s")
     worker = here.alone("-c", "5", "--no-reaper")
     refs = here.enqueue("nap", 1, times=5)
     await busy(here)
@@ -169,9 +169,9 @@ async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(farm: 
 
 
 async def test_children_die_with_a_killed_supervisor_and_a_restart_reruns_jobs(
-    farm: MakeFarm,
+    make_fleet: MakeFleet,
 ) -> None:
-    here = farm(lease="20s", grace="3s", sweep="2s")
+    here = make_fleet(lease="20s", grace="3s", sweep="2s")
     supervisor = here.worker("--processes", "3", "-c", "2")
 
     await all_there(here, 3)
@@ -193,12 +193,12 @@ async def test_children_die_with_a_killed_supervisor_and_a_restart_reruns_jobs(
     assert all(detail.runs[-1].ended == "completed" for detail in await here.details(refs))
 
 
-async def test_what_a_dead_child_had_started_does_not_work_on(farm: MakeFarm) -> None:
-    here = farm()
+async def test_what_a_dead_child_had_started_does_not_work_on(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("--processes", "2", "-c", "1")
     here.enqueue("spawning", 30)
     (victim,) = await busy(here)
-    traces = Path(f"{here.diary}.grandchild")
+    traces = Path(f"{here.handler_log}.grandchild")
 
     async def works() -> bool:
         return written(traces)
@@ -214,8 +214,8 @@ async def test_what_a_dead_child_had_started_does_not_work_on(farm: MakeFarm) ->
     assert victim not in groups()
 
 
-async def test_processes_that_an_isolated_handler_started_end_with_the_worker(farm: MakeFarm) -> None:
-    here = farm()
+async def test_processes_that_an_isolated_handler_started_end_with_the_worker(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("--processes", "2", "-c", "1")
     here.enqueue("spawning_apart", 30)
     (victim,) = await busy(here)
@@ -236,8 +236,8 @@ async def test_processes_that_an_isolated_handler_started_end_with_the_worker(fa
 
 
 @pytest.mark.statement(31, 32, 90)
-async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("--processes", "2", "-c", "3")
     await all_there(here, 2)
     refs = here.enqueue("nap", 4, times=6)
@@ -274,8 +274,8 @@ async def test_a_worker_frozen_beyond_its_lease_is_fenced_off_when_it_wakes(farm
 
 @pytest.mark.fault("F12", "W-T8")
 @pytest.mark.statement(30)
-async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("-c", "2")
     here.worker("-c", "2", "-q", "elsewhere")
     (ref,) = here.enqueue("hog", 8)
@@ -289,8 +289,8 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(farm: MakeFa
 
 
 @pytest.mark.statement(98)
-async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(farm: MakeFarm) -> None:
-    here = farm(lease="20s")
+async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s")
     patient = here.alone("-c", "1")
     (first,) = here.enqueue("nap", 2)
     await busy(here)
@@ -316,9 +316,9 @@ async def test_the_first_sigterm_drains_and_the_second_hands_back_at_once(farm: 
 
 @pytest.mark.parametrize("how", [("--no-supervisor",), (), ("--processes", "2")], ids=["alone", "one", "two"])
 async def test_the_second_sigterm_is_obeyed_at_once_though_the_storage_is_locked(
-    farm: MakeFarm, how: tuple[str, ...]
+    make_fleet: MakeFleet, how: tuple[str, ...]
 ) -> None:
-    here = farm(lease="20s")
+    here = make_fleet(lease="20s")
     worker = here.worker("-c", "1", *how)
     here.enqueue("nap", 60)
     await busy(here)
@@ -329,8 +329,8 @@ async def test_the_second_sigterm_is_obeyed_at_once_though_the_storage_is_locked
         assert worker.wait(5) == 0
 
 
-async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     await here.storage.open()
     with quiet(lock_file(here.database)):
         worker = here.alone("--log-level", "info")
@@ -341,8 +341,8 @@ async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(fa
         assert worker.wait(5) in (0, 128 + signal.SIGTERM)
 
 
-async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(farm: MakeFarm) -> None:
-    here = farm(lease="20s")
+async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s")
     worker = here.alone("-c", "1", "--drain", "0s")
     (ref,) = here.enqueue("blocking", 60)
     await busy(here)
@@ -353,16 +353,16 @@ async def test_a_thread_that_will_not_end_does_not_hold_up_its_worker(farm: Make
     assert (detail.job.state, detail.job.releases) == (State.DELAYED, 1)
 
 
-async def test_children_that_cannot_start_are_not_started_for_ever(farm: MakeFarm) -> None:
-    here = farm()
+async def test_children_that_cannot_start_are_not_started_for_ever(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     done = here.run("worker", "crew:nothing", "--processes", "2")
 
     assert done.returncode == 2
     assert "nothing" in done.stderr
 
 
-async def test_an_event_is_heard_once_in_one_of_many_workers(farm: MakeFarm) -> None:
-    here = farm()
+async def test_an_event_is_heard_once_in_one_of_many_workers(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     for _ in range(3):
         here.worker("-c", "2")
     refs = here.enqueue("quick", 1, times=50)
@@ -375,8 +375,8 @@ async def test_an_event_is_heard_once_in_one_of_many_workers(farm: MakeFarm) -> 
     assert sorted(ids) == sorted(ref.id for ref in refs)
 
 
-async def test_the_diary_and_the_history_agree_after_a_storm_of_kills(farm: MakeFarm) -> None:
-    here = farm()
+async def test_the_handler_log_and_the_history_agree_after_many_kills(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("--processes", "3", "-c", "4")
     refs = here.enqueue("nap", 0.2, times=300)
     killed: list[int] = []
@@ -388,10 +388,10 @@ async def test_the_diary_and_the_history_agree_after_a_storm_of_kills(farm: Make
         return await here.count(State.COMPLETED) == len(refs)
 
     await here.until(completed, within=60)
-    diary = by_job(here.lines())
+    lines_of = by_job(here.lines())
     for detail in await here.details(refs):
         runs = {run.number: run for run in detail.runs}
-        for line in diary[detail.job.id]:
+        for line in lines_of[detail.job.id]:
             if line.what in ("start", "end"):
                 assert runs[line.run].fence == line.fence
                 if line.run == 1:

@@ -1,4 +1,4 @@
-"""Eight worker processes on one SQLite file, killed at random: the handlers' own diary against the queue's records."""
+"""Eight worker processes on one SQLite file, killed at random: compares the handlers' log with the job records."""
 
 import asyncio
 import os
@@ -13,14 +13,16 @@ from tenure.core.job import FOREVER, JobDetail, Ref, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.storage.protocol import Settings, Target
-from tests.system.farm import Farm, Line, by_job
+from tests.system.worker_fleet import Line, WorkerFleet, by_job
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 PROCESSES = 8
 
 
-async def work_off(here: Farm, refs: list[Ref], *, kills: int, seed: int, more: Callable[[], list[Ref]]) -> list[int]:
+async def work_off(
+    here: WorkerFleet, refs: list[Ref], *, kills: int, seed: int, more: Callable[[], list[Ref]]
+) -> list[int]:
     """Let eight processes work the jobs off, and kill busy ones on the way; return whom.
 
     `more` enqueues further jobs: the processes may have done all of `refs` before the test has looked often enough, and
@@ -61,11 +63,11 @@ def quarantined(runs: Sequence[RunRecord], number: int) -> bool:
     return bool(before) and before[-1] == "stalled"
 
 
-def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
+def check(details: list[JobDetail], lines_of: dict[str, list[Line]]) -> None:
     """Hold the records against what the handlers wrote."""
     for detail in details:
         runs = {run.number: run for run in detail.runs}
-        lines = diary.get(detail.job.id, [])
+        lines = lines_of.get(detail.job.id, [])
         for line in lines:
             run = runs[line.run]
             assert run.fence == line.fence, detail.job.id
@@ -79,8 +81,10 @@ def check(details: list[JobDetail], diary: dict[str, list[Line]]) -> None:
                 assert {line.what for line in lines if line.run == run.number} >= {"start", "end"}
 
 
-async def test_every_job_completes_though_processes_are_killed_at_random(farm: Callable[..., Farm]) -> None:
-    here = farm(max_count="1000")
+async def test_every_job_completes_though_processes_are_killed_at_random(
+    make_fleet: Callable[..., WorkerFleet],
+) -> None:
+    here = make_fleet(max_count="1000")
     # A queue keeps the newest 10,000, and all of them are to be looked at.
     await here.storage.tune(Target("queue", "default"), Settings(retention=RetentionRules(completed=KeepRule(FOREVER))))
     refs = here.enqueue("quick", 7, times=20_000)
@@ -94,9 +98,9 @@ async def test_every_job_completes_though_processes_are_killed_at_random(farm: C
 
 
 async def test_only_jobs_that_may_have_caused_two_deaths_fail(
-    farm: Callable[..., Farm],
+    make_fleet: Callable[..., WorkerFleet],
 ) -> None:
-    here = farm(max_count="1")
+    here = make_fleet(max_count="1")
     # Of different lengths, or workers take five at a time in step: who has nothing but five in quarantine spares none.
     naps = [(0.1,), (0.17,), (0.29,), (0.37,)]
     refs = here.enqueue_in_turns("nap", naps, times=150)
@@ -117,9 +121,9 @@ async def test_only_jobs_that_may_have_caused_two_deaths_fail(
 
 @pytest.mark.fault("W-N19", "W-P9")
 async def test_a_poison_job_fails_at_its_second_death_and_all_others_complete(
-    farm: Callable[..., Farm],
+    make_fleet: Callable[..., WorkerFleet],
 ) -> None:
-    here = farm(max_count="1")
+    here = make_fleet(max_count="1")
     (poison,) = here.enqueue("suicide")
     here.worker("--processes", "2", "-c", "1")
 

@@ -11,7 +11,7 @@ import pytest
 from tenure.core.events import JobFailed, JobReleased, JobRetried, JobStalled, JobStopIgnored, WorkerDied
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, Line
+from tests.system.worker_fleet import Line, WorkerFleet
 
 pytestmark = pytest.mark.system
 
@@ -19,38 +19,38 @@ DRAIN = 1.0
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
-    """Return a farm on each storage."""
-    return farm(**({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+def here(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
+    """Return a worker fleet on each storage."""
+    return make_fleet(**({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
 
 
-def begun(farm: Farm) -> list[Line]:
-    return [line for line in farm.lines() if line.what == "start"]
+def begun(fleet: WorkerFleet) -> list[Line]:
+    return [line for line in fleet.lines() if line.what == "start"]
 
 
-def most_at_once(farm: Farm) -> int:
+def most_at_once(fleet: WorkerFleet) -> int:
     """Return how many handlers were at work at a time, by what they themselves have noted."""
     runs: dict[tuple[str, int], list[int]] = {}
-    for line in farm.lines():
+    for line in fleet.lines():
         runs.setdefault((line.id, line.run), []).append(line.at)
     spans = [(min(times), max(times)) for times in runs.values()]
     return max(sum(first <= at <= last for first, last in spans) for at, _ in spans)
 
 
-async def over(farm: Farm, ref: Ref, *, within: float) -> JobDetail:
+async def over(fleet: WorkerFleet, ref: Ref, *, within: float) -> JobDetail:
     async def ended() -> bool:
-        return (await farm.details([ref]))[0].job.state in (State.FAILED, State.COMPLETED, State.CANCELLED)
+        return (await fleet.details([ref]))[0].job.state in (State.FAILED, State.COMPLETED, State.CANCELLED)
 
-    await farm.until(ended, within=within)
-    return (await farm.details([ref]))[0]
+    await fleet.until(ended, within=within)
+    return (await fleet.details([ref]))[0]
 
 
-async def ignored(farm: Farm) -> list[JobStopIgnored]:
-    return [event for event in await farm.events() if isinstance(event, JobStopIgnored)]
+async def ignored(fleet: WorkerFleet) -> list[JobStopIgnored]:
+    return [event for event in await fleet.events() if isinstance(event, JobStopIgnored)]
 
 
 @pytest.mark.parametrize("task", ["silent", "overlong", "outrun"])
-async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: Farm, task: str) -> None:
+async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: WorkerFleet, task: str) -> None:
     here.worker("-c", "10", "--drain", f"{DRAIN:g}s")
     (ref,) = here.enqueue(task, 60)
     detail = await over(here, ref, within=60)
@@ -76,7 +76,7 @@ async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here:
         assert (run.end - run.start) / 1_000_000 < 1 + 2 + DRAIN + 4 + 1
 
 
-async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here: Farm) -> None:
+async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here: WorkerFleet) -> None:
     here.worker("-c", "10", "--drain", "4s")
     (ref,) = here.enqueue("silent", 60)
 
@@ -98,7 +98,7 @@ async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here:
     assert most_at_once(here) == 1
 
 
-async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Farm) -> None:
+async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: WorkerFleet) -> None:
     leaving = here.worker("-c", "10", "--drain", "500ms")
     (ref,) = here.enqueue("silent", 0.4)
     await over(here, ref, within=30)
@@ -124,7 +124,7 @@ async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Fa
     assert [(one.job.stalls, one.job.failures) for one in details] == [(0, 0), (0, 0)]
 
 
-async def test_an_unsupervised_worker_keeps_the_right_until_the_thread_ends(here: Farm) -> None:
+async def test_an_unsupervised_worker_keeps_the_right_until_the_thread_ends(here: WorkerFleet) -> None:
     here.alone("-c", "10")
     first, second = here.enqueue_in_turns("silent", [(7,), (0.2,)], times=1)
 

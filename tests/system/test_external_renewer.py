@@ -7,11 +7,11 @@ import pytest
 
 from tenure.core.events import AnyEvent, JobStalled, RunFenced, WorkerDied, WorkerHung
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, by_job
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 LEASE = 1.2
 """Seconds; each of these handlers goes on for three of them."""
@@ -33,11 +33,11 @@ TIMING = {"lease": f"{LEASE}s", "sweep": "300ms", "grace": "300ms"}
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def place(request: pytest.FixtureRequest) -> str:
-    """Return the address of a storage; none for a file of the farm's own."""
+    """Return the address of a storage; an empty string means a SQLite file of the fleet."""
     return "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
 
 
-async def completed(here: Farm, many: int, *, within: float = 20) -> None:
+async def completed(here: WorkerFleet, many: int, *, within: float = 20) -> None:
     """Wait until so many jobs are completed."""
 
     async def done() -> bool:
@@ -51,7 +51,7 @@ def of_trouble(events: list[AnyEvent]) -> list[AnyEvent]:
     return [event for event in events if isinstance(event, JobStalled | RunFenced | WorkerDied | WorkerHung)]
 
 
-def warnings(here: Farm) -> list[str]:
+def warnings(here: WorkerFleet) -> list[str]:
     """Return the lines in which somebody warns of a handler that lets nothing else go on."""
     return [
         line for line in here.log().splitlines() if "no other code runs" in line or "blocked the event loop" in line
@@ -62,16 +62,16 @@ def warnings(here: Farm) -> list[str]:
     ("place", "task"),
     [
         ("sqlite", "spin"),
-        ("sqlite", "grip"),
-        ("sqlite", "grip_plain"),
-        pytest.param("redis", "grip", marks=pytest.mark.redis),
+        ("sqlite", "hold_gil"),
+        ("sqlite", "hold_gil_plain"),
+        pytest.param("redis", "hold_gil", marks=pytest.mark.redis),
     ],
     indirect=["place"],
 )
 async def test_a_handler_that_blocks_its_process_keeps_its_lease_with_a_warning(
-    farm: MakeFarm, place: str, task: str
+    make_fleet: MakeFleet, place: str, task: str
 ) -> None:
-    here = farm(url=place, **TIMING)
+    here = make_fleet(url=place, **TIMING)
     here.worker("--processes", "2", "-c", "2")
     (ref,) = here.enqueue(task, 3 * LEASE)
     await completed(here, 1)
@@ -86,8 +86,8 @@ async def test_a_handler_that_blocks_its_process_keeps_its_lease_with_a_warning(
     assert f"in {task}" in warning
 
 
-async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, **TIMING)
+async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(make_fleet: MakeFleet, place: str) -> None:
+    here = make_fleet(url=place, **TIMING)
     here.worker("-c", "2")
 
     async def there() -> bool:
@@ -95,7 +95,7 @@ async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(farm:
 
     # What a worker writes at its start is written by then: a thread of it that is held amid that holds SQLite's lock.
     await here.until(there, within=20)
-    refs = here.enqueue("grip", 3 * LEASE, times=2)
+    refs = here.enqueue("hold_gil", 3 * LEASE, times=2)
     await completed(here, 2)
 
     # The supervisor has had the leases of both renewed, so the second is not handed back as lost when its turn comes.
@@ -104,8 +104,8 @@ async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(farm:
     assert not of_trouble(await here.events())
 
 
-async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, **TIMING)
+async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(make_fleet: MakeFleet, place: str) -> None:
+    here = make_fleet(url=place, **TIMING)
     # Somebody else who sweeps, and takes from it what it has lost.
     here.worker("-c", "1", "-q", "elsewhere")
     here.process("-c", ALONE)
@@ -114,7 +114,7 @@ async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(farm: 
         return len(await here.pids()) == 2
 
     await here.until(two, within=20)
-    (ref,) = here.enqueue("grip", 3 * LEASE)
+    (ref,) = here.enqueue("hold_gil", 3 * LEASE)
 
     async def over() -> bool:
         (detail,) = await here.details([ref])
@@ -125,10 +125,12 @@ async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(farm: 
     assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
 
 
-async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, max_block="2s", max_count="1", lease="20s", sweep="60s")
+async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced(
+    make_fleet: MakeFleet, place: str
+) -> None:
+    here = make_fleet(url=place, max_block="2s", max_count="1", lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "2")
-    (ref,) = here.enqueue("grip", 20)
+    (ref,) = here.enqueue("hold_gil", 20)
 
     async def failed() -> bool:
         return await here.count(State.FAILED) == 1
@@ -140,12 +142,14 @@ async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced
     assert [(run.ended, run.reason) for run in detail.runs] == [("stalled", "loop_blocked")] * 2
     (hung,) = [event for event in await here.events() if isinstance(event, WorkerHung)]
     assert 2.0 < hung.blocked_for < 4.0
-    assert "in grip" in hung.stack
+    assert "in hold_gil" in hung.stack
     assert all("blocked for longer than max_block of 2s" in (run.detail or "") for run in detail.runs)
 
 
-async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, lease="20s", sweep="60s")
+async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(
+    make_fleet: MakeFleet, place: str
+) -> None:
+    here = make_fleet(url=place, lease="20s", sweep="60s")
     here.worker("--processes", "2", "-c", "3", "-q", "default")
     neighbours = here.enqueue("nap", 12, times=2)
 
@@ -153,14 +157,14 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(fa
         return len(here.lines()) == len(neighbours)
 
     await here.until(begun, within=20)
-    (culprit,) = here.enqueue("grip_limited", 30)
+    (overdue,) = here.enqueue("hold_gil_limited", 30)
 
     async def over() -> bool:
-        (detail,) = await here.details([culprit])
+        (detail,) = await here.details([overdue])
         return bool(detail.runs) and detail.runs[0].ended is not None
 
     await here.until(over, within=20)
-    (detail,) = await here.details([culprit])
+    (detail,) = await here.details([overdue])
     assert (detail.runs[0].ended, "its timeout of 500ms" in (detail.runs[0].detail or "")) == ("timed_out", True)
     assert detail.runs[0].end is not None
     # Half a second of its own, two until it is ended with its process, and the room of a machine that is busy.

@@ -16,26 +16,26 @@ import pytest
 from tenure.core.lifecycle import State
 from tests.cli.probe import Response, probe
 from tests.exposition import Family, read
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 TOKEN = "s3cret"
 PATIENCE = 20.0
 """Seconds that a slow machine gets to come so far; no bound of ours."""
 
 
-async def served(farm: Farm) -> int:
-    """Return the port that a process of the farm says it serves health on."""
+async def served(fleet: WorkerFleet) -> int:
+    """Return the port that a process of the fleet serves health on."""
     found: list[str] = []
 
     async def said() -> bool:
-        found[:] = re.findall(r"health is served on http://127\.0\.0\.1:(\d+)", farm.log())
+        found[:] = re.findall(r"health is served on http://127\.0\.0\.1:(\d+)", fleet.log())
         return bool(found)
 
-    await farm.until(said, within=PATIENCE)
+    await fleet.until(said, within=PATIENCE)
     return int(found[-1])
 
 
@@ -44,9 +44,9 @@ async def ask(port: int, path: str = "/health/queues", **options: Any) -> Respon
     return await asyncio.to_thread(probe, port, path, **options)
 
 
-def http(farm: Farm, *command: str) -> "subprocess.Popen[bytes]":
+def http(fleet: WorkerFleet, *command: str) -> "subprocess.Popen[bytes]":
     """Start a command that serves health on a port of its own choice."""
-    return farm.process("-m", "tenure", *command, "--http", "0")
+    return fleet.process("-m", "tenure", *command, "--http", "0")
 
 
 async def state(port: int, pid: int) -> str:
@@ -56,8 +56,8 @@ async def state(port: int, pid: int) -> str:
 
 
 @pytest.mark.statement(47, 48)
-async def test_a_killed_worker_is_stale_in_three_beats_and_its_queue_degraded(farm: MakeFarm) -> None:
-    crew = farm(lease="2s")
+async def test_a_killed_worker_is_stale_in_three_beats_and_its_queue_degraded(make_fleet: MakeFleet) -> None:
+    crew = make_fleet(lease="2s")
     http(crew, "serve", "crew:app")
     port = await served(crew)
     worker = crew.alone()
@@ -84,8 +84,8 @@ async def test_a_killed_worker_is_stale_in_three_beats_and_its_queue_degraded(fa
     assert (seen["status"], seen["queues"]["default"]["waiting"]) == ("degraded", 1)
 
 
-async def test_a_supervisor_serves_at_the_port_that_the_environment_names(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_a_supervisor_serves_at_the_port_that_the_environment_names(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     crew.env["TENURE_WORKER_HTTP"] = str(port)
@@ -102,8 +102,8 @@ async def test_a_supervisor_serves_at_the_port_that_the_environment_names(farm: 
 
 @pytest.mark.slow
 @pytest.mark.statement(47, 48)
-async def test_by_default_that_takes_15_seconds(farm: MakeFarm) -> None:
-    crew = farm(lease="20s")
+async def test_by_default_that_takes_15_seconds(make_fleet: MakeFleet) -> None:
+    crew = make_fleet(lease="20s")
     http(crew, "serve", "crew:app")
     port = await served(crew)
     worker = crew.alone()
@@ -127,8 +127,8 @@ async def test_by_default_that_takes_15_seconds(farm: MakeFarm) -> None:
 
 
 @pytest.mark.statement(45, 51)
-async def test_an_unreadable_storage_gives_503_within_two_seconds(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_an_unreadable_storage_gives_503_within_two_seconds(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     crew.enqueue("quick", 1)
     serving = http(crew, "serve", "crew:app")
     port = await served(crew)
@@ -158,8 +158,8 @@ async def test_an_unreadable_storage_gives_503_within_two_seconds(farm: MakeFarm
 
 
 @pytest.mark.statement(46)
-async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     http(crew, "worker", "crew:app")
     port = await served(crew)
@@ -180,9 +180,9 @@ async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(far
 @pytest.mark.statement(49, 51)
 @pytest.mark.parametrize("options", [("--no-supervisor",), ()], ids=["alone", "supervised"])
 async def test_a_blocked_worker_is_live_and_after_three_beats_not_ready(
-    farm: MakeFarm, options: tuple[str, ...]
+    make_fleet: MakeFleet, options: tuple[str, ...]
 ) -> None:
-    crew = farm(lease="2s")
+    crew = make_fleet(lease="2s")
     http(crew, "worker", "crew:app", *options)
     port = await served(crew)
 
@@ -209,9 +209,9 @@ async def test_a_blocked_worker_is_live_and_after_three_beats_not_ready(
 
 
 @pytest.mark.statement(51)
-async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFarm) -> None:
+async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(make_fleet: MakeFleet) -> None:
     # Its record would tell with the next beat only: in 15 s.
-    crew = farm(lease="60s")
+    crew = make_fleet(lease="60s")
     worker = http(crew, "worker", "crew:app")
     port = await served(crew)
     crew.enqueue("nap", 60)
@@ -234,8 +234,8 @@ async def test_a_worker_that_stops_is_not_ready_from_that_moment_on(farm: MakeFa
 
 
 @pytest.mark.statement(44, 46)
-async def test_the_supervisor_serves_all_children_at_one_port_through_deaths(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_the_supervisor_serves_all_children_at_one_port_through_deaths(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     parent = http(crew, "worker", "crew:app", "--processes", "2", "-c", "3")
     port = await served(crew)
@@ -278,8 +278,8 @@ async def test_the_supervisor_serves_all_children_at_one_port_through_deaths(far
 
 @pytest.mark.slow
 @pytest.mark.statement(49, 51)
-async def test_liveness_of_an_unsupervised_worker_fails_beyond_max_block(farm: MakeFarm) -> None:
-    crew = farm(lease="2s", max_block="2s")
+async def test_liveness_of_an_unsupervised_worker_fails_beyond_max_block(make_fleet: MakeFleet) -> None:
+    crew = make_fleet(lease="2s", max_block="2s")
     http(crew, "worker", "crew:app", "--no-supervisor")
     port = await served(crew)
 
@@ -302,8 +302,8 @@ async def test_liveness_of_an_unsupervised_worker_fails_beyond_max_block(farm: M
 
 
 @pytest.mark.statement(44, 51)
-async def test_a_reaper_serves_too_and_tells_its_age(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_a_reaper_serves_too_and_tells_its_age(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     reaper = http(crew, "reaper", "crew:app")
     port = await served(crew)
 
@@ -321,8 +321,8 @@ async def test_a_reaper_serves_too_and_tells_its_age(farm: MakeFarm) -> None:
     assert await asyncio.to_thread(reaper.wait, PATIENCE) == 0
 
 
-async def test_a_silent_connection_holds_up_neither_other_requests_nor_the_stop(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_a_silent_connection_holds_up_neither_other_requests_nor_the_stop(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     serving = http(crew, "serve")
     port = await served(crew)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
@@ -337,8 +337,8 @@ async def test_a_silent_connection_holds_up_neither_other_requests_nor_the_stop(
 
 
 @pytest.mark.statement(51)
-async def test_silent_connections_starve_no_probe_and_are_closed(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_silent_connections_starve_no_probe_and_are_closed(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     http(crew, "serve")
     port = await served(crew)
     began = time.monotonic()
@@ -369,8 +369,8 @@ async def dripping(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.2)
 
 
-async def test_a_connection_that_asks_on_is_kept(farm: MakeFarm) -> None:
-    crew = farm()
+async def test_a_connection_that_asks_on_is_kept(make_fleet: MakeFleet) -> None:
+    crew = make_fleet()
     http(crew, "serve")
     port = await served(crew)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

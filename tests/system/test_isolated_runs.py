@@ -13,11 +13,11 @@ from tenure import Tenure, Timing
 from tenure.core.events import JobStalled, JobSuspected, RunFenced, WorkerDied, WorkerStopping
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, Line, by_job, timing_of
+from tests.system.worker_fleet import Line, WorkerFleet, by_job, timing_of
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 SECOND = 1_000_000
 
 BLOCKED = 12
@@ -25,15 +25,15 @@ BLOCKED = 12
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
-    """Return a farm on each storage, with patient leases: what is to be early here is not recovery by a lease."""
+def here(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> WorkerFleet:
+    """Return a worker fleet on each storage. Its leases are long, so that no early event is a recovery by a lease."""
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
-    return farm(url=url, lease="8s", grace="2s", sweep="1s")
+    return make_fleet(url=url, lease="8s", grace="2s", sweep="1s")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def place(request: pytest.FixtureRequest) -> str:
-    """Return the address of a storage; none for a file of the farm's own."""
+    """Return the address of a storage; an empty string means a SQLite file of the fleet."""
     return "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
 
 
@@ -45,7 +45,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-async def over(here: Farm, refs: list[Ref], *, within: float) -> list[JobDetail]:
+async def over(here: WorkerFleet, refs: list[Ref], *, within: float) -> list[JobDetail]:
     """Wait until these jobs are over, and return them."""
 
     async def ended() -> bool:
@@ -55,7 +55,7 @@ async def over(here: Farm, refs: list[Ref], *, within: float) -> list[JobDetail]
     return await here.details(refs)
 
 
-async def started(here: Farm, refs: list[Ref], *, within: float = 30) -> list[Line]:
+async def started(here: WorkerFleet, refs: list[Ref], *, within: float = 30) -> list[Line]:
     """Wait until these have begun, and return the lines that say so."""
 
     async def noted() -> bool:
@@ -71,7 +71,7 @@ def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
     return sorted((began[one.job.id] - one.runs[0].start) / SECOND for one in details)
 
 
-async def test_coroutines_start_at_once_during_blocking_runs_and_computations(here: Farm) -> None:
+async def test_coroutines_start_at_once_during_blocking_runs_and_computations(here: WorkerFleet) -> None:
     app = Tenure(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
 
     @app.declare(name="crew.nap")
@@ -109,7 +109,7 @@ def excess(rounds: list[tuple[float, float]]) -> float:
     return min(slow - usual for slow, usual in rounds)
 
 
-async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Farm) -> None:
+async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: WorkerFleet) -> None:
     here.worker("-c", "5")
     neighbours = here.enqueue("nap", 3, times=2)
     await started(here, neighbours)
@@ -136,7 +136,7 @@ async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Farm)
     assert {one.job.state for one in details[4:]} == {State.COMPLETED}
 
 
-async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Farm) -> None:
+async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: WorkerFleet) -> None:
     here.worker("-c", "3")
     refs = [*here.enqueue("endless"), *here.enqueue("endless_thread", 6), *here.enqueue("endless_loop", 6)]
     lines = await started(here, refs)
@@ -175,14 +175,14 @@ async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Fa
         ("sqlite", "hog"),
         pytest.param("redis", "hog", marks=pytest.mark.redis),
         # What no thread can help: it shows what the others would see if the limits lived on the worker's loop.
-        ("sqlite", "grip"),
+        ("sqlite", "hold_gil"),
     ],
     indirect=["place"],
 )
 async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
-    farm: MakeFarm, place: str, how: str
+    make_fleet: MakeFleet, place: str, how: str
 ) -> None:
-    here = farm(url=place, lease="2s", grace="500ms", sweep="300ms")
+    here = make_fleet(url=place, lease="2s", grace="500ms", sweep="300ms")
     here.worker("-c", "2")
     # The slot is there already.
     await over(here, here.enqueue("secluded", 0), within=60)
@@ -208,7 +208,7 @@ async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
     # busy machine from long before: no sooner than the limit is held against the claim, no later against that start.
     noted_after = (start.at - detail.runs[0].start) / SECOND
     assert 2 - noted_after <= said["told"] < 3
-    if how == "grip":
+    if how == "hold_gil":
         # Not by the line that the handler writes at its end: whoever waits for the interpreter may get it before.
         assert "term" not in said or said["term"] >= (began - start.at) / SECOND + BLOCKED
         assert said["alive"] > (end - start.at) / SECOND - 1
@@ -217,8 +217,10 @@ async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
         assert said["alive"] < 2 + 2
 
 
-async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(farm: MakeFarm, place: str) -> None:
-    here = farm(url=place, lease="1.2s", grace="300ms", sweep="300ms")
+async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(
+    make_fleet: MakeFleet, place: str
+) -> None:
+    here = make_fleet(url=place, lease="1.2s", grace="300ms", sweep="300ms")
     app = Tenure(here.url, timing=timing_of(here.env))
 
     @app.declare(name="crew.secluded")
@@ -248,7 +250,7 @@ async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(fa
     assert [event.id for event in await here.events() if isinstance(event, JobStalled)] == [start.id]
 
 
-async def test_poison_dies_in_quarantine_and_its_neighbours_stall_at_most_once(here: Farm) -> None:
+async def test_poison_dies_in_quarantine_and_its_neighbours_stall_at_most_once(here: WorkerFleet) -> None:
     here.worker("--processes", "2", "-c", "6")
     neighbours = here.enqueue("nap", 2, times=6)
     await started(here, neighbours)
@@ -268,8 +270,8 @@ async def test_poison_dies_in_quarantine_and_its_neighbours_stall_at_most_once(h
             assert runs[one.job.id][1].pid not in workers
 
 
-async def test_a_killed_worker_takes_its_slots_along(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_killed_worker_takes_its_slots_along(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     worker = here.worker("-c", "2")
     refs = here.enqueue("crunch", 60, times=2)
     pids = {line.pid for line in await started(here, refs)}
@@ -288,8 +290,8 @@ async def test_a_killed_worker_takes_its_slots_along(farm: MakeFarm) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_worker_with_four_abandoned_handlers_drains_and_is_replaced(farm: MakeFarm) -> None:
-    here = farm(lease="8s", grace="2s", sweep="1s")
+async def test_a_worker_with_four_abandoned_handlers_drains_and_is_replaced(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="8s", grace="2s", sweep="1s")
     here.worker("--processes", "2", "-c", "5")
 
     async def both() -> bool:

@@ -20,7 +20,7 @@ from tenure.core.events import JobCompleted, JobFailed, JobReleased, JobRetried,
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tests.amounts import amount, cases, on_redis
-from tests.system.farm import Farm, by_job, timing_of
+from tests.system.worker_fleet import WorkerFleet, by_job, timing_of
 
 pytestmark = pytest.mark.system
 
@@ -31,9 +31,9 @@ FETCHING = 0.1
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
-    """Return a farm on each storage."""
-    return farm(**USUAL, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+def here(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
+    """Return a worker fleet on each storage."""
+    return make_fleet(**USUAL, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
 
 
 async def lateness(seconds: float) -> float:
@@ -59,7 +59,7 @@ def children(pid: int) -> list[int]:
     ),
     indirect=["here"],
 )
-async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(here: Farm, told: str) -> None:
+async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(here: WorkerFleet, told: str) -> None:
     leaving = here.worker("-c", "8", "--drain", "2s")
     coroutines, threads = here.enqueue("nap", 60, times=2), here.enqueue("blocking", 60, times=2)
     long = [*coroutines, *threads]
@@ -133,9 +133,9 @@ async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(
 @pytest.mark.parametrize("alone", [False, True], ids=["supervised", "alone"])
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 async def test_signals_that_end_other_processes_drain_a_worker_or_do_nothing(
-    farm: Callable[..., Farm], number: signal.Signals, alone: bool
+    make_fleet: Callable[..., WorkerFleet], number: signal.Signals, alone: bool
 ) -> None:
-    here = farm()
+    here = make_fleet()
     worker = here.alone("-c", "2") if alone else here.worker("--processes", "2", "-c", "1")
     refs = here.enqueue("nap", 3, times=2)
 
@@ -159,10 +159,12 @@ async def test_signals_that_end_other_processes_drain_a_worker_or_do_nothing(
     assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobReleased | JobStalled)]
 
 
-async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(farm: Callable[..., Farm]) -> None:
+async def test_a_worker_that_was_started_to_ignore_a_closing_terminal_goes_on(
+    make_fleet: Callable[..., WorkerFleet],
+) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
-        worker = (here := farm()).worker("-c", "1")
+        worker = (here := make_fleet()).worker("-c", "1")
     finally:
         signal.signal(signal.SIGHUP, before)
     here.enqueue("quick", 1)
@@ -184,7 +186,7 @@ ROLLERS = 2
 ROUNDS = amount("rolling restarts") // ROLLERS
 
 
-async def roll(here: Farm) -> None:
+async def roll(here: WorkerFleet) -> None:
     """Restart one worker after the other, as often as `amount` says, over a stream of jobs."""
     app = Tenure(here.url, timing=timing_of(here.env))
 
@@ -240,14 +242,14 @@ async def roll(here: Farm) -> None:
 
         await here.until(over, within=60)
     ends: Counter[str | None] = Counter()
-    diary = by_job(here.lines())
+    lines_of = by_job(here.lines())
     for start in range(0, len(refs), 200):
         for detail in await here.details(refs[start : start + 200]):
             job, runs = detail.job, Counter(run.ended for run in detail.runs)
             ends += runs
             assert (job.state, job.failures, job.stalls) == (State.COMPLETED, 0, 0)
             assert runs == {"completed": 1} | ({"released": job.releases} if job.releases else {})
-            assert [line.what for line in diary[job.id]].count("end") == 1
+            assert [line.what for line in lines_of[job.id]].count("end") == 1
     events = Counter(type(event) for event in await here.events())
     print(f"{len(took)} restarts, {len(refs)} jobs, {dict(ends)}; the slowest was gone within {max(took):.2f} s")
     assert events[JobCompleted] == len(refs)
@@ -258,18 +260,22 @@ async def roll(here: Farm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_rolling_restarts_complete_each_job_once_and_charge_nothing(farm: Callable[..., Farm]) -> None:
-    await roll(farm(**USUAL, deaf="1"))
+async def test_rolling_restarts_complete_each_job_once_and_charge_nothing(
+    make_fleet: Callable[..., WorkerFleet],
+) -> None:
+    await roll(make_fleet(**USUAL, deaf="1"))
 
 
 @pytest.mark.slow
 @pytest.mark.patient
 @pytest.mark.timeout(240)
-async def test_rolling_restarts_on_redis_complete_each_job_once(farm: Callable[..., Farm], redis_url: str) -> None:
-    await roll(farm(**USUAL, deaf="1", url=redis_url))
+async def test_rolling_restarts_on_redis_complete_each_job_once(
+    make_fleet: Callable[..., WorkerFleet], redis_url: str
+) -> None:
+    await roll(make_fleet(**USUAL, deaf="1", url=redis_url))
 
 
-async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: Farm) -> None:
+async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: WorkerFleet) -> None:
     refs = here.enqueue("leak", 30, 0.1, times=24)
     supervisor = here.worker("-c", "2", "--max-memory", "200MB", "--drain", "0s", "--log-level", "info")
 
@@ -289,8 +295,10 @@ async def test_processes_that_grow_are_replaced_and_their_jobs_run_once(here: Fa
     assert not [event for event in await here.events() if isinstance(event, WorkerDied | JobStalled | JobReleased)]
 
 
-async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over(farm: Callable[..., Farm]) -> None:
-    here = farm(**USUAL)
+async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over(
+    make_fleet: Callable[..., WorkerFleet],
+) -> None:
+    here = make_fleet(**USUAL)
     refs = here.enqueue("nap", 0.1, times=20)
 
     assert here.worker("-c", "3", "--max-jobs", "6", "--burst").wait(60) == 0
@@ -300,8 +308,8 @@ async def test_a_process_begins_so_many_jobs_and_no_more_and_the_next_takes_over
         assert [run.ended for run in detail.runs] == ["completed"]
 
 
-async def test_without_supervisor_a_worker_that_is_worn_out_ends_well(farm: Callable[..., Farm]) -> None:
-    here = farm(**USUAL)
+async def test_without_supervisor_a_worker_that_is_worn_out_ends_well(make_fleet: Callable[..., WorkerFleet]) -> None:
+    here = make_fleet(**USUAL)
     here.enqueue("nap", 0.1, times=5)
 
     assert here.alone("-c", "2", "--max-jobs", "3").wait(60) == 0
@@ -411,9 +419,9 @@ def test_a_program_ends_although_a_plain_event_handler_hangs(what: str) -> None:
 
 
 async def test_systemd_hears_that_it_is_ready_alive_and_about_to_stop(
-    farm: Callable[..., Farm], tmp_path: Path
+    make_fleet: Callable[..., WorkerFleet], tmp_path: Path
 ) -> None:
-    here = farm(**USUAL)
+    here = make_fleet(**USUAL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)

@@ -10,21 +10,21 @@ import pytest
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tests.amounts import cases, on_redis
-from tests.system.farm import Farm, by_job
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def here(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
-    """Return a farm on each storage, without the tests' own idea of a loop."""
+def here(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
+    """Return a worker fleet on each storage, without the tests' own idea of a loop."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
-    made = farm(url=url, lease="4s", sweep="400ms", grace="600ms")
+    made = make_fleet(url=url, lease="4s", sweep="400ms", grace="600ms")
     del made.env["TENURE_WORKER_LOOP"]
     return made
 
 
-async def completed(here: Farm, refs: list[Ref]) -> None:
+async def completed(here: WorkerFleet, refs: list[Ref]) -> None:
     """Wait until all of these are completed."""
 
     async def all_are() -> bool:
@@ -42,7 +42,7 @@ LOOPS = [((), "uvloop"), (("--loop", "uvloop"), "uvloop"), (("--loop", "asyncio"
     indirect=["here"],
 )
 async def test_handlers_run_on_uvloop_if_installed_or_on_the_requested_loop(
-    here: Farm, options: tuple[str, ...], loop: str
+    here: WorkerFleet, options: tuple[str, ...], loop: str
 ) -> None:
     refs = [*here.enqueue("loop_here"), *here.enqueue("loop_apart")]
     here.worker(*options)
@@ -53,7 +53,7 @@ async def test_handlers_run_on_uvloop_if_installed_or_on_the_requested_loop(
 
 
 @pytest.mark.parametrize("here", cases([on_redis()], more=["sqlite"]), indirect=True)
-async def test_on_uvloop_a_worker_survives_bad_handlers_and_a_kill(here: Farm) -> None:
+async def test_on_uvloop_a_worker_survives_bad_handlers_and_a_kill(here: WorkerFleet) -> None:
     worker = here.worker("--loop", "uvloop", "--processes", "2", "-c", "8", "--drain", "10s")
     # Each way to run, a loop that is blocked, and an interpreter that is held.
     refs = [
@@ -61,7 +61,7 @@ async def test_on_uvloop_a_worker_survives_bad_handlers_and_a_kill(here: Farm) -
         *here.enqueue("blocking", 0.2, times=8),
         *here.enqueue("secluded", 0.2, times=4),
         *here.enqueue("hog", 1.0),
-        *here.enqueue("grip", 1.0),
+        *here.enqueue("hold_gil", 1.0),
     ]
     (victim,) = here.enqueue("patient", 2.0)
 

@@ -15,7 +15,7 @@ from tenure.storage.redis.subscriptions import PING_EVERY
 from tenure.storage.urls import locate
 from tests.clusters import RedisCluster
 from tests.servers import RedisServer, subscribed
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
@@ -44,10 +44,10 @@ def overheard(port: int, seconds: float) -> Counter[str]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("queues", "each_second"), [(1, 1), (200, 20)])
 async def test_an_idle_worker_makes_one_call_a_second_and_has_one_subscription(
-    farm: Callable[..., Farm], redis_server: RedisServer, queues: int, each_second: int
+    make_fleet: Callable[..., WorkerFleet], redis_server: RedisServer, queues: int, each_second: int
 ) -> None:
     # Worker, keeper and reaper in one process, with the built-in timing.
-    here = farm(url=redis_server.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    here = make_fleet(url=redis_server.url, deaf="1", lease="20s", sweep="2s", grace="3s")
     served = ",".join(["default", *(f"q{number}" for number in range(1, queues))])
     worker = here.alone("-q", served)
 
@@ -71,11 +71,11 @@ async def test_an_idle_worker_makes_one_call_a_second_and_has_one_subscription(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("queues", "each_second"), [(1, 3), (200, 20)])
 async def test_an_idle_worker_sends_a_cluster_few_commands(
-    farm: Callable[..., Farm], redis_cluster: RedisCluster, queues: int, each_second: int
+    make_fleet: Callable[..., WorkerFleet], redis_cluster: RedisCluster, queues: int, each_second: int
 ) -> None:
     # The worker serves the queues of sixteen partitions on three servers, or of one partition.
     names = ["default", *(f"q{number}" for number in range(1, queues))]
-    here = farm(url=redis_cluster.url, deaf="1", lease="20s", sweep="2s", grace="3s")
+    here = make_fleet(url=redis_cluster.url, deaf="1", lease="20s", sweep="2s", grace="3s")
     worker = here.alone("-q", ",".join(names))
     # Queues that are in use, each with a job that is over.
     await here.storage.enqueue([NewJob(queue=name, id="job", task="crew.quick", payload=b"[[1],{}]") for name in names])

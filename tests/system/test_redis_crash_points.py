@@ -17,9 +17,9 @@ from tenure.core.job import Ref
 from tenure.errors import StorageUnavailableError
 from tenure.testing import ManualClock
 from tests.servers import RedisServer
-from tests.system.crash_farm import finish, matching, snapshots
-from tests.system.crash_places import RedisPlace
+from tests.system.crash_runner import finish, matching, snapshots
 from tests.system.crash_script import ACTS, Play
+from tests.system.crash_storages import RedisCrashStorage
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -39,8 +39,8 @@ def begun() -> int:
     return time.time_ns() // 1000 - 600_000_000
 
 
-def place_of(server: RedisServer, name: str) -> RedisPlace:
-    return RedisPlace(server.url, server.port, server.pid, name)
+def place_of(server: RedisServer, name: str) -> RedisCrashStorage:
+    return RedisCrashStorage(server.url, server.port, server.pid, name)
 
 
 @pytest.mark.timeout(300)
@@ -48,8 +48,8 @@ async def test_of_what_a_server_has_half_written_nothing_is_there(start_redis: C
     print(f"TENURE_SEED={SEED}")
     server, dice, start = start_redis(appendonly=True, appendfsync="always"), Random(SEED), begun()
     states = await snapshots(start)
-    place, clock = place_of(server, "torn"), ManualClock(start)
-    play = Play(place.storage(clock), clock)
+    crash_storage, clock = place_of(server, "torn"), ManualClock(start)
+    play = Play(crash_storage.storage(clock), clock)
     await play.storage.open()
     (file,) = (server.folder / "appendonlydir").glob("*.incr.aof")
     sizes = [file.stat().st_size]
@@ -65,8 +65,8 @@ async def test_of_what_a_server_has_half_written_nothing_is_there(start_redis: C
         server.kill()
         os.truncate(file, dice.randrange(sizes[calls], sizes[calls + 1]))
         server.start()
-        await matching(place, [(calls, states[calls])])
-        place.prove_whole()
+        await matching(crash_storage, [(calls, states[calls])])
+        crash_storage.prove_whole()
 
 
 @pytest.mark.timeout(300)
@@ -79,17 +79,17 @@ async def test_a_server_may_be_killed_at_any_moment(
     for number in range(ROUNDS):
         last = dice.randrange(len(ACTS))
         between = dice.sample(range(last), min(last, 2))
-        place = place_of(server, f"killed-{number}")
+        crash_storage = place_of(server, f"killed-{number}")
         told = f"TENURE_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
         print(told)
-        answered = await killed_at(server, place, ManualClock(start), last, between, dice.random() * JUST)
+        answered = await killed_at(server, crash_storage, ManualClock(start), last, between, dice.random() * JUST)
         server.start()
         candidates = [last + 1] if answered else [last, last + 1]
-        state = await matching(place, [(calls, states[calls]) for calls in candidates])
-        place.prove_whole()
+        state = await matching(crash_storage, [(calls, states[calls]) for calls in candidates])
+        crash_storage.prove_whole()
         refs: set[Ref] = {job.ref for job in states[state].seen[0]}
-        await finish(place, refs)
-        place.prove_whole()
+        await finish(crash_storage, refs)
+        crash_storage.prove_whole()
         found["answered" if answered else "done" if state > last else "undone"] += 1
 
     with capsys.disabled():
@@ -98,13 +98,18 @@ async def test_a_server_may_be_killed_at_any_moment(
 
 
 async def killed_at(
-    server: RedisServer, place: RedisPlace, clock: ManualClock, last: int, between: list[int], after: float
+    server: RedisServer,
+    crash_storage: RedisCrashStorage,
+    clock: ManualClock,
+    last: int,
+    between: list[int],
+    after: float,
 ) -> bool:
     """Play the script to a call, within which the server is killed; return whether it was answered.
 
     Between two calls it is killed and restarted; the storage goes on with what it has.
     """
-    play = Play(place.storage(clock), clock)
+    play = Play(crash_storage.storage(clock), clock)
     await play.storage.open()
     for number, act in enumerate(ACTS[: last + 1]):
         if number in between:

@@ -15,12 +15,12 @@ from tenure.errors import StorageFullError, StorageUnavailableError
 from tenure_testing.proxy import Proxy
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer
-from tests.system.farm import Farm
-from tests.system.ordeal import BOUND, ROOM, SECOND, Ordeal
+from tests.system.outage_scenario import BOUND, ROOM, SECOND, OutageScenario
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 StartRedis = Callable[..., RedisServer]
 
 SAFE = {"appendonly": True, "appendfsync": "always"}
@@ -30,9 +30,9 @@ REAL = [pytest.mark.slow, pytest.mark.patient, pytest.mark.timeout(240)]
 """What is done at the real numbers takes minutes."""
 
 
-async def resumed(ordeal: Ordeal) -> None:
+async def resumed(scenario: OutageScenario) -> None:
     """See that every worker is at work again as soon as was promised."""
-    took = await ordeal.recover()
+    took = await scenario.recover()
     print(f"recovered in {sorted(round(each / 1_000) for each in took.values())} ms")
     assert max(took.values()) < BOUND + ROOM, took
 
@@ -42,17 +42,17 @@ async def resumed(ordeal: Ordeal) -> None:
 
 @pytest.mark.parametrize("kill", [False, True], ids=["in order", "killed"])
 async def test_a_restart_of_a_server_with_appendfsync_always_loses_nothing(
-    farm: MakeFarm, start_redis: StartRedis, kill: bool
+    make_fleet: MakeFleet, start_redis: StartRedis, kill: bool
 ) -> None:
     server = start_redis(**SAFE)
-    ordeal = Ordeal(farm(url=server.url))
-    await ordeal.begin()
-    async with ordeal.producing():
+    scenario = OutageScenario(make_fleet(url=server.url))
+    await scenario.begin()
+    async with scenario.producing():
         for _ in range(2):
             await asyncio.to_thread(server.restart, kill=kill)
-            await resumed(ordeal)
-    await ordeal.finish()
-    await ordeal.judge()
+            await resumed(scenario)
+    await scenario.finish()
+    await scenario.check()
 
 
 @pytest.mark.parametrize("bounded", [True, False])
@@ -92,41 +92,43 @@ async def test_waiting_for_a_result_raises_when_the_server_stays_away(start_redi
 
 
 async def test_a_restart_of_a_server_without_files_loses_its_jobs_and_no_worker(
-    farm: MakeFarm, start_redis: StartRedis
+    make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis()
-    ordeal = Ordeal(farm(url=server.url))
-    await ordeal.begin()
+    scenario = OutageScenario(make_fleet(url=server.url))
+    await scenario.begin()
     await asyncio.to_thread(server.restart, kill=True)
     assert server.command("DBSIZE") < 100  # what workers have begun to write again, and nothing of before
-    ordeal.acknowledged.clear()
-    await resumed(ordeal)
-    await ordeal.finish()
-    assert [worker.poll() for worker in ordeal.workers] == [None, None], ordeal.farm.log()
-    details = await ordeal.farm.details(ordeal.acknowledged)
+    scenario.acknowledged.clear()
+    await resumed(scenario)
+    await scenario.finish()
+    assert [worker.poll() for worker in scenario.workers] == [None, None], scenario.fleet.log()
+    details = await scenario.fleet.details(scenario.acknowledged)
     assert {detail.job.state for detail in details} == {State.COMPLETED}
 
 
-async def test_a_server_that_is_shut_down_for_a_while_is_waited_for(farm: MakeFarm, start_redis: StartRedis) -> None:
+async def test_a_server_that_is_shut_down_for_a_while_is_waited_for(
+    make_fleet: MakeFleet, start_redis: StartRedis
+) -> None:
     server = start_redis(**SAFE)
-    ordeal = Ordeal(farm(url=server.url))
-    await ordeal.begin()
-    async with ordeal.producing():
+    scenario = OutageScenario(make_fleet(url=server.url))
+    await scenario.begin()
+    async with scenario.producing():
         await asyncio.to_thread(server.stop)
         await asyncio.sleep(5)
         await asyncio.to_thread(server.start)
-        await resumed(ordeal)
-    assert ordeal.refused
-    await ordeal.finish()
-    await ordeal.judge()
+        await resumed(scenario)
+    assert scenario.refused
+    await scenario.finish()
+    await scenario.check()
 
 
 async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
-    farm: MakeFarm, start_redis: StartRedis
+    make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis(**SAFE)
     # No reaper has a word in it before the lease is out.
-    here = farm(url=server.url, lease="2m")
+    here = make_fleet(url=server.url, lease="2m")
     here.worker("--processes", "2", "-c", "1")
     (ref,) = here.enqueue("until_told", "go")
 
@@ -141,7 +143,7 @@ async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
     os.kill(here.lines()[0].pid, signal.SIGKILL)
     await here.said("cannot recover the jobs", within=20)
     await asyncio.sleep(2)
-    await asyncio.to_thread(Path(f"{here.diary}go").touch)
+    await asyncio.to_thread(Path(f"{here.handler_log}go").touch)
     await asyncio.to_thread(server.start)
     await here.until(over, within=20)
 
@@ -150,99 +152,105 @@ async def test_jobs_of_a_worker_that_died_in_an_outage_run_after_the_outage(
     assert [line.run for line in here.lines() if line.what == "start"] == [1, 2]
 
 
-async def test_a_server_asleep_for_ten_seconds_costs_no_job_its_run(farm: MakeFarm, start_redis: StartRedis) -> None:
+async def test_a_server_asleep_for_ten_seconds_costs_no_job_its_run(
+    make_fleet: MakeFleet, start_redis: StartRedis
+) -> None:
     server = start_redis()
-    ordeal = Ordeal(farm(url=server.url), seconds=1)
-    await ordeal.begin()
-    async with ordeal.producing():
+    scenario = OutageScenario(make_fleet(url=server.url), seconds=1)
+    await scenario.begin()
+    async with scenario.producing():
         await asyncio.to_thread(server.command, "DEBUG", "SLEEP", 10)
-        await resumed(ordeal)
-    await ordeal.finish()
-    await ordeal.judge()
+        await resumed(scenario)
+    await scenario.finish()
+    await scenario.check()
 
 
-async def test_scripts_that_the_server_has_forgotten_are_loaded_again(farm: MakeFarm, start_redis: StartRedis) -> None:
+async def test_scripts_that_the_server_has_forgotten_are_loaded_again(
+    make_fleet: MakeFleet, start_redis: StartRedis
+) -> None:
     server = start_redis()
-    ordeal = Ordeal(farm(url=server.url))
-    await ordeal.begin()
-    async with ordeal.producing():
+    scenario = OutageScenario(make_fleet(url=server.url))
+    await scenario.begin()
+    async with scenario.producing():
         for _ in range(20):
             server.command("SCRIPT", "FLUSH")
             await asyncio.sleep(0.05)
-        await resumed(ordeal)
-    assert ordeal.refused == []
-    await ordeal.finish()
-    await ordeal.judge(stalls=False)
+        await resumed(scenario)
+    assert scenario.refused == []
+    await scenario.finish()
+    await scenario.check(stalls=False)
 
 
 async def test_a_server_that_is_full_refuses_new_jobs_and_lets_the_old_ones_end(
-    farm: MakeFarm, start_redis: StartRedis
+    make_fleet: MakeFleet, start_redis: StartRedis
 ) -> None:
     server = start_redis()
-    here = farm(url=server.url, lease="4s", sweep="1s")
-    ordeal = Ordeal(here, seconds=0.5)
-    await ordeal.begin(jobs=150)
+    here = make_fleet(url=server.url, lease="4s", sweep="1s")
+    scenario = OutageScenario(here, seconds=0.5)
+    await scenario.begin(jobs=150)
     server.command("CONFIG", "SET", "maxmemory", 1)
-    taken = len(ordeal.acknowledged)
+    taken = len(scenario.acknowledged)
     with pytest.raises(StorageFullError):
-        await ordeal.nap.enqueue(0.1)
+        await scenario.nap.enqueue(0.1)
     full_at = here.storage_now()
-    await ordeal.finish()
+    await scenario.finish()
     # Longer than any lease: so long it was renewed, settled and swept while not one byte was free.
     await asyncio.sleep(6 - (here.storage_now() - full_at) / SECOND)
     assert here.run("info").returncode == 0  # who comes now gets in
-    assert len(ordeal.acknowledged) == taken
-    await ordeal.judge(stalls=False)
+    assert len(scenario.acknowledged) == taken
+    await scenario.check(stalls=False)
     server.command("CONFIG", "SET", "maxmemory", 0)
-    await resumed(ordeal)
-    await ordeal.finish()
-    await ordeal.judge(stalls=False)
+    await resumed(scenario)
+    await scenario.finish()
+    await scenario.check(stalls=False)
 
 
 # --- the network -----------------------------------------------------------------------------------
 
 
 async def partition(
-    farm: MakeFarm, server: RedisServer, faults: dict[str, object], seconds: float, **settings: str
+    make_fleet: MakeFleet, server: RedisServer, faults: dict[str, object], seconds: float, **settings: str
 ) -> None:
     """Put workers and producer behind a network that goes wrong for a while, and see them recover."""
     with Proxy(server.port) as proxy:
         through = f"redis://{proxy.address}/0"
-        ordeal = Ordeal(farm(url=server.url, through=through, **settings), through=through)
-        await ordeal.begin()
-        async with ordeal.producing():
+        scenario = OutageScenario(make_fleet(url=server.url, through=through, **settings), through=through)
+        await scenario.begin()
+        async with scenario.producing():
             proxy.set_faults(**faults)
             await asyncio.sleep(seconds)
             proxy.clean()
-            await resumed(ordeal)
-        await ordeal.finish()
-        await ordeal.judge()
-        await ordeal.leave()
+            await resumed(scenario)
+        await scenario.finish()
+        await scenario.check()
+        await scenario.leave()
 
 
 @pytest.mark.parametrize(
     "faults", [{"refuse": True}, {"hold": True}, {"swallow": True}], ids=["refused", "held", "swallowed"]
 )
 async def test_ten_seconds_out_of_reach_cost_nothing_but_these(
-    farm: MakeFarm, start_redis: StartRedis, faults: dict[str, object]
+    make_fleet: MakeFleet, start_redis: StartRedis, faults: dict[str, object]
 ) -> None:
-    await partition(farm, start_redis(), faults, 10)
+    await partition(make_fleet, start_redis(), faults, 10)
 
 
 @pytest.mark.slow
 @pytest.mark.patient
 @pytest.mark.timeout(240)
-async def test_two_minutes_out_of_reach_cost_nothing_but_these(farm: MakeFarm, start_redis: StartRedis) -> None:
-    await partition(farm, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
+async def test_two_minutes_out_of_reach_cost_nothing_but_these(make_fleet: MakeFleet, start_redis: StartRedis) -> None:
+    await partition(make_fleet, start_redis(), {"refuse": True}, 120, lease="20s", sweep="2s", grace="3s")
 
 
-async def test_work_continues_under_latency_resets_and_cut_replies(farm: MakeFarm, start_redis: StartRedis) -> None:
+async def test_work_continues_under_latency_resets_and_cut_replies(
+    make_fleet: MakeFleet, start_redis: StartRedis
+) -> None:
     server = start_redis()
     with Proxy(server.port) as proxy:
         through = f"redis://{proxy.address}/0"
-        ordeal = Ordeal(farm(url=server.url, through=through, lease="8s"), through=through)
-        await ordeal.begin()
-        async with ordeal.producing():
+        scenario = OutageScenario(make_fleet(url=server.url, through=through, lease="8s"), through=through)
+        await scenario.begin()
+        async with scenario.producing():
             for number in range(8):
                 # Each way a quarter of a second; now and then a reply is cut in its midst, or all connections break.
                 proxy.set_faults(latency=0.25, cuts=2, cut_after=10 * number)
@@ -250,26 +258,28 @@ async def test_work_continues_under_latency_resets_and_cut_replies(farm: MakeFar
                 proxy.reset()
                 await asyncio.sleep(0.5)
             proxy.clean()
-            await resumed(ordeal)
-        assert ordeal.refused
-        await ordeal.finish()
-        await ordeal.judge()
-        await ordeal.leave()
+            await resumed(scenario)
+        assert scenario.refused
+        await scenario.finish()
+        await scenario.check()
+        await scenario.leave()
 
 
-async def test_connections_that_are_silent_for_ever_are_given_up(farm: MakeFarm, start_redis: StartRedis) -> None:
+async def test_connections_that_are_silent_for_ever_are_given_up(
+    make_fleet: MakeFleet, start_redis: StartRedis
+) -> None:
     server = start_redis()
     with Proxy(server.port) as proxy:
         through = f"redis://{proxy.address}/0"
-        ordeal = Ordeal(farm(url=server.url, through=through, lease="8s"), through=through)
-        await ordeal.begin(jobs=400)
-        async with ordeal.producing():
+        scenario = OutageScenario(make_fleet(url=server.url, through=through, lease="8s"), through=through)
+        await scenario.begin(jobs=400)
+        async with scenario.producing():
             for _ in range(2):
                 proxy.abandon()
-                await resumed(ordeal)
-        await ordeal.finish()
-        await ordeal.judge()
-        await ordeal.leave()
+                await resumed(scenario)
+        await scenario.finish()
+        await scenario.check()
+        await scenario.leave()
 
 
 # --- a failover ------------------------------------------------------------------------------------
@@ -277,30 +287,30 @@ async def test_connections_that_are_silent_for_ever_are_given_up(farm: MakeFarm,
 
 @pytest.mark.parametrize("killed", [False, True], ids=["in order", "the master is lost"])
 async def test_a_failover_loses_nothing_that_a_replica_has_confirmed(
-    farm: MakeFarm, start_sentinels: Callable[..., RedisSentinels], killed: bool
+    make_fleet: MakeFleet, start_sentinels: Callable[..., RedisSentinels], killed: bool
 ) -> None:
     # A write is confirmed by one replica: where there are two, the other may be the one that is promoted. So there is
     # one, unless that would be left alone and could have nothing confirmed.
     # With the usual 500 ms, a busy machine makes the Sentinels fail over a second time, while we measure.
-    await fail_over(farm, start_sentinels(replicas=2 if killed else 1, down_after=2_000), killed=killed)
+    await fail_over(make_fleet, start_sentinels(replicas=2 if killed else 1, down_after=2_000), killed=killed)
 
 
 @pytest.mark.valkey
 async def test_a_failover_loses_nothing_that_a_replica_has_confirmed_on_disk(
-    farm: MakeFarm, start_sentinels: Callable[..., RedisSentinels]
+    make_fleet: MakeFleet, start_sentinels: Callable[..., RedisSentinels]
 ) -> None:
-    await fail_over(farm, start_sentinels(**SAFE), killed=True)
+    await fail_over(make_fleet, start_sentinels(**SAFE), killed=True)
 
 
-async def fail_over(farm: MakeFarm, servers: RedisSentinels, *, killed: bool) -> None:
+async def fail_over(make_fleet: MakeFleet, servers: RedisSentinels, *, killed: bool) -> None:
     """Have a replica take the place of a master under work that replicas confirm."""
-    ordeal = Ordeal(farm(url=f"{servers.url}?durability=replicated", lease="4s", sweep="1s"))
-    await ordeal.begin()
-    async with ordeal.producing():
+    scenario = OutageScenario(make_fleet(url=f"{servers.url}?durability=replicated", lease="4s", sweep="1s"))
+    await scenario.begin()
+    async with scenario.producing():
         await asyncio.to_thread(servers.lose if killed else servers.fail_over)
-        await resumed(ordeal)
-    await ordeal.finish()
-    await ordeal.judge()
+        await resumed(scenario)
+    await scenario.finish()
+    await scenario.check()
 
 
 # --- what runs meanwhile ---------------------------------------------------------------------------
@@ -324,21 +334,21 @@ async def freeze(server: RedisServer, seconds: float) -> None:
     ids=["a quarter of it", "60 s"],
 )
 async def test_runs_that_continue_are_not_repeated_after_a_three_lease_freeze(
-    farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], seconds: float, nap: float
+    make_fleet: MakeFleet, start_redis: StartRedis, timing: dict[str, str], seconds: float, nap: float
 ) -> None:
     server = start_redis()
-    here = farm(url=server.url, **timing)
-    ordeal = Ordeal(here, seconds=nap)
-    await ordeal.produce(8)
+    here = make_fleet(url=server.url, **timing)
+    scenario = OutageScenario(here, seconds=nap)
+    await scenario.produce(8)
     # Some runs end while nobody answers, some go on beyond it.
-    ordeal.seconds = seconds + nap
-    await ordeal.begin(jobs=8, concurrency=8)
-    await ordeal.began(16)
+    scenario.seconds = seconds + nap
+    await scenario.begin(jobs=8, concurrency=8)
+    await scenario.began(16)
     await freeze(server, seconds)
-    await ordeal.finish()
-    await ordeal.judge(stalls=False)
-    assert {line.run for line in ordeal.starts()} == {1}
-    assert len(ordeal.starts()) == 16
+    await scenario.finish()
+    await scenario.check(stalls=False)
+    assert {line.run for line in scenario.starts()} == {1}
+    assert len(scenario.starts()) == 16
 
 
 @pytest.mark.parametrize(
@@ -350,20 +360,20 @@ async def test_runs_that_continue_are_not_repeated_after_a_three_lease_freeze(
     ids=["a quarter of it", "60 s"],
 )
 async def test_runs_that_stop_end_before_their_lease_and_are_released(
-    farm: MakeFarm, start_redis: StartRedis, timing: dict[str, str], lease: float, seconds: float
+    make_fleet: MakeFleet, start_redis: StartRedis, timing: dict[str, str], lease: float, seconds: float
 ) -> None:
     server = start_redis()
-    here = farm(url=server.url, **timing)
-    ordeal = Ordeal(here, task="careful", seconds=2 * lease)
-    await ordeal.begin(jobs=8)
+    here = make_fleet(url=server.url, **timing)
+    scenario = OutageScenario(here, task="careful", seconds=2 * lease)
+    await scenario.begin(jobs=8)
     await asyncio.sleep(0.5)
     frozen_at = here.storage_now()
     await freeze(server, seconds)
     thawed_at = here.storage_now()
-    await ordeal.finish()
-    await ordeal.judge(stalls=False)
+    await scenario.finish()
+    await scenario.check(stalls=False)
     stopped = [line for line in here.lines() if line.what == "stop"]
-    assert {line.id for line in stopped} == {ref.id for ref in ordeal.acknowledged}
+    assert {line.id for line in stopped} == {ref.id for ref in scenario.acknowledged}
     # The last renewal was before the freeze; what a busy machine adds comes out of the margin.
     after = [(line.at - frozen_at) / SECOND for line in stopped]
     assert min(after) > 0, after
@@ -373,8 +383,8 @@ async def test_runs_that_stop_end_before_their_lease_and_are_released(
     assert handed_back == {(line.id, 1) for line in stopped}
     # The call that told so may have been made after all, with a claim in it; nobody ran what that brought.
     assert {event.reason for event in released} <= {"unreachable", "prefetch"}
-    for detail in await here.details(ordeal.acknowledged):
+    for detail in await here.details(scenario.acknowledged):
         assert (detail.job.failures, detail.job.stalls) == (0, 0)
-        again = [line for line in ordeal.starts() if line.id == detail.job.id and line.run > 1]
+        again = [line for line in scenario.starts() if line.id == detail.job.id and line.run > 1]
         assert len(again) == 1
         assert again[0].at > thawed_at

@@ -15,7 +15,7 @@ from tenure.events import follow
 from tenure.storage.protocol import EVENTS_END, CancelJob
 from tenure_testing.proxy import ProxiedConnection, Proxy
 from tests.servers import RedisServer, subscribed
-from tests.system.farm import Farm, timing_of
+from tests.system.worker_fleet import WorkerFleet, timing_of
 
 pytestmark = pytest.mark.system
 
@@ -31,9 +31,9 @@ LONG = 60.0
 
 
 @pytest.fixture
-async def here(farm: Callable[..., Farm], redis_server: RedisServer) -> Farm:
-    """A farm with one worker at work."""
-    here = farm(url=redis_server.url, **USUAL)
+async def here(make_fleet: Callable[..., WorkerFleet], redis_server: RedisServer) -> WorkerFleet:
+    """A fleet with one busy worker."""
+    here = make_fleet(url=redis_server.url, **USUAL)
     worker = here.alone("-c", "10")
 
     async def at_work() -> bool:
@@ -46,9 +46,9 @@ async def here(farm: Callable[..., Farm], redis_server: RedisServer) -> Farm:
 class Waiter:
     """Another process, as far as the worker knows: it enqueues the crew's naps and waits for them."""
 
-    def __init__(self, farm: Farm, url: str = "") -> None:
-        self._farm = farm
-        self.app = Tenure(url or farm.url, timing=timing_of(farm.env))
+    def __init__(self, fleet: WorkerFleet, url: str = "") -> None:
+        self._fleet = fleet
+        self.app = Tenure(url or fleet.url, timing=timing_of(fleet.env))
 
         @self.app.task(name="crew.nap")
         async def nap(seconds: float) -> str:
@@ -59,30 +59,30 @@ class Waiter:
     async def late(self, job: Job[str]) -> int:
         """Wait for a result; return how many microseconds after its handler's end it came."""
         assert await job.result(timeout="30s") == "rested"
-        came_at = self._farm.storage_now()
-        [end] = [line.at for line in self._farm.lines() if line.what == "end" and line.id == job.id]
+        came_at = self._fleet.storage_now()
+        [end] = [line.at for line in self._fleet.lines() if line.what == "end" and line.id == job.id]
         return came_at - end
 
 
 @contextlib.asynccontextmanager
-async def waiter(farm: Farm, url: str = "") -> AsyncGenerator[Waiter]:
-    one = Waiter(farm, url)
+async def waiter(fleet: WorkerFleet, url: str = "") -> AsyncGenerator[Waiter]:
+    one = Waiter(fleet, url)
     try:
         yield one
     finally:
         await one.app.storage.close()
 
 
-async def running(farm: Farm, refs: list[Ref]) -> None:
+async def running(fleet: WorkerFleet, refs: list[Ref]) -> None:
     """Wait until all of these jobs run."""
 
     async def all_run() -> bool:
-        return {ref.id for ref in refs} <= {line.id for line in farm.lines() if line.what == "start"}
+        return {ref.id for ref in refs} <= {line.id for line in fleet.lines() if line.what == "start"}
 
-    await farm.until(all_run, within=10)
+    await fleet.until(all_run, within=10)
 
 
-async def test_a_job_starts_and_its_result_arrives_by_push(here: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_starts_and_its_result_arrives_by_push(here: WorkerFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "POLL", LONG)
     async with waiter(here) as one:
         # One after the other: each finds a worker and a waiter that have nothing else to wake them.
@@ -94,7 +94,9 @@ async def test_a_job_starts_and_its_result_arrives_by_push(here: Farm, monkeypat
             assert start - enqueued_at < SOON
 
 
-async def test_events_arrive_by_push(here: Farm, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_arrive_by_push(
+    here: WorkerFleet, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(follow, "POLL", LONG)
     async with waiter(here) as one, contextlib.aclosing(follow.follow(one.app.storage, EVENTS_END)) as events:
         story = asyncio.ensure_future(anext(aiter(events)))
@@ -116,7 +118,7 @@ async def test_events_arrive_by_push(here: Farm, redis_server: RedisServer, monk
         await asyncio.gather(story, return_exceptions=True)
 
 
-async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Farm) -> None:
+async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: WorkerFleet) -> None:
     async with waiter(here) as one:
         jobs = await one.app.enqueue_many(one.nap.call(60.0) for _ in range(6))
         await running(here, [job.ref for job in jobs])
@@ -134,7 +136,7 @@ async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Far
 
 
 async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
-    here: Farm, redis_server: RedisServer
+    here: WorkerFleet, redis_server: RedisServer
 ) -> None:
     async with waiter(here) as one:
         jobs = await one.app.enqueue_many(one.nap.call(2.0) for _ in range(5))
@@ -148,7 +150,9 @@ async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
         assert max(late) < handle.POLL * SECOND + SOON, late
 
 
-async def test_a_subscription_that_has_fallen_silent_costs_one_look(here: Farm, redis_server: RedisServer) -> None:
+async def test_a_subscription_that_has_fallen_silent_costs_one_look(
+    here: WorkerFleet, redis_server: RedisServer
+) -> None:
     with Proxy(redis_server.port) as proxy:
         async with waiter(here, f"redis://{proxy.address}/0") as one:
             jobs = await one.app.enqueue_many(one.nap.call(3.0) for _ in range(5))
@@ -160,7 +164,7 @@ async def test_a_subscription_that_has_fallen_silent_costs_one_look(here: Farm, 
             assert max(late) < handle.POLL * SECOND + SOON, late
 
 
-async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> ProxiedConnection:
+async def listening(fleet: WorkerFleet, server: RedisServer, proxy: Proxy) -> ProxiedConnection:
     """Return the line by which somebody behind a proxy listens, once there is one."""
     found: list[ProxiedConnection] = []
 
@@ -169,5 +173,5 @@ async def listening(farm: Farm, server: RedisServer, proxy: Proxy) -> ProxiedCon
         found[:] = [line for line in list(proxy.lines) if line.port in ports]
         return len(found) == 1
 
-    await farm.until(subscription, within=10)
+    await fleet.until(subscription, within=10)
     return found[0]

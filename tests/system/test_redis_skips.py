@@ -12,7 +12,7 @@ from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = [pytest.mark.system, pytest.mark.cluster]
 
@@ -22,7 +22,7 @@ SLACK = timedelta(milliseconds=500)
 """Added to each bound, because the test shares two cores with others."""
 
 
-async def leader_of_skipped(here: Farm, queue: str) -> int | None:
+async def leader_of_skipped(here: WorkerFleet, queue: str) -> int | None:
     """Return the leader of a queue's partition if it is skipped: then its term is longer than usual."""
     storage = here.storage
     assert isinstance(storage, RedisStorage)
@@ -37,9 +37,9 @@ async def leader_of_skipped(here: Farm, queue: str) -> int | None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("leads", ["the killed one", "the other one"])
 async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
-    farm: Callable[..., Farm], cluster_url: str, leads: str
+    make_fleet: Callable[..., WorkerFleet], cluster_url: str, leads: str
 ) -> None:
-    here = farm(url=cluster_url, **SETTINGS)
+    here = make_fleet(url=cluster_url, **SETTINGS)
 
     async with Tenure(cluster_url) as app:
         await app.queue("default").record(JobSuspected)
@@ -60,7 +60,7 @@ async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
     here.enqueue("quick", 1)
     await here.until(is_skipped, within=20)
     second = here.alone("-q", queues[1])
-    victim, witness = (first, second) if leads == "the killed one" else (second, first)
+    victim, survivor = (first, second) if leads == "the killed one" else (second, first)
 
     async def both() -> bool:
         return len(await here.pids()) == 2
@@ -97,7 +97,7 @@ async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
     # The grace, or, where the machine let nobody sweep for a while, two beats: a live holder would have been as late.
     grace = TIMING.grace if waited < TIMING.lease / 2 else TIMING.lease / 2
     assert grace <= waited <= grace + TIMING.sweep + SLACK
-    assert witness.poll() is None
+    assert survivor.poll() is None
 
     here.worker("-q", "default")
 
@@ -109,9 +109,9 @@ async def test_a_worker_killed_in_a_skipped_partition_is_detected_in_time(
 
 @pytest.mark.timeout(120)
 async def test_due_jobs_of_a_skipped_partition_start_in_time_under_one_leader(
-    farm: Callable[..., Farm], cluster_url: str
+    make_fleet: Callable[..., WorkerFleet], cluster_url: str
 ) -> None:
-    here = farm(url=cluster_url, **SETTINGS)
+    here = make_fleet(url=cluster_url, **SETTINGS)
     workers = [here.worker("-q", "default"), here.worker("-q", "default")]
     app = Tenure(cluster_url, timing=TIMING)
 

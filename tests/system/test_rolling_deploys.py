@@ -6,7 +6,7 @@ import pytest
 
 from tenure import ScheduleMissed, ScheduleSkipped
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
@@ -15,12 +15,12 @@ TICKS = 5
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def there(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
-    """Return a farm on each storage."""
-    return farm(lease="8s", **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+def there(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
+    """Return a worker fleet on each storage."""
+    return make_fleet(lease="8s", **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
 
 
-async def test_a_new_tasks_jobs_run_on_the_new_worker_and_no_tick_is_lost(there: Farm) -> None:
+async def test_a_new_tasks_jobs_run_on_the_new_worker_and_no_tick_is_lost(there: WorkerFleet) -> None:
     old = [there.alone("--concurrency", "4") for _ in range(3)]
 
     async def all_here() -> bool:

@@ -9,19 +9,19 @@ import pytest
 from tenure.core.events import JobReleased, WorkerStopping
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, by_job
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 
 @pytest.fixture
-def here(farm: MakeFarm) -> Farm:
-    return farm(lease="8s", max_count="0", deaf="1", nofile="160")
+def here(make_fleet: MakeFleet) -> WorkerFleet:
+    return make_fleet(lease="8s", max_count="0", deaf="1", nofile="160")
 
 
-async def over(here: Farm, refs: list[Ref], *, within: float = 30) -> list[JobDetail]:
+async def over(here: WorkerFleet, refs: list[Ref], *, within: float = 30) -> list[JobDetail]:
     async def ended() -> bool:
         return all(one.job.finished is not None for one in await here.details(refs))
 
@@ -29,15 +29,15 @@ async def over(here: Farm, refs: list[Ref], *, within: float = 30) -> list[JobDe
     return await here.details(refs)
 
 
-async def recycled(here: Farm) -> int:
+async def recycled(here: WorkerFleet) -> int:
     return len([one for one in await here.events() if isinstance(one, WorkerStopping) and one.reason == "recycled"])
 
 
-def pids(here: Farm, ref: Ref) -> list[int]:
+def pids(here: WorkerFleet, ref: Ref) -> list[int]:
     return [line.pid for line in by_job(here.lines())[ref.id] if line.what == "start"]
 
 
-async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: Farm) -> None:
+async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: WorkerFleet) -> None:
     here.worker("-c", "2")
     (leak,) = here.enqueue("leak_descriptors", 20, "-free")
     await over(here, [leak])
@@ -52,7 +52,7 @@ async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: F
     assert not {pids(here, ref)[0] for ref in after} & set(pids(here, leak))
 
 
-async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Farm) -> None:
+async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: WorkerFleet) -> None:
     here.worker("-c", "2", "--drain", "1s", "--prefetch", "0")
     (long,) = here.enqueue("until_told", "-go")
 
@@ -70,7 +70,7 @@ async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Farm
             return here.log().count("must be recycled") == worn
 
         await here.until(replaced, within=20)
-    Path(f"{here.diary}-go").touch()  # noqa: ASYNC240 - nothing else runs here
+    Path(f"{here.handler_log}-go").touch()  # noqa: ASYNC240 - nothing else runs here
     details = await over(here, [long, *leaks])
 
     assert {(one.job.state, one.job.releases, len(one.runs)) for one in details} == {(State.COMPLETED, 0, 1)}
@@ -78,7 +78,7 @@ async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Farm
     assert len({pids(here, ref)[0] for ref in leaks}) == 3
 
 
-async def test_a_run_without_a_descriptor_is_released_once_and_runs_elsewhere(here: Farm) -> None:
+async def test_a_run_without_a_descriptor_is_released_once_and_runs_elsewhere(here: WorkerFleet) -> None:
     here.worker("-c", "2")
     once, always = *here.enqueue("exhaust", 1), *here.enqueue("exhaust", 9)
     innocent, hopeless = await over(here, [once, always])
@@ -94,7 +94,7 @@ async def test_a_run_without_a_descriptor_is_released_once_and_runs_elsewhere(he
     assert await recycled(here) >= 1
 
 
-async def test_a_run_that_cannot_start_a_thread_runs_again_in_a_new_process(here: Farm) -> None:
+async def test_a_run_that_cannot_start_a_thread_runs_again_in_a_new_process(here: WorkerFleet) -> None:
     here.worker("-c", "2")
     (ref,) = here.enqueue("exhaust_threads")
     (detail,) = await over(here, [ref])
@@ -107,7 +107,7 @@ async def test_a_run_that_cannot_start_a_thread_runs_again_in_a_new_process(here
     assert await recycled(here) == 1
 
 
-async def test_an_isolated_process_without_descriptors_is_replaced_alone(here: Farm) -> None:
+async def test_an_isolated_process_without_descriptors_is_replaced_alone(here: WorkerFleet) -> None:
     here.worker("-c", "2")
     (ref,) = here.enqueue("exhaust_apart")
     (detail,) = await over(here, [ref])
@@ -119,7 +119,7 @@ async def test_an_isolated_process_without_descriptors_is_replaced_alone(here: F
 
 
 async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
-    here: Farm,
+    here: WorkerFleet,
 ) -> None:
     here.alone("-c", "2")
     (ref,) = here.enqueue("leak_descriptors", 20, "-free")
@@ -133,7 +133,7 @@ async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
     await here.until(told, within=20)
     found = here.run("doctor", "--url", here.url)
     (held,) = await here.details(waiting)
-    Path(f"{here.diary}-free").touch()  # noqa: ASYNC240 - nothing else runs here
+    Path(f"{here.handler_log}-free").touch()  # noqa: ASYNC240 - nothing else runs here
     (ran,) = await over(here, waiting)
 
     assert held.job.state is State.WAITING
@@ -142,7 +142,7 @@ async def test_an_unsupervised_worker_without_descriptors_claims_nothing(
     assert pids(here, waiting[0]) == pids(here, ref)
 
 
-async def test_an_unsupervised_burst_short_of_descriptors_fails_with_the_reason(here: Farm) -> None:
+async def test_an_unsupervised_burst_short_of_descriptors_fails_with_the_reason(here: WorkerFleet) -> None:
     (leak,) = here.enqueue("leak_descriptors", 20, "-free")
     naps = here.enqueue("nap", 0.5, times=20)
     burst = here.alone("-c", "1", "--burst")

@@ -15,11 +15,11 @@ import pytest
 from tenure.core.events import JobReleased, JobStalled, WorkerDied
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, by_job, pending
+from tests.system.worker_fleet import WorkerFleet, by_job, pending
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 SUPERVISE = """
 import sys
@@ -54,7 +54,7 @@ def born(record: Path) -> list[int]:
     return [int(line) for line in record.read_text().split()] if record.exists() else []
 
 
-async def workers(here: Farm, many: int, *, without: int = 0) -> None:
+async def workers(here: WorkerFleet, many: int, *, without: int = 0) -> None:
     """Wait until so many workers are there, and that one is not."""
 
     async def there() -> bool:
@@ -64,8 +64,8 @@ async def workers(here: Farm, many: int, *, without: int = 0) -> None:
     await here.until(there, within=20)
 
 
-async def test_a_child_that_someone_else_stops_is_replaced(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_child_that_someone_else_stops_is_replaced(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     supervisor = here.worker("--processes", "2", "-c", "1")
     await workers(here, 2)
     stopped = (await here.pids())[0]
@@ -79,8 +79,10 @@ async def test_a_child_that_someone_else_stops_is_replaced(farm: MakeFarm) -> No
 
 
 @pytest.mark.parametrize("options", [(), ("--burst",)])
-async def test_a_child_that_a_handler_ends_without_a_word_has_died(farm: MakeFarm, options: tuple[str, ...]) -> None:
-    here = farm(max_count="1")
+async def test_a_child_that_a_handler_ends_without_a_word_has_died(
+    make_fleet: MakeFleet, options: tuple[str, ...]
+) -> None:
+    here = make_fleet(max_count="1")
     (poison,) = here.enqueue("vanish")
     good = here.enqueue("quick", 1, times=20)
     supervisor = here.worker("--processes", "2", "-c", "1", *options)
@@ -99,8 +101,8 @@ async def test_a_child_that_a_handler_ends_without_a_word_has_died(farm: MakeFar
         await workers(here, 2)
 
 
-async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(farm: MakeFarm) -> None:
-    here = farm(lease="8s", grace="2s", sweep="1s")
+async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="8s", grace="2s", sweep="1s")
     here.worker("-c", "2", "--max-jobs", "2")
 
     async def done(refs: list[Ref]) -> None:
@@ -116,9 +118,9 @@ async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(farm: Make
         await done(short := here.enqueue("nap", 0))
         short_ones += short
     last = here.enqueue("nap", 0)
-    here.diary.with_name("diaryfirst").touch()
+    here.handler_log.with_name("handler-logfirst").touch()
     await done(last)
-    here.diary.with_name("diarysecond").touch()
+    here.handler_log.with_name("handler-logsecond").touch()
     await done(long_ones)
     lines = by_job(here.lines())
     began, ended = (
@@ -132,16 +134,16 @@ async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(farm: Make
     assert not [event for event in await here.events() if isinstance(event, JobStalled | JobReleased | WorkerDied)]
 
 
-async def test_a_burst_ends_when_there_is_nothing_left(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_burst_ends_when_there_is_nothing_left(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     refs = here.enqueue("quick", 1, times=20)
 
     assert here.worker("--processes", "2", "--burst").wait(30) == 0
     assert await here.count(State.COMPLETED) == len(refs)
 
 
-async def test_a_death_is_detected_with_an_inherited_ignored_sigchld(farm: MakeFarm) -> None:
-    here = farm(max_count="0")
+async def test_a_death_is_detected_with_an_inherited_ignored_sigchld(make_fleet: MakeFleet) -> None:
+    here = make_fleet(max_count="0")
     (poison,) = here.enqueue("vanish")
     (good,) = here.enqueue("quick", 1)
     # What is ignored stays so in whatever is started.
@@ -159,8 +161,8 @@ async def test_a_death_is_detected_with_an_inherited_ignored_sigchld(farm: MakeF
     assert [event.status for event in await here.events() if isinstance(event, WorkerDied)] == [0]
 
 
-async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_child_that_cannot_be_started_is_tried_again(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     record, command, draft = here.folder / "born", here.folder / "command", here.folder / "draft"
     supervisor = here.process("-c", SUPERVISE, str(command))
     await here.said("cannot run a worker process, retrying")
@@ -180,8 +182,8 @@ async def test_a_child_that_cannot_be_started_is_tried_again(farm: MakeFarm) -> 
 @pytest.mark.parametrize(
     "hello", ["good morning", '{"say": "hello", "url": 7}', '{"say": "hello", "url": "gopher://nowhere"}']
 )
-async def test_a_child_that_says_nonsense_harms_no_other(farm: MakeFarm, hello: str) -> None:
-    here = farm()
+async def test_a_child_that_says_nonsense_harms_no_other(make_fleet: MakeFleet, hello: str) -> None:
+    here = make_fleet()
     record = here.folder / "born"
     program = here.folder / "child.py"
     program.write_text(CHILD)
@@ -204,7 +206,7 @@ async def test_a_child_that_says_nonsense_harms_no_other(farm: MakeFarm, hello: 
     assert supervisor.wait(10) == 0
 
 
-async def tell(here: Farm, pids: Sequence[int]) -> None:
+async def tell(here: WorkerFleet, pids: Sequence[int]) -> None:
     """Send SIGTERM to all of them, as systemd's `KillMode=control-group` does, and wait until each has arrived."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -216,7 +218,7 @@ async def tell(here: Farm, pids: Sequence[int]) -> None:
     await here.until(arrived, within=10)
 
 
-async def at_work(here: Farm, workers: int, jobs: int) -> list[int]:
+async def at_work(here: WorkerFleet, workers: int, jobs: int) -> list[int]:
     """Wait until so many workers are there, and so many handlers have begun; return the workers' pids.
 
     A claimed job whose handler has not begun would be handed back by a stop, instead of drained.
@@ -230,8 +232,8 @@ async def at_work(here: Farm, workers: int, jobs: int) -> list[int]:
 
 
 @pytest.mark.statement(94)
-async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(farm: MakeFarm) -> None:
-    here = farm(lease="20s")
+async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(make_fleet: MakeFleet) -> None:
+    here = make_fleet(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "25s")
     # On a busy machine the second one comes when the first one's job would be over.
     await workers(here, 2)
@@ -249,8 +251,10 @@ async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(farm: Mak
 
 @pytest.mark.statement(98)
 @pytest.mark.parametrize("told", ["the supervisor", "all of them"])
-async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(farm: MakeFarm, told: str) -> None:
-    here = farm(lease="20s")
+async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(
+    make_fleet: MakeFleet, told: str
+) -> None:
+    here = make_fleet(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
     refs = here.enqueue("nap", 60, times=2)
     children = await at_work(here, 2, 2)
@@ -268,10 +272,10 @@ async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(
 
 
 async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged(
-    farm: MakeFarm,
+    make_fleet: MakeFleet,
 ) -> None:
     # By the default one more death would be the end of its jobs.
-    here = farm(lease="20s", max_count="1")
+    here = make_fleet(lease="20s", max_count="1")
     supervisor = here.worker("-c", "3", "--drain", "60s")
     beside = here.enqueue("nap", 60, times=2)
     await at_work(here, 1, 2)
@@ -296,8 +300,8 @@ async def test_a_child_that_ignores_two_sigterms_is_killed_and_no_job_is_charged
 
 @pytest.mark.fault("W-B13")
 @pytest.mark.parametrize("how", [("--no-supervisor",), ("--processes", "2")], ids=["alone", "two"])
-async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(farm: MakeFarm, how: tuple[str, ...]) -> None:
-    here = farm(lease="20s")
+async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(make_fleet: MakeFleet, how: tuple[str, ...]) -> None:
+    here = make_fleet(lease="20s")
     worker, many = here.worker(*how, "-c", "1", "--drain", "2s"), len(how)
     (ref,) = here.enqueue("nap", 60)
     await at_work(here, many, 1)
@@ -323,8 +327,8 @@ async def test_a_storage_that_is_locked_does_not_hold_up_a_stop(farm: MakeFarm, 
     await here.until(taken_back, within=20)
 
 
-async def test_a_death_is_seen_though_a_fork_holds_the_line_open(farm: MakeFarm) -> None:
-    here = farm()
+async def test_a_death_is_seen_though_a_fork_holds_the_line_open(make_fleet: MakeFleet) -> None:
+    here = make_fleet()
     here.worker("--processes", "2", target="forker:app")
     await workers(here, 2)
 

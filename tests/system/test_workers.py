@@ -9,7 +9,7 @@ import pytest
 
 from tenure.core.lifecycle import State
 from tenure.storage.protocol import Survey, WorkerSurvey
-from tests.system.farm import Farm
+from tests.system.worker_fleet import WorkerFleet
 
 pytestmark = pytest.mark.system
 
@@ -18,19 +18,19 @@ QUICK = {"lease": "1s", "sweep": "200ms", "grace": "400ms"}
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def there(request: pytest.FixtureRequest, farm: Callable[..., Farm]) -> Farm:
-    """Return a farm on each storage."""
-    return farm(**QUICK, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
+def there(request: pytest.FixtureRequest, make_fleet: Callable[..., WorkerFleet]) -> WorkerFleet:
+    """Return a worker fleet on each storage."""
+    return make_fleet(**QUICK, **({"url": request.getfixturevalue("redis_url")} if request.param == "redis" else {}))
 
 
-def told(there: Farm, *words: str) -> Any:
+def told(there: WorkerFleet, *words: str) -> Any:
     """Return what `tenure workers` says in JSON."""
     done = there.run("workers", *words, "-o", "json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-async def comes(there: Farm, holds: Callable[[Survey], bool], *, within: float = 20) -> tuple[WorkerSurvey, ...]:
+async def comes(there: WorkerFleet, holds: Callable[[Survey], bool], *, within: float = 20) -> tuple[WorkerSurvey, ...]:
     """Wait until a survey shows something; return the workers."""
 
     async def shown() -> bool:
@@ -40,7 +40,7 @@ async def comes(there: Farm, holds: Callable[[Survey], bool], *, within: float =
     return (await there.survey()).workers
 
 
-async def ends(there: Farm, process: "subprocess.Popen[bytes]") -> int:
+async def ends(there: WorkerFleet, process: "subprocess.Popen[bytes]") -> int:
     """Wait until a process has ended by itself; return its status."""
 
     async def ended() -> bool:
@@ -50,7 +50,7 @@ async def ends(there: Farm, process: "subprocess.Popen[bytes]") -> int:
     return process.returncode
 
 
-async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there: Farm) -> None:
+async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there: WorkerFleet) -> None:
     process = there.alone("--drain", "0")
     resting = [ref for task in ("nap", "blocking", "secluded") for ref in there.enqueue(task, 60)]
 
@@ -76,7 +76,7 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
     assert crew["memory"] > 10_000_000
 
 
-async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: Farm) -> None:
+async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: WorkerFleet) -> None:
     process = there.alone("--drain", "20s")
     [running] = there.enqueue("nap", 6)
     [worker] = await comes(there, lambda survey: any(one.active for one in survey.workers))
@@ -102,7 +102,7 @@ async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: Farm) -> None:
     assert (await there.survey()).workers == ()
 
 
-async def test_a_supervised_worker_that_is_ordered_to_stop_is_not_replaced(there: Farm) -> None:
+async def test_a_supervised_worker_that_is_ordered_to_stop_is_not_replaced(there: WorkerFleet) -> None:
     supervisor = there.worker("--processes", "2", "--drain", "1s")
     first, second = await comes(there, lambda survey: len(survey.workers) == 2, within=30)
 

@@ -7,21 +7,21 @@ import pytest
 from tenure.core.events import JobFailed, JobStalled
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
-from tests.system.farm import Farm, by_job
+from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
 
-MakeFarm = Callable[..., Farm]
+MakeFleet = Callable[..., WorkerFleet]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def here(request: pytest.FixtureRequest, farm: MakeFarm) -> Farm:
-    """Return a farm on each storage; a job fails at its second stall."""
+def here(request: pytest.FixtureRequest, make_fleet: MakeFleet) -> WorkerFleet:
+    """Return a worker fleet on each storage; a job fails at its second stall."""
     url = "" if request.param == "sqlite" else str(request.getfixturevalue("redis_url"))
-    return farm(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", deaf="1")
+    return make_fleet(url=url, lease="4s", sweep="400ms", grace="600ms", max_count="1", deaf="1")
 
 
-async def wrecked(here: Farm, how: str, *options: str, again: bool = False) -> tuple[Ref, list[Ref]]:
+async def wrecked(here: WorkerFleet, how: str, *options: str, again: bool = False) -> tuple[Ref, list[Ref]]:
     """Let six neighbours run until the one that wrecks their loop has done so, and wait until all are over."""
     here.worker("--processes", "1", "-c", "7", "--drain", "10s", *options)
     neighbours = here.enqueue("until_told", ".go", times=6)
@@ -30,26 +30,26 @@ async def wrecked(here: Farm, how: str, *options: str, again: bool = False) -> t
         return len(by_job(here.lines())) == 6
 
     await here.until(begun, within=30)
-    (culprit,) = here.enqueue("wrecks_again") if again else here.enqueue("wrecks", how)
+    (wrecking_job,) = here.enqueue("wrecks_again") if again else here.enqueue("wrecks", how)
 
     async def done() -> bool:
         told = [event for event in await here.events() if isinstance(event, JobFailed | JobStalled)]
-        return any(event.id == culprit.id for event in told)
+        return any(event.id == wrecking_job.id for event in told)
 
     async def over() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 7
 
     await here.until(done, within=60)
-    here.folder.joinpath("diary.go").touch()
+    here.folder.joinpath("handler-log.go").touch()
     await here.until(over, within=60)
-    return culprit, neighbours
+    return wrecking_job, neighbours
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("how", ["cancel", "cancel from a thread", "cancel, and return"])
-async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: Farm, how: str, loop: str) -> None:
-    culprit, neighbours = await wrecked(here, how, "--loop", loop)
-    (failed,) = await here.details([culprit])
+async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: WorkerFleet, how: str, loop: str) -> None:
+    wrecking_job, neighbours = await wrecked(here, how, "--loop", loop)
+    (failed,) = await here.details([wrecking_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason, failed.job.stalls) == (State.FAILED, "exhausted", 0)
@@ -61,18 +61,18 @@ async def test_a_handler_that_cancels_every_task_fails_only_its_own_job(here: Fa
     assert {detail.runs[0].reason for detail in others} == {"worker_failed"}
 
 
-async def test_a_handler_that_cancels_every_task_is_tried_again_alone(here: Farm) -> None:
-    culprit, neighbours = await wrecked(here, "cancel", again=True)
-    (failed,) = await here.details([culprit])
+async def test_a_handler_that_cancels_every_task_is_tried_again_alone(here: WorkerFleet) -> None:
+    wrecking_job, neighbours = await wrecked(here, "cancel", again=True)
+    (failed,) = await here.details([wrecking_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason, failed.job.failures) == (State.FAILED, "exhausted", 3)
     assert {(detail.job.state, len(detail.runs), detail.job.releases) for detail in others} == {(State.COMPLETED, 2, 1)}
 
 
-async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here: Farm) -> None:
-    culprit, neighbours = await wrecked(here, "stop")
-    (failed,) = await here.details([culprit])
+async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here: WorkerFleet) -> None:
+    wrecking_job, neighbours = await wrecked(here, "stop")
+    (failed,) = await here.details([wrecking_job])
     others = await here.details(neighbours)
 
     assert (failed.job.state, failed.job.reason) == (State.FAILED, "exhausted")
@@ -82,9 +82,9 @@ async def test_a_handler_that_stops_the_loop_fails_and_nothing_else_happens(here
 
 
 @pytest.mark.parametrize("how", ["cancel unknown", "stop unknown", "exit"])
-async def test_each_run_of_a_wrecked_loop_stalls_once_without_a_known_cause(here: Farm, how: str) -> None:
-    culprit, neighbours = await wrecked(here, how)
-    (failed,) = await here.details([culprit])
+async def test_each_run_of_a_wrecked_loop_stalls_once_without_a_known_cause(here: WorkerFleet, how: str) -> None:
+    wrecking_job, neighbours = await wrecked(here, how)
+    (failed,) = await here.details([wrecking_job])
     others = await here.details(neighbours)
 
     assert failed.job.state is State.FAILED

@@ -33,7 +33,7 @@ def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize("way", ["loop", "thread"])
 async def test_a_hostile_exception_in_a_process_fails_its_job_and_no_other(mod: Any, way: str, place: str) -> None:
     async with mod.apart as app, app.worker(concurrency=2):
-        ended = await mod.ordeal(app, way, place, within=45)
+        ended = await mod.run_hostile_jobs(app, way, place, within=45)
         events = (await app.storage.events(limit=10_000)).events
 
     assert ended == mod.expected(place)

@@ -506,13 +506,13 @@ async def test_a_quarantined_job_of_a_supervised_worker_gets_its_own_process(mod
     async with mod.app:
         job = await mod.by_default.enqueue()
         # Its last worker died with it.
-        dead, undertaker = Owner("dead"), Owner("undertaker")
+        dead, reaper = Owner("dead"), Owner("reaper")
         answer = await mod.app.storage.exchange(dead, [], ClaimRequest(("default",), 1))
-        (taken,) = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
+        (taken,) = (await mod.app.storage.reclaim(dead.id, reaper)).stalled
         outcome = Stalled("process_died", 0, dead.id)
         lenient = structs.replace(taken.lease.job, stall=StallTerms(max_stalls=1))
         asked = settlement(Lease(lenient), outcome, Random(1))
-        await mod.app.storage.exchange(undertaker, [asked])
+        await mod.app.storage.exchange(reaper, [asked])
         async with mod.app.worker(owner_id="supervised" if supervised else None):
             pid = await job.result(timeout=30)
 
@@ -523,12 +523,12 @@ async def test_a_quarantined_job_of_a_supervised_worker_gets_its_own_process(mod
 async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind(mod: Any) -> None:
     async with mod.app:
         jobs = [await mod.dozing.enqueue(0.5) for _ in range(9)]
-        dead, undertaker = Owner("dead"), Owner("undertaker")
+        dead, reaper = Owner("dead"), Owner("reaper")
         await mod.app.storage.exchange(dead, [], ClaimRequest(("default",), len(jobs)))
-        taken = (await mod.app.storage.reclaim(dead.id, undertaker)).stalled
+        taken = (await mod.app.storage.reclaim(dead.id, reaper)).stalled
         lenient = [structs.replace(one.lease.job, stall=StallTerms(max_stalls=1)) for one in taken]
         asked = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]
-        await mod.app.storage.exchange(undertaker, asked)
+        await mod.app.storage.exchange(reaper, asked)
         async with mod.app.worker(owner_id="supervised", concurrency=len(jobs)):
             spans = sorted([await job.result(timeout=60) for job in jobs])
             async with asyncio.timeout(10):

@@ -63,9 +63,9 @@ OUTCOMES: list[Outcome] = [
 @given(st.lists(st.integers(1, 500)))
 def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None:
     said = encode_frame(RunJob(JOB)) + encode_frame(RunJob(JOB))
-    ear, heard, at = order_reader(), list[object](), 0
+    reader, heard, at = order_reader(), list[object](), 0
     for cut in [*cuts, len(said)]:
-        heard += ear.feed(said[at : at + cut])
+        heard += reader.feed(said[at : at + cut])
         at += cut
 
     assert heard == [RunJob(JOB), RunJob(JOB)]
@@ -102,9 +102,9 @@ def test_an_invalid_message_is_refused(garbage: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_input_is_a_message_or_refused_or_incomplete(noise: bytes) -> None:
-    ear = answer_reader()
+    reader = answer_reader()
     try:
-        messages = ear.feed(noise)
+        messages = reader.feed(noise)
     except InvalidMessageError:
         return
 

@@ -113,9 +113,11 @@ def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
         ("m", "x" * dice.randrange(1_000), str(number)): (dice.random(),) * 13 for number in range(600)
     }
     messages = [encode_message(message) for message in metrics_messages(totals)]
-    ear = MessageReader()
+    reader = MessageReader()
     stream = b"".join(messages)
-    heard = [message for start in range(0, len(stream), 7_777) for message in ear.feed(stream[start : start + 7_777])]
+    heard = [
+        message for start in range(0, len(stream), 7_777) for message in reader.feed(stream[start : start + 7_777])
+    ]
 
     assert all(len(message) < LONGEST for message in messages)
     assert {

@@ -1,6 +1,6 @@
-"""What every key of a cell must hold, worked out anew from its records alone: read from outside, by plain commands.
+"""Checks of a Redis partition: computes what each key must hold from the job records, and reads with plain commands.
 
-parts/audit.lua holds records and indexes against each other from inside; nothing of it, or of any script, is used here.
+`parts/audit.lua` compares records and indexes within Redis. This module uses no code of it, nor of any other script.
 """
 
 from collections import Counter, defaultdict
@@ -31,8 +31,8 @@ ENDED = frozenset(map(str, TERMINAL))
 Sets = Mapping[str, dict[str, float]]
 
 
-class Books:
-    """All that lies in a cell, as it is."""
+class PartitionContents:
+    """The contents of a partition, read once."""
 
     def __init__(self, client: redis.Redis, base: str) -> None:
         self._client = client
@@ -41,12 +41,12 @@ class Books:
         self.jobs = {name: unfolded(self._string("job", name)) for name in self.names("job")}
         for ref, body in self.hash("beats").items():
             if ref in self.jobs and self.jobs[ref].get("beaten"):
-                # What beats have changed since the record was written.
+                # Beats store these fields apart from the record.
                 fields = unpack_from("<ddddd", body)
                 self.jobs[ref].update(zip(_BEATEN, (*fields[1:3], *(_or_none(at) for at in fields[3:])), strict=True))
 
     def names(self, kind: str) -> list[str]:
-        """Return what the keys of a kind are of."""
+        """Return the names of the keys of a kind."""
         return [name for found, name in self.keys if found == kind]
 
     def hash(self, kind: str, name: str = "") -> dict[str, bytes]:
@@ -60,12 +60,12 @@ class Books:
         return {member.decode(): float(score) for member, score in entries}
 
     def length(self, kind: str, name: str) -> int:
-        """Return how many a list holds."""
+        """Return the length of a list."""
         length: int = self._ask("LLEN", kind, name)
         return length
 
     def calls(self, ref: str) -> list[str]:
-        """Return the calls that a job has taken in."""
+        """Return the calls that were merged into a job."""
         return [call.decode() for call in self._ask("LRANGE", "calls", ref, 0, -1)]
 
     def events(self) -> list[tuple[str, dict[bytes, bytes]]]:
@@ -91,16 +91,16 @@ class Books:
         return command(self._client, verb, key, *rest)
 
 
-def troubles(client: redis.Redis, base: str) -> list[str]:
-    """Return all in which the keys of a cell contradict its records, or each other; nothing, if all is well."""
-    books = Books(client, base)
+def inconsistencies(client: redis.Redis, base: str) -> list[str]:
+    """Return each contradiction between the keys of a partition and its records, or among its keys."""
+    contents = PartitionContents(client, base)
     return [
-        *_of_indexes(books),
-        *_of_registers(books),
-        *_of_counters(books),
-        *_of_what_lies_beside(books),
-        *_of_calls(books),
-        *_of_the_log(books),
+        *_of_indexes(contents),
+        *_of_registers(contents),
+        *_of_counters(contents),
+        *_of_other_keys(contents),
+        *_of_calls(contents),
+        *_of_the_log(contents),
     ]
 
 
@@ -154,21 +154,21 @@ def _stands_of_unfinished(
         yield "aging", "", job["expires_at"], ref
 
 
-def _of_indexes(books: Books) -> Iterator[str]:
+def _of_indexes(contents: PartitionContents) -> Iterator[str]:
     wanted: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for ref, job in books.jobs.items():
+    for ref, job in contents.jobs.items():
         for kind, name, score, member in stands(ref, job):
             wanted[kind, name][member] = score
-    there = {(kind, name) for kind, name in books.keys if kind in INDEXES}
+    there = {(kind, name) for kind, name in contents.keys if kind in INDEXES}
     for kind, name in sorted(there | set(wanted)):
-        if (found := books.scores(kind, name)) != wanted[kind, name]:
+        if (found := contents.scores(kind, name)) != wanted[kind, name]:
             yield f"{kind}:{name!r} holds {found}, the records say {wanted[kind, name]}"
 
 
-def _of_registers(books: Books) -> Iterator[str]:
-    queues, dues = books.scores("queues"), books.scores("dues")
+def _of_registers(contents: PartitionContents) -> Iterator[str]:
+    queues, dues = contents.scores("queues"), contents.scores("dues")
     parked: set[str] = set()
-    for ref, job in books.jobs.items():
+    for ref, job in contents.jobs.items():
         queue = ref.split("\0")[0]
         if queue not in queues:
             yield f"{queue!r} is not among the queues"
@@ -176,45 +176,45 @@ def _of_registers(books: Books) -> Iterator[str]:
             yield f"{queue!r} is due too late for {ref!r}"
         if under := job.get("parked_under"):
             parked.add(f"{queue}\0{under}")
-            if under.startswith("rate:") and under not in books.scores("opening", queue):
+            if under.startswith("rate:") and under not in contents.scores("opening", queue):
                 yield f"nobody looks when {under!r} of {queue!r} opens"
-    if parked != set(books.scores("places")):
-        yield f"places holds {set(books.scores('places'))}, the records say {parked}"
+    if parked != set(contents.scores("places")):
+        yield f"places holds {set(contents.scores('places'))}, the records say {parked}"
     yield from (
         f"{queue!r} waits for {under!r} to open, where nobody is parked"
-        for queue in books.names("opening")
-        for under in books.scores("opening", queue)
+        for queue in contents.names("opening")
+        for under in contents.scores("opening", queue)
         if f"{queue}\0{under}" not in parked
     )
 
 
-def _of_counters(books: Books) -> Iterator[str]:
+def _of_counters(contents: PartitionContents) -> Iterator[str]:
     named: defaultdict[str, Counter[str]] = defaultdict(Counter)
     tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for ref, job in books.jobs.items():
+    for ref, job in contents.jobs.items():
         queue = ref.split("\0")[0]
         if job["state"] not in ENDED:
             named[queue].update(key for key, _ in job.get("keys", ()))
         if job["state"] == "waiting" and job.get("fair_key") is not None and not job.get("lifo"):
             tenants[queue][f"{job.get('boost', 0):.14g}\0{job['fair_key']}"] += 1
     for kind, wanted in (("named", named), ("tenants", tenants)):
-        for queue in sorted({*books.names(kind), *wanted}):
-            found = {field: int(count) for field, count in books.hash(kind, queue).items()}
+        for queue in sorted({*contents.names(kind), *wanted}):
+            found = {field: int(count) for field, count in contents.hash(kind, queue).items()}
             if found != wanted[queue]:
                 yield f"{kind}:{queue!r} counts {found}, the records say {dict(wanted[queue])}"
     yield from (
-        f"limits:{queue!r} are of {sorted(books.hash('limits', queue))}, the records name {sorted(named[queue])}"
-        for queue in sorted({*books.names("limits"), *named})
-        if set(books.hash("limits", queue)) != set(named[queue])
+        f"limits:{queue!r} are of {sorted(contents.hash('limits', queue))}, the records name {sorted(named[queue])}"
+        for queue in sorted({*contents.names("limits"), *named})
+        if set(contents.hash("limits", queue)) != set(named[queue])
     )
 
 
-def _of_what_lies_beside(books: Books) -> Iterator[str]:
+def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
     for kind in ("load", "result", "runs", "log"):
-        for ref in set(books.names(kind)) - set(books.jobs):
+        for ref in set(contents.names(kind)) - set(contents.jobs):
             yield f"{kind}:{ref!r} is of no job"
-    loads, results = set(books.names("load")), set(books.names("result"))
-    for ref, job in books.jobs.items():
+    loads, results = set(contents.names("load")), set(contents.names("result"))
+    for ref, job in contents.jobs.items():
         apart = bool(job.get("load_apart"))
         if (ref in loads) != apart or len(job["payload"]) != (0 if apart else job["load"]):
             yield f"{ref!r} has no payload, or two"
@@ -223,45 +223,47 @@ def _of_what_lies_beside(books: Books) -> Iterator[str]:
         if (ref in results or "result" in job) and job["state"] != "completed":
             yield f"{ref!r} is {job['state']} and has a result"
         starts = int(job.get("starts", 0))
-        if (runs := books.length("runs", ref)) != min(max(0, starts - 1), RUNS_KEPT - 1):
+        if (runs := contents.length("runs", ref)) != min(max(0, starts - 1), RUNS_KEPT - 1):
             yield f"{ref!r} has {runs} runs before its last and {starts} starts"
         if bool(job["holder"]) != (starts > 0) or bool(job["ended"]) != (starts > 0 and job["state"] != "active"):
             yield f"{ref!r} is {job['state']} after {starts} starts, and its last run is not"
-    beaten = {ref for ref, job in books.jobs.items() if job.get("beaten")}
-    if beaten != set(books.hash("beats")):
-        yield f"beats are kept of {set(books.hash('beats'))}, the records say {beaten}"
-    active = {ref for ref, job in books.jobs.items() if job["state"] == "active"}
-    if not set(books.hash("traces")) <= active:
-        yield f"traces are kept of {set(books.hash('traces')) - active}, which are not active"
+    beaten = {ref for ref, job in contents.jobs.items() if job.get("beaten")}
+    if beaten != set(contents.hash("beats")):
+        yield f"beats are kept of {set(contents.hash('beats'))}, the records say {beaten}"
+    active = {ref for ref, job in contents.jobs.items() if job["state"] == "active"}
+    if not set(contents.hash("traces")) <= active:
+        yield f"traces are kept of {set(contents.hash('traces')) - active}, which are not active"
     for index, beside in (("windows", "window"), ("taken", "reach"), ("seen", "workers")):
-        if set(books.scores(index)) != set(books.hash(beside)):
-            yield f"{index} are {set(books.scores(index))}, beside them are {set(books.hash(beside))}"
-    schedules = books.hash("schedules")
+        if set(contents.scores(index)) != set(contents.hash(beside)):
+            yield f"{index} are {set(contents.scores(index))}, beside them are {set(contents.hash(beside))}"
+    schedules = contents.hash("schedules")
     for index in ("ticks", "reached"):
-        if not set(books.scores(index)) <= set(schedules):
-            yield f"{index} are of {set(books.scores(index))}, there are schedules {set(schedules)}"
+        if not set(contents.scores(index)) <= set(schedules):
+            yield f"{index} are of {set(contents.scores(index))}, there are schedules {set(schedules)}"
 
 
-def _of_calls(books: Books) -> Iterator[str]:
+def _of_calls(contents: PartitionContents) -> Iterator[str]:
     told = {
         (queue, call): id_.decode()
-        for queue in books.names("answers")
-        for call, id_ in books.hash("answers", queue).items()
+        for queue in contents.names("answers")
+        for call, id_ in contents.hash("answers", queue).items()
     }
     taken_in = {
-        (ref.split("\0")[0], call): ref.split("\0")[1] for ref in books.names("calls") for call in books.calls(ref)
+        (ref.split("\0")[0], call): ref.split("\0")[1]
+        for ref in contents.names("calls")
+        for call in contents.calls(ref)
     }
     if told != taken_in:
         yield f"calls are answered for by {told}, the jobs have taken in {taken_in}"
     yield from (
         f"{id_!r} answers for {call!r} in {queue!r}, and is gone"
         for (queue, call), id_ in taken_in.items()
-        if f"{queue}\0{id_}" not in books.jobs
+        if f"{queue}\0{id_}" not in contents.jobs
     )
 
 
-def _of_the_log(books: Books) -> Iterator[str]:
-    entries = books.events()
+def _of_the_log(contents: PartitionContents) -> Iterator[str]:
+    entries = contents.events()
     numbers = [int(number.removeprefix("0-")) for number, _ in entries]
     if any(other != one + 1 for one, other in pairwise(numbers)):
         yield f"the log has a gap: {numbers}"

@@ -1,6 +1,6 @@
-"""Where a process that is killed has its jobs, and what that proves of itself: a file of SQLite, a part of a Redis.
+"""The storages of the crash tests, each with the checks that it passes after a kill: SQLite files, Redis namespaces.
 
-Whatever holds of both stands in crash_farm.py.
+The code for both kinds is in crash_runner.py.
 """
 
 import os
@@ -18,14 +18,14 @@ from tenure.storage.protocol import Storage
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tests.redis_books import troubles
+from tests.redis_consistency import inconsistencies
 from tests.servers import RedisServer, client_of, until
 
 LANES = 4
 
 
-class Place(Protocol):
-    """What one process has to itself."""
+class CrashStorage(Protocol):
+    """The storage of one killed process, which it shares with no other."""
 
     @property
     def url(self) -> str:
@@ -52,13 +52,13 @@ class Place(Protocol):
         """Let the server go on."""
 
 
-class Ground(Protocol):
-    """Where places are to be had, and how a process there is killed within a call."""
+class CrashEnvironment(Protocol):
+    """The storages of one kind, and how a process that uses one can be killed within a call."""
 
     freezes: bool
     """Whether a server can be frozen under a process, which is killed while its request lies unread."""
 
-    def place(self, name: str, lane: int) -> Place:
+    def crash_storage(self, name: str, lane: int) -> CrashStorage:
         """Return a place of this name, for a lane that no other shares its server with."""
         ...
 
@@ -69,7 +69,7 @@ class Ground(Protocol):
 # ── SQLite ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class SQLiteGround:
+class SQLiteEnvironment:
     """A folder."""
 
     freezes = False
@@ -77,48 +77,48 @@ class SQLiteGround:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def place(self, name: str, lane: int) -> Place:
-        """See `Ground`."""
-        return SQLitePlace(self._folder / f"{name}.db")
+    def crash_storage(self, name: str, lane: int) -> CrashStorage:
+        """See `CrashEnvironment`."""
+        return SQLiteCrashStorage(self._folder / f"{name}.db")
 
     def close(self) -> None:
-        """See `Ground`."""
+        """See `CrashEnvironment`."""
 
 
 @dataclass(frozen=True)
-class SQLitePlace:
+class SQLiteCrashStorage:
     """A file."""
 
     path: Path
 
     @property
     def url(self) -> str:
-        """See `Place`."""
+        """See `CrashStorage`."""
         return f"sqlite:///{self.path}"
 
     def storage(self, clock: Clock) -> Storage:
-        """See `Place`."""
+        """See `CrashStorage`."""
         return SQLiteStorage(self.path, clock=clock)
 
     def prove_whole(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         assert self._one("PRAGMA integrity_check") == "ok"
 
     def prove_empty(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         for table in ("slot", "key"):
             assert self._one(f"SELECT count(*) FROM {table}") == 0, f"{table} is not empty"
 
     def freeze(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         raise NotImplementedError
 
     def await_request(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         raise NotImplementedError
 
     def thaw(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
 
     def _one(self, statement: str) -> Any:
         with closing(sqlite3.connect(self.path)) as connection:
@@ -128,7 +128,7 @@ class SQLitePlace:
 # ── Redis ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class RedisGround:
+class RedisEnvironment:
     """A server for each lane, so that one can be frozen while the others go on."""
 
     freezes = True
@@ -140,19 +140,19 @@ class RedisGround:
         for server in self._servers:
             server.start()
 
-    def place(self, name: str, lane: int) -> Place:
-        """See `Ground`."""
+    def crash_storage(self, name: str, lane: int) -> CrashStorage:
+        """See `CrashEnvironment`."""
         server = self._servers[lane]
-        return RedisPlace(server.url, server.port, server.pid, name)
+        return RedisCrashStorage(server.url, server.port, server.pid, name)
 
     def close(self) -> None:
-        """See `Ground`."""
+        """See `CrashEnvironment`."""
         for server in self._servers:
             server.kill()
 
 
 @dataclass(frozen=True)
-class RedisPlace:
+class RedisCrashStorage:
     """A namespace."""
 
     server: str
@@ -162,35 +162,35 @@ class RedisPlace:
 
     @property
     def url(self) -> str:
-        """See `Place`."""
+        """See `CrashStorage`."""
         return f"{self.server}?namespace={self.name}"
 
     def storage(self, clock: Clock) -> Storage:
-        """See `Place`."""
+        """See `CrashStorage`."""
         return RedisStorage(read(self.url), clock=clock)
 
     def prove_whole(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         (base,) = read(self.url).bases
         with client_of(self.server) as client:
-            assert troubles(client, base) == []
+            assert inconsistencies(client, base) == []
 
     def prove_empty(self) -> None:
-        """See `Place`: what is held follows from the records, and is held against them."""
+        """See `CrashStorage`: what is held follows from the records, and is held against them."""
         self.prove_whole()
 
     def freeze(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         os.kill(self.pid, signal.SIGSTOP)
         # The signal is sent, not yet heard.
         until(lambda: _state_of(self.pid) == "T", "the server to stand still")
 
     def await_request(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         until(lambda: _unread_at(self.port), "a request to the server that stands still")
 
     def thaw(self) -> None:
-        """See `Place`."""
+        """See `CrashStorage`."""
         os.kill(self.pid, signal.SIGCONT)
 
 

@@ -1,4 +1,4 @@
-"""Real worker processes for the system tests: start them, find them, kill them, read what their handlers wrote."""
+"""Real worker processes for the system tests: starts, finds, stops and kills them, and reads their handlers' log."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the handlers' diary."""
+    """One line of the handlers' log."""
 
     what: str
     id: str
@@ -35,23 +35,23 @@ class Line:
     at: int
 
 
-class Farm:
-    """A storage and the processes that work on it: a SQLite file, unless there is a URL.
+class WorkerFleet:
+    """A storage and the processes that work on it. Without a URL the storage is a SQLite file.
 
-    `through`: the address that the processes get, where it is another one than that by which the test looks.
+    `through`: the address that the processes get, if it differs from the address that the test uses.
     """
 
     def __init__(self, folder: Path, *, url: str = "", through: str = "", **settings: str) -> None:
         self.folder = folder
         self.database = folder / "queue.db"
-        self.diary = folder / "diary"
+        self.handler_log = folder / "handler-log"
         self.url = url or f"sqlite:///{self.database}"
         self.env = {
-            # What nearly all have; the other one has tests of its own, or TENURE_WORKER_LOOP=uvloop for all of them.
+            # uvloop has tests of its own. TENURE_WORKER_LOOP=uvloop runs all tests on it.
             "TENURE_WORKER_LOOP": "asyncio",
             **os.environ,
             "TENURE_URL": through or self.url,
-            "CREW_DIARY": str(self.diary),
+            "CREW_HANDLER_LOG": str(self.handler_log),
             **{f"CREW_{name.upper()}": value for name, value in settings.items()},
         }
         self.storage = locate(self.url)
@@ -62,11 +62,11 @@ class Farm:
         return self.process("-m", "tenure", "worker", target, "--log-level", "warning", *options, within=within)
 
     def alone(self, *options: str) -> "subprocess.Popen[bytes]":
-        """Start a worker that nobody watches over: the very process does the work, and has its pid on record."""
+        """Start a worker without a supervisor: the returned process runs the jobs, under its own pid."""
         return self.worker("--no-supervisor", *options)
 
     def process(self, *arguments: str, within: Path | None = None) -> "subprocess.Popen[bytes]":
-        """Start Python with these arguments; what it says to stderr goes to the log."""
+        """Start Python with these arguments. Its stderr goes to the log."""
         joining = [] if within is None else ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(within)]
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Farm:
         return process
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run another command to its end."""
+        """Run a `tenure` command and wait for its end."""
         return subprocess.run(
             [sys.executable, "-m", "tenure", *arguments],
             cwd=HERE,
@@ -92,13 +92,13 @@ class Farm:
         )
 
     def enqueue(self, task: str, *arguments: object, times: int = 1, module: str = "crew") -> list[Ref]:
-        """Enqueue jobs of the crew's from a process of its own."""
+        """Enqueue jobs of the test app from a separate process."""
         return self.enqueue_in_turns(task, [arguments], times=times, module=module)
 
     def enqueue_in_turns(
         self, task: str, arguments: Sequence[tuple[object, ...]], *, times: int, module: str = "crew"
     ) -> list[Ref]:
-        """Enqueue one job with each of these arguments, one after the other, so many times."""
+        """Enqueue one job with each of these arguments in turn, `times` times."""
         code = (
             f"import {module} as crew, sys\n"
             f"calls = [crew.{task}.call(*each) for _ in range({times}) for each in {list(arguments)!r}]\n"
@@ -112,33 +112,33 @@ class Farm:
 
     @staticmethod
     def storage_now() -> int:
-        """Return the storage's now, which is this host's wall clock: SQLite's, and that of a server of the loopback."""
+        """Return the storage's time: the wall clock of this host, for SQLite and for a local server."""
         return time.time_ns() // 1000
 
     def lines(self) -> list[Line]:
-        """Return what the handlers wrote, but for a line that is just being written."""
+        """Return the complete lines of the handlers' log."""
         found: list[Line] = []
-        # A write is one piece for those who write; who reads meanwhile may see it up to the end of a page.
-        whole, _, _ = self.diary.read_text().rpartition("\n") if self.diary.exists() else ("", "", "")
+        # A reader may see a part of a line that is being written.
+        whole, _, _ = self.handler_log.read_text().rpartition("\n") if self.handler_log.exists() else ("", "", "")
         for text in whole.splitlines():
             what, job, run, fence, pid, at = text.split()
             found.append(Line(what, job, int(run), int(fence), int(pid), int(at)))
         return found
 
     def log(self) -> str:
-        """Return what the workers said."""
+        """Return the log of the workers."""
         return (self.folder / "worker.log").read_text()
 
     async def said(self, words: str, *, within: float = 10) -> None:
-        """Wait until these words stand in what the workers said."""
+        """Wait until the log of the workers contains these words."""
 
-        async def heard() -> bool:
+        async def logged() -> bool:
             return words in self.log()
 
-        await self.until(heard, within=within)
+        await self.until(logged, within=within)
 
     async def survey(self) -> Survey:
-        """Return the storage at a glance."""
+        """Return a survey of the storage."""
         return await self.storage.survey()
 
     async def count(self, *states: State) -> int:
@@ -146,7 +146,7 @@ class Farm:
         return sum(queue.counts.get(state, 0) for queue in (await self.survey()).queues for state in states)
 
     async def active(self, pid: int) -> list[JobRecord]:
-        """Return what a process holds now."""
+        """Return the jobs that a process holds now."""
         owners = {worker.owner.id for worker in (await self.survey()).workers if worker.owner.pid == pid}
         page = await self.storage.find(Query(states=(State.ACTIVE,), limit=1000))
         return [job for job in page.jobs if job.owner in owners]
@@ -169,7 +169,7 @@ class Farm:
             cursor = page.next
 
     async def until(self, holds: Callable[[], Awaitable[bool]], *, within: float) -> float:
-        """Look until something holds; return the seconds it took, or fail after so many."""
+        """Poll until a condition holds and return the seconds that it took. Fail after `within` seconds."""
         began = time.monotonic()
         while not await holds():
             assert time.monotonic() - began < within, f"{holds.__name__} not within {within} s\n{self.log()}"
@@ -177,11 +177,11 @@ class Farm:
         return time.monotonic() - began
 
     async def pids(self) -> list[int]:
-        """Return the worker processes that have said hello."""
+        """Return the pids of the worker processes that have registered and are alive."""
         return sorted(worker.owner.pid for worker in (await self.survey()).workers if not worker.died)
 
     async def signal(self, process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-        """Send a signal and wait until it has arrived: a second one of its kind would not be noticed before."""
+        """Send a signal and wait until it is delivered: until then a second signal of its kind would be lost."""
         process.send_signal(number)
 
         async def arrived() -> bool:
@@ -191,7 +191,7 @@ class Farm:
 
     @contextmanager
     def stopped(self, pid: int) -> Generator[None]:
-        """Hold a process by SIGSTOP, but not within a commit: it would hold the file, and everybody with it."""
+        """Stop a process with SIGSTOP meanwhile, but not within a commit, where it would block all other writers."""
         with quiet(f"{self.database}.lock"):
             os.kill(pid, signal.SIGSTOP)
             while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -202,7 +202,7 @@ class Farm:
             os.kill(pid, signal.SIGCONT)
 
     async def close(self) -> None:
-        """End all processes and let go of the file."""
+        """End all processes and close the storage."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -217,14 +217,14 @@ class Farm:
 
 
 def timing_of(env: Mapping[str, str]) -> Timing:
-    """Return the timing of the crew's."""
+    """Return the timing of the test app."""
     return Timing(
         lease=env.get("CREW_LEASE", "2s"), sweep=env.get("CREW_SWEEP", "400ms"), grace=env.get("CREW_GRACE", "600ms")
     )
 
 
 def pending(pid: int, number: signal.Signals) -> bool:
-    """Say whether a signal waits for a process to take note of it."""
+    """Return True if a signal is pending for a process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
@@ -234,7 +234,7 @@ def pending(pid: int, number: signal.Signals) -> bool:
 
 
 def by_job(lines: list[Line]) -> dict[str, list[Line]]:
-    """Return the diary's lines by job."""
+    """Return the lines of the handlers' log by job."""
     found: defaultdict[str, list[Line]] = defaultdict(list)
     for line in lines:
         found[line.id].append(line)

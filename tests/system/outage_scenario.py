@@ -1,7 +1,7 @@
-"""What every outage is judged by: workers at work on a line of jobs, a producer that does not give up, and a diary.
+"""An outage of the storage under work: busy workers, a producer that tries again, and checks of what happened.
 
-The handlers' diary is outside of the storage, and the stamps that count are those written there: they say when a
-worker began its first job after the storage was well again, not when a test happened to look.
+The handlers' log is outside of the storage, and the checks use its time stamps: they show when a worker began its first
+job after the outage, independently of when the test looks.
 """
 
 import asyncio
@@ -15,32 +15,32 @@ from tenure.core.events import AnyEvent, JobCompleted, JobReleased, JobRetried, 
 from tenure.core.job import Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import StorageError, StorageUnavailableError
-from tests.system.farm import Farm, Line, timing_of
+from tests.system.worker_fleet import Line, WorkerFleet, timing_of
 
 SECOND = 1_000_000
 
 BOUND = 5 * SECOND
-"""How soon every worker is to work again once the storage is well."""
+"""Microseconds within which every worker must begin a job after the outage."""
 
 ROOM = 2 * SECOND
-"""What a machine that is busy with other tests may add to it: processes that wait for a core, not for the storage."""
+"""Microseconds that a busy machine may add to the bound, while processes wait for a core."""
 
 PATIENCE = 30.0
 
 
-class Ordeal:
-    """Workers and a producer of one farm, before, in and after an outage."""
+class OutageScenario:
+    """Workers and a producer of one fleet, before, in and after an outage."""
 
-    def __init__(self, farm: Farm, *, through: str = "", task: str = "nap", seconds: float = 0.1) -> None:
-        self.farm = farm
+    def __init__(self, fleet: WorkerFleet, *, through: str = "", task: str = "nap", seconds: float = 0.1) -> None:
+        self.fleet = fleet
         self.acknowledged: list[Ref] = []
         self.refused: list[StorageError] = []
-        """What the producer was told when a try failed."""
+        """The errors of the producer's failed calls."""
         self.workers: list[Popen[bytes]] = []
-        # Whoever enqueues a job stamps its lease on it.
-        self._app = Tenure(through or farm.url, timing=timing_of(farm.env))
+        # The caller that enqueues a job sets its lease.
+        self._app = Tenure(through or fleet.url, timing=timing_of(fleet.env))
         self.seconds = seconds
-        """How long the next jobs take."""
+        """Seconds that the next jobs take."""
 
         @self._app.task(name=f"crew.{task}")
         async def nap(seconds: float) -> str:
@@ -49,17 +49,17 @@ class Ordeal:
         self.nap = nap
 
     async def begin(self, *, workers: int = 2, jobs: int = 100, concurrency: int = 5) -> None:
-        """Start workers on a line of jobs, and return when all of them have begun some."""
+        """Enqueue jobs, start workers, and return when each worker has begun a job."""
         await self.produce(jobs)
-        self.workers = [self.farm.alone("-c", str(concurrency)) for _ in range(workers)]
+        self.workers = [self.fleet.alone("-c", str(concurrency)) for _ in range(workers)]
 
         async def all_at_work() -> bool:
             return {line.pid for line in self.starts()} == {worker.pid for worker in self.workers}
 
-        await self.farm.until(all_at_work, within=PATIENCE)
+        await self.fleet.until(all_at_work, within=PATIENCE)
 
     async def produce(self, jobs: int) -> None:
-        """Enqueue jobs in one trip, again until it is acknowledged: what is asked twice is remembered once."""
+        """Enqueue jobs in one call, and repeat it until it is acknowledged. A repeated call creates no second job."""
         calls = [self.nap.call(self.seconds) for _ in range(jobs)]
         failures = 0
         while True:
@@ -75,15 +75,15 @@ class Ordeal:
 
     @asynccontextmanager
     async def producing(self, *, every: float = 0.1) -> AsyncGenerator[None]:
-        """Enqueue job after job meanwhile; what is on its way at the end is still acknowledged."""
+        """Enqueue jobs one after another meanwhile. The call in flight at the end is still acknowledged."""
         over = asyncio.Event()
 
-        async def go_on() -> None:
+        async def enqueue_jobs() -> None:
             while not over.is_set():
                 await self.produce(1)
                 await asyncio.sleep(every)
 
-        producer = asyncio.create_task(go_on())
+        producer = asyncio.create_task(enqueue_jobs())
         try:
             yield
         finally:
@@ -91,8 +91,8 @@ class Ordeal:
             await producer
 
     async def recover(self) -> dict[int, int]:
-        """Note that the storage is well now; return by process how many microseconds later it began a job."""
-        well_at = self.farm.storage_now()
+        """Note that the outage has ended. Return for each process after how many microseconds it began a job."""
+        well_at = self.fleet.storage_now()
         # Enough jobs to keep all workers busy, enqueued without the link that the producer uses. This storage is opened
         # here for the first time, so it has no earlier route to wait on and may meet a change of roles. It tries again;
         # the bound is measured from `well_at` anyway.
@@ -100,14 +100,14 @@ class Ordeal:
 
         async def enqueued() -> bool:
             try:
-                receipts = await self.farm.storage.enqueue(calls)
+                receipts = await self.fleet.storage.enqueue(calls)
             except StorageUnavailableError as error:
                 self.refused.append(error)
                 return False
             self.acknowledged += [receipt.ref for receipt in receipts]
             return True
 
-        await self.farm.until(enqueued, within=PATIENCE)
+        await self.fleet.until(enqueued, within=PATIENCE)
 
         def resumed() -> dict[int, int]:
             after = [line for line in self.starts() if line.at > well_at]
@@ -116,47 +116,47 @@ class Ordeal:
         async def all_resumed() -> bool:
             return len(resumed()) == len(self.workers)
 
-        await self.farm.until(all_resumed, within=PATIENCE)
+        await self.fleet.until(all_resumed, within=PATIENCE)
         return resumed()
 
     async def finish(self, *, within: float = 60) -> None:
-        """Wait until every acknowledged job has come to an end."""
+        """Wait until every acknowledged job has ended."""
         want = {ref.id for ref in self.acknowledged}
 
         async def over() -> bool:
-            return want <= {line.id for line in self.farm.lines() if line.what == "end"} and not await self.left()
+            return want <= {line.id for line in self.fleet.lines() if line.what == "end"} and not await self.left()
 
-        await self.farm.until(over, within=within)
+        await self.fleet.until(over, within=within)
 
     async def began(self, runs: int) -> None:
-        """Wait until so many runs have begun."""
+        """Wait until this many runs have begun."""
 
         async def enough() -> bool:
             return len(self.starts()) >= runs
 
-        await self.farm.until(enough, within=PATIENCE)
+        await self.fleet.until(enough, within=PATIENCE)
 
     async def leave(self) -> None:
-        """Stop the workers; what stands between them and the storage may go then."""
+        """Stop the workers. A proxy between them and the storage may be closed after that."""
         for worker in self.workers:
             worker.terminate()
         for worker in self.workers:
-            assert await asyncio.to_thread(worker.wait, 30) == 0, self.farm.log()
+            assert await asyncio.to_thread(worker.wait, 30) == 0, self.fleet.log()
 
     async def left(self) -> int:
-        """Return how many jobs are not over."""
-        return await self.farm.count(*(state for state in State if state not in TERMINAL))
+        """Return the number of jobs that have not ended."""
+        return await self.fleet.count(*(state for state in State if state not in TERMINAL))
 
     def starts(self) -> list[Line]:
-        """Return the beginnings of runs, in the order in which they were written."""
-        return [line for line in self.farm.lines() if line.what == "start"]
+        """Return the log lines of started runs, in order."""
+        return [line for line in self.fleet.lines() if line.what == "start"]
 
-    async def judge(self, *, stalls: bool = True) -> None:
-        """See that nobody left, nothing was lost, nothing ended twice, and no run was repeated without a word."""
-        assert [worker.poll() for worker in self.workers] == [None] * len(self.workers), self.farm.log()
-        details = await self.farm.details(self.acknowledged)
+    async def check(self, *, stalls: bool = True) -> None:
+        """Check that all workers run, no job was lost or ended twice, and each repeated run has an event."""
+        assert [worker.poll() for worker in self.workers] == [None] * len(self.workers), self.fleet.log()
+        details = await self.fleet.details(self.acknowledged)
         assert Counter(detail.job.state for detail in details) == {State.COMPLETED: len(self.acknowledged)}
-        events = await self.farm.events()
+        events = await self.fleet.events()
         ends = Counter(event.id for event in events if isinstance(event, JobCompleted))
         assert ends == Counter(ref.id for ref in self.acknowledged)
         assert unannounced(self.starts(), events) == []
@@ -165,7 +165,7 @@ class Ordeal:
 
 
 def unannounced(starts: Sequence[Line], events: Sequence[AnyEvent]) -> list[Line]:
-    """Return the runs that began though nobody had said that the one before them was over."""
+    """Return the runs that began although no event had recorded the end of the run before."""
     announced = {(event.id, event.run) for event in events if isinstance(event, JobStalled | JobReleased | JobRetried)}
     twice = Counter((line.id, line.run) for line in starts)
     return [

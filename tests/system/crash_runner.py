@@ -1,6 +1,6 @@
 """Kills a process at every call of the script, and looks at what is left: run as a process of its own.
 
-    python -m tests.system.crash_farm STORAGE FOLDER INSIDE SHARE SEED [FROM TO]
+    python -m tests.system.crash_runner STORAGE FOLDER INSIDE SHARE SEED [FROM TO]
 
 It imports everything once, and forks a lane for each point while it has no thread. The lane forks the process that is
 killed, then opens the storage itself, as a new process, holds it against the model, lets an honest worker finish the
@@ -45,7 +45,6 @@ from tenure.core.lifecycle import TERMINAL, State
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Query, Settings, Storage, Target
 from tenure.testing import ManualClock
-from tests.system.crash_places import LANES, Ground, Place, RedisGround, SQLiteGround
 from tests.system.crash_script import (
     ACTS,
     CALLS,
@@ -56,6 +55,7 @@ from tests.system.crash_script import (
     Play,
     call,
 )
+from tests.system.crash_storages import LANES, CrashEnvironment, CrashStorage, RedisEnvironment, SQLiteEnvironment
 
 PATIENCE = 30.0
 """Seconds that the honest worker gets; it needs a few tenths."""
@@ -108,10 +108,10 @@ async def snapshots(start: int) -> list[Snapshot]:
 # ── the process that is killed ────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def perform(place: Place, start: int, point: Point, tell: int) -> None:
+async def perform(crash_storage: CrashStorage, start: int, point: Point, tell: int) -> None:
     """Play the script up to a point and die; each answer is announced, with the seconds that the call took."""
     clock = ManualClock(start)
-    storage = place.storage(clock)
+    storage = crash_storage.storage(clock)
     await storage.open()
     play = Play(storage, clock)
     due = threading.Event()
@@ -122,7 +122,7 @@ async def perform(place: Place, start: int, point: Point, tell: int) -> None:
             if point.inside is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if point.inside == "unread":
-                place.freeze()
+                crash_storage.freeze()
                 os.write(tell, b"unread\n")
             due.set()
         clock.advance(act.rest)
@@ -141,14 +141,14 @@ def strike(due: threading.Event, after: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(place: Place, start: int, point: Point) -> list[float]:
+def killed(crash_storage: CrashStorage, start: int, point: Point) -> list[float]:
     """Have a process perform and die; return how long each call took that was answered."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reading)
-            asyncio.run(perform(place, start, point, writing))
+            asyncio.run(perform(crash_storage, start, point, writing))
         except BaseException:
             traceback.print_exc()
         os._exit(1)
@@ -158,13 +158,13 @@ def killed(place: Place, start: int, point: Point) -> list[float]:
         with os.fdopen(reading) as told:
             for line in told:
                 if line == "unread\n":
-                    place.await_request()
+                    crash_storage.await_request()
                     os.kill(child, signal.SIGKILL)
                 else:
                     answered.append(float(line))
         _, status = os.waitpid(child, 0)
     finally:
-        place.thaw()
+        crash_storage.thaw()
     assert os.WIFSIGNALED(status), "the script failed"
     assert os.WTERMSIG(status) == signal.SIGKILL
     return answered
@@ -173,22 +173,22 @@ def killed(place: Place, start: int, point: Point) -> list[float]:
 # ── what is left of it ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def examine(place: Place, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
+def examine(crash_storage: CrashStorage, start: int, point: Point, states: Sequence[Snapshot]) -> dict[str, Any]:
     """Kill a process at a point and look at what is left; return what there is to tell."""
-    answered = len(killed(place, start, point))
+    answered = len(killed(crash_storage, start, point))
     assert answered in (point.calls, point.calls + 1), f"{answered} calls were answered"
-    place.prove_whole()
+    crash_storage.prove_whole()
     # A call in flight has been done or not; nothing of it is half done, and nothing is lost that was answered.
     candidates = [answered, answered + 1]
     if point.inside is None or answered > point.calls:
         candidates = [answered]
     elif point.inside == "unread":
         candidates = [answered + 1]
-    found = asyncio.run(matching(place, [(number, states[number]) for number in candidates]))
+    found = asyncio.run(matching(crash_storage, [(number, states[number]) for number in candidates]))
     if point.finish:
-        asyncio.run(finish(place, {job.ref for job in states[found].seen[0]}))
-        place.prove_whole()
-        place.prove_empty()
+        asyncio.run(finish(crash_storage, {job.ref for job in states[found].seen[0]}))
+        crash_storage.prove_whole()
+        crash_storage.prove_empty()
     return {
         "calls": point.calls,
         "inside": point.inside,
@@ -198,29 +198,29 @@ def examine(place: Place, start: int, point: Point, states: Sequence[Snapshot]) 
     }
 
 
-async def matching(place: Place, candidates: Sequence[tuple[int, Snapshot]]) -> int:
+async def matching(crash_storage: CrashStorage, candidates: Sequence[tuple[int, Snapshot]]) -> int:
     """Return which state of the model the storage is in."""
     *others, (last, expected) = candidates
     for number, state in others:
-        if await seen_at(place, state.at) == state.seen:
+        if await seen_at(crash_storage, state.at) == state.seen:
             return number
-    for part, wanted in zip(await seen_at(place, expected.at), expected.seen, strict=True):
+    for part, wanted in zip(await seen_at(crash_storage, expected.at), expected.seen, strict=True):
         assert part == wanted
     return last
 
 
-async def seen_at(place: Place, at: int) -> tuple[Any, ...]:
+async def seen_at(crash_storage: CrashStorage, at: int) -> tuple[Any, ...]:
     """Return all that can be seen of a storage at an instant."""
-    storage = place.storage(ManualClock(at))
+    storage = crash_storage.storage(ManualClock(at))
     try:
         return await look(storage)
     finally:
         await storage.close()
 
 
-async def finish(place: Place, refs: set[Ref]) -> None:
+async def finish(crash_storage: CrashStorage, refs: set[Ref]) -> None:
     """Let an honest worker finish, and hold the records against the events."""
-    app = Tenure(place.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
+    app = Tenure(crash_storage.url, timing=Timing(lease=1, sweep=0.1, grace=0.1))
 
     @app.task(name="t")
     async def task() -> str:
@@ -312,13 +312,13 @@ def ended_once(ref: Ref, detail: JobDetail | None, events: Sequence[AnyEvent]) -
 # ── all points ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lane(place: Place, start: int, point: Point, states: Sequence[Snapshot]) -> int:
+def lane(crash_storage: CrashStorage, start: int, point: Point, states: Sequence[Snapshot]) -> int:
     """Fork a process that examines one point and prints what it found; return its pid."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        found = examine(place, start, point, states)
+        found = examine(crash_storage, start, point, states)
     except BaseException as error:
         name = ACTS[point.calls].name if point.calls < len(ACTS) else "the end"
         trouble = "".join(traceback.format_exception(error))[-3000:]
@@ -328,16 +328,16 @@ def lane(place: Place, start: int, point: Point, states: Sequence[Snapshot]) -> 
     os._exit(0)
 
 
-def points(ground: Ground, start: int, inside: int, share: float, dice: Random) -> Iterator[Point]:
+def points(environment: CrashEnvironment, start: int, inside: int, share: float, dice: Random) -> Iterator[Point]:
     """Yield each point of the whole script."""
     # On each server, for it has to learn the scripts.
     usual = [0.0] * len(ACTS)
     for number in range(LANES):
-        usual = killed(ground.place(f"rehearsal-{number}", number), start, Point(len(ACTS)))
+        usual = killed(environment.crash_storage(f"rehearsal-{number}", number), start, Point(len(ACTS)))
     for calls in range(len(ACTS) + 1):
         yield Point(calls, None, dice.random() < share)
         if calls < len(ACTS):
-            if ground.freezes:
+            if environment.freezes:
                 yield Point(calls, "unread", dice.random() < share)
             for _ in range(inside):
                 yield Point(calls, dice.random() ** 2 * usual[calls], dice.random() < share)
@@ -347,18 +347,20 @@ def main(storage: str, folder: str, inside: str, share: str, seed: str, first: s
     """Examine every point from one to another."""
     start = time.time_ns() // 1000 - 600_000_000
     states = asyncio.run(snapshots(start))
-    ground: Ground = RedisGround(Path(folder)) if storage == "redis" else SQLiteGround(Path(folder))
+    environment: CrashEnvironment = (
+        RedisEnvironment(Path(folder)) if storage == "redis" else SQLiteEnvironment(Path(folder))
+    )
     lanes: dict[int, int] = {}
-    for number, point in enumerate(points(ground, start, int(inside), float(share), Random(seed))):
+    for number, point in enumerate(points(environment, start, int(inside), float(share), Random(seed))):
         if not int(first) <= point.calls <= int(last):
             continue
         if len(lanes) == LANES:
             del lanes[os.wait()[0]]
         free = min(set(range(LANES)) - set(lanes.values()))
-        lanes[lane(ground.place(f"point-{number}", free), start, point, states)] = free
+        lanes[lane(environment.crash_storage(f"point-{number}", free), start, point, states)] = free
     for _ in range(len(lanes)):
         os.wait()
-    ground.close()
+    environment.close()
 
 
 if __name__ == "__main__":
