@@ -70,7 +70,7 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_a(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Return True if the exception is of one of these classes; `isinstance` would ask the exception itself."""
+    """Return True if the exception has one of these classes. `isinstance` would run code of the exception."""
     return issubclass(type(error), kinds)
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     )
     parser.add_argument("--full", action="store_true", help="show the whole trace")
     parser.add_argument(
-        "--within", type=float, help="fail if it takes longer than so many seconds, each process a core"
+        "--within", type=float, help="fail if it takes longer than this many seconds, with one core per process"
     )
     parser.add_argument("--processes", type=int, default=0, help="processes at once (one a core)")
     parser.add_argument("--keep", type=Path, nargs="?", const=CORPUS, help=f"add failed worlds to this file ({CORPUS})")

@@ -49,7 +49,7 @@ def test_a_lost_worker(ended: tuple[str, str], message: str) -> None:
     [
         ("shutdown", "was handed back by a worker that shut down"),
         ("snoozed", "asked to run later"),
-        ("unknown_task", "came to a worker that does not know the task"),
+        ("unknown_task", "was claimed by a worker that does not know the task"),
         ("unreachable", "was stopped because its worker could not reach the storage"),
     ],
 )

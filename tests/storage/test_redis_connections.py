@@ -265,7 +265,7 @@ async def test_a_server_that_is_busy_is_waited_for_though_a_call_takes_long(
     connections = connect(redis_server.url)
 
     # A script cannot do it: from Redis 7.2 on, and in Valkey, its TIME stands still.
-    assert await connections.tell(base_of(connections), "DEBUG", "SLEEP", "1.2") == b"OK"
+    assert await connections.run_command(base_of(connections), "DEBUG", "SLEEP", "1.2") == b"OK"
 
 
 async def test_an_answer_that_takes_long_to_come_is_waited_for(
@@ -417,7 +417,7 @@ async def test_a_missing_server_is_reported_once_with_the_remedy(connect: Connec
         await gone.call(ECHO, base_of(gone))
 
     assert str(caught.value) == (
-        f"{url} cannot be reached: connection refused; see that it runs there, and that host and port are right"
+        f"{url} cannot be reached: connection refused; check that it runs there, and that host and port are right"
     )
 
 
@@ -426,7 +426,7 @@ async def test_a_tls_connection_to_a_plain_port_is_reported_with_the_remedy(
 ) -> None:
     plain = connect(redis_server.url.replace("://", "s://"))
 
-    with pytest.raises(StorageUnavailableError, match="see that it runs and speaks TLS there"):
+    with pytest.raises(StorageUnavailableError, match="check that it runs and speaks TLS there"):
         await plain.call(ECHO, base_of(plain))
 
 

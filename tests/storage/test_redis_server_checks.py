@@ -113,7 +113,7 @@ async def test_a_server_that_hides_everything_is_refused_unless_that_is_allowed(
     server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-info", "-config")
     url = server.url.replace("//", "//app:secret@")
 
-    with pytest.raises(StorageError, match=r"does not tell what it is.*allow_unchecked=1"):
+    with pytest.raises(StorageError, match=r"does not show its kind and version.*allow_unchecked=1"):
         await guarded(url).admit()
 
     await guarded(f"{url}?allow_unchecked=1").admit()

@@ -278,12 +278,12 @@ async def test_when_a_call_goes_unanswered_the_line_is_tried_at_once(
         listener = subscriptions.listen(["queue:mail"])
         await subscribed(redis_server, "queue:mail")
         await woken(listener)
-        await connections.tell(BASE, "GET", f"{BASE}:n")
+        await connections.run_command(BASE, "GET", f"{BASE}:n")
         assert await asleep(listener)
         proxy.abandon()
 
         with pytest.raises(StorageUnavailableError):
-            await connections.tell(BASE, "GET", f"{BASE}:n")
+            await connections.run_command(BASE, "GET", f"{BASE}:n")
 
         await woken(listener)
         while not await asleep(listener):

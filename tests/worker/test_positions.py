@@ -35,7 +35,7 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
         ([("/app/a.py", 7, "send"), (RUN, 150, "_call"), *MAIN], "/app/a.py:7 in send"),
         (
             [("/lib/ssl.py", 9, "read"), ("/app/a.py", 7, "send"), (RUN, 150, "_call"), *MAIN],
-            "/app/a.py:7 in send (which has come to /lib/ssl.py:9 in read)",
+            "/app/a.py:7 in send (now at /lib/ssl.py:9 in read)",
         ),
         (
             [("/app/a.py", 7, "send"), (MIDDLEWARE, 40, "around"), (RUN, 150, "_call"), *MAIN],

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import OK
-from tenure.cli.lookup import who
+from tenure.cli.lookup import current_user
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
@@ -262,7 +262,7 @@ def redrive(
     Safe to repeat: a job that is back in its queue is not redriven again. With --rate each job gets its own due time at
     once, so the command returns immediately.
     """
-    by = who()
+    by = current_user()
     return _done(
         session,
         where,
@@ -288,7 +288,7 @@ def purge(session: CommandSession, where: DeadFilter, everything: bool, limit: i
         raise UsageError(
             "purge without a filter deletes every failed job; narrow it, with --task for example, or give --all"
         )
-    by = who()
+    by = current_user()
     return _done(
         session,
         where,

@@ -151,7 +151,7 @@ async def _live(
         ref = await _ref(access, queues, job)
         decode = access.decode if results else None
 
-        async def tell() -> None:
+        async def show_events() -> None:
             remaining = limit
             start = EVENTS_END if cursor is None else _place(cursor)
             async with contextlib.aclosing(follow(access.storage, start, ref=ref)) as happening:
@@ -164,11 +164,11 @@ async def _live(
                     if remaining is not None and (remaining := remaining - 1) == 0:
                         return
 
-        telling = asyncio.ensure_future(tell())
+        showing = asyncio.ensure_future(show_events())
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, telling.cancel)
+            loop.add_signal_handler(number, showing.cancel)
         try:
-            await telling
+            await showing
         except asyncio.CancelledError:
             # A signal is the usual end.
             return

@@ -9,7 +9,7 @@ from msgspec import Struct
 from tenure.cli.access import accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
-from tenure.cli.lookup import find_jobs, who
+from tenure.cli.lookup import current_user, find_jobs
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.cli.show import show
@@ -93,7 +93,7 @@ def _row(job: JobView) -> list[str]:
 @click.pass_obj
 def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) -> int:
     """Put failed, cancelled or expired jobs back into their queues, with new budgets."""
-    by = who()
+    by = current_user()
     return asyncio.run(_revise(session, ids, queue, lambda ref: RedriveJob(ref, by), _REDRIVEN))
 
 
@@ -105,7 +105,7 @@ def redrive(session: CommandSession, ids: tuple[str, ...], queue: str | None) ->
 @click.pass_obj
 def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, reason: str | None) -> int:
     """Cancel jobs: a waiting job at once; of an active job, the run is asked to stop."""
-    by = who()
+    by = current_user()
     why = remark(reason, field="--reason")
     return asyncio.run(_revise(session, ids, queue, lambda ref: CancelJob(ref, why, by), _CANCELLED))
 
@@ -120,7 +120,7 @@ def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes
     """Delete jobs that are not running, with their runs and logs."""
     subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
     consent(f"Delete {subject} for good?", yes=yes)
-    by = who()
+    by = current_user()
     return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
 
 

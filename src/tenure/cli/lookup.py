@@ -71,7 +71,7 @@ def find_worker(survey: Survey, name: str) -> WorkerSurvey:
     raise NotFound(f"no worker {name!r} exists; see tenure workers list")
 
 
-def who() -> str:
+def current_user() -> str:
     """Return the user and host of this command, as recorded with an order."""
     try:
         user = getpass.getuser()

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, NotFound
-from tenure.cli.lookup import who
+from tenure.cli.lookup import current_user
 from tenure.cli.render import as_json, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.clock import SECOND
@@ -218,7 +218,7 @@ def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks:
 
 
 async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None) -> list[RatedView]:
-    by = who()
+    by = current_user()
     async with accessed(session) as access:
         views: list[RatedView] = []
         for target in targets:
@@ -246,7 +246,7 @@ def _set(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]
 
 
 async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool) -> list[PausedView]:
-    by = who()
+    by = current_user()
     async with accessed(session) as access:
         return [
             PausedView(

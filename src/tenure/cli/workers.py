@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK
-from tenure.cli.lookup import find_worker, who
+from tenure.cli.lookup import current_user, find_worker
 from tenure.cli.render import as_json, block, printable, size_text, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.clock import SECOND
@@ -187,7 +187,7 @@ def _ordered(session: CommandSession, names: Sequence[str], settings: Settings, 
 
 
 async def _give_orders(session: CommandSession, names: Sequence[str], settings: Settings) -> list[OrderedView]:
-    by = who()
+    by = current_user()
     async with accessed(session) as access:
         survey = await access.storage.survey()
         # Find all workers before the first one gets its order.

@@ -1,9 +1,9 @@
 """Batches concurrent enqueues: jobs that callers on one event loop enqueue at the same time go in one storage call.
 
     a caller ──no call for its queue is in flight──► a call for its job alone
-             └─one is──► waits ──that one returns──► one call for all who wait ──► to each the result of its job
+             └─one is──► waits ──that one returns──► one call for all that wait ──► each gets the result of its job
 
-No timer is used: a batch is sent when the call before returns, so a single caller never waits. Callers that a batch
+No timer is used: a batch is sent when the previous call returns, so a single caller never waits. Callers that a batch
 has answered may join the next one before it is sent, so callers in lockstep stay together. Each queue has batches of
 its own, so a part of the storage that refuses jobs does not delay others. `enqueue_many` does not use this: its jobs
 are stored together or not at all, so they are sent as given.

@@ -1,4 +1,4 @@
-"""From a call to its job: the template that a task's calls share, the fields that depend on arguments, the call."""
+"""Builds the job of a call: the template that a task's calls share, and the fields that depend on arguments."""
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -98,8 +98,8 @@ class JobTemplate(Struct, frozen=True, eq=False):
     """What the jobs of a task's calls have in common, with or without options of the call.
 
     `common`: the job of every call, with an empty payload; its id is empty unless the call's options name one. `keys`:
-    sets the fields that depend on the arguments. `encoder`: that of the task's app; None if the task has no app yet,
-    and the template serves for checks only. The other fields are those of the task.
+    sets the fields that depend on the arguments. `encoder`: the encoder of the task's app; None if the task has no app
+    yet, so that the template is used for checks only. The other fields are those of the task.
     """
 
     common: NewJob

@@ -79,7 +79,7 @@ def of_kind(value: object, kind: type[T], *, field: str, remedy: str) -> T:
     """Return an object of this class.
 
     Raises:
-        UsageError: it is of another class.
+        UsageError: it is an instance of another class.
     """
     if not isinstance(value, kind):
         raise UsageError(f"{field} = {shown(value)} must be a {kind.__name__}; {remedy}")

@@ -5,7 +5,7 @@
        └──────────── trusted no longer ◄────────┘  (unreachable: no answer until its trust ran out)
 
 The election is part of the sweep, inside the storage. So the elected leader does its work in the same step, and two
-leaders do no harm. The state here only shows people who leads, and decides when to ask again.
+leaders do no harm. The state here only shows which reaper leads, and decides when to ask again.
 """
 
 from random import Random

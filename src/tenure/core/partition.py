@@ -36,7 +36,7 @@ class PartitionState(Struct, frozen=True):
 
 
 PartitionEvent = StorageReplaced | StorageRewound | StorageLogDeleted
-"""What a worker may find at a partition."""
+"""The changes of a partition that a worker may find."""
 
 
 def compare(seen: PartitionState, now: PartitionState, read: int = 0) -> StorageReplaced | StorageRewound | None:

@@ -38,7 +38,7 @@ def taken(so_far: RateReservation, rate: RateKey, now: int, *, starts: int = 1) 
 
 
 def refund(rate: RateKey, started: int, now: int) -> int:
-    """Return how much time to give back for a start that was in vain, in microseconds.
+    """Return how much time to give back for a start that was undone, in microseconds.
 
     Time that has passed since is not given back: other jobs may have started in it as if it had not been taken.
     """
@@ -84,5 +84,5 @@ def _reach(rate: RateKey) -> int:
 
 def _taken_until(so_far: RateReservation, now: int) -> int:
     # Time that is taken further ahead than a start could take was taken before the clock was set back. It is ignored
-    # completely: if a part of it counted, that part would count again at each look, and the rate would never open.
+    # completely: if a part of it counted, that part would count again at each check, and the rate would never open.
     return now if so_far.until > now + so_far.reach else so_far.until

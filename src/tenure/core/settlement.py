@@ -53,7 +53,7 @@ def when_cancelling(settlement: Settlement, job: JobRecord) -> Settlement:
 
     A put-back becomes a cancellation. A success or a failure stays, and a success reports that the cancel came too
     late. A cancellation names the person who requested it. No rule redrives the job, because its stop was requested.
-    The run may not know of the request: only the record does.
+    The run may not have seen the request: only the record has it.
     """
     decision = settlement.decision
     if isinstance(decision, PutBack):

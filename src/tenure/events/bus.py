@@ -76,7 +76,7 @@ class EventBus:
     time, so each event is handled once per app. It is handled again only if the process dies, or hangs for 5 s, while
     it handles the event. Handlers of scope "every" follow the log from the start of this process. A handler that is
     registered later gets every event that is recorded after its registration, and possibly those of the second before.
-    `local`: kinds of events that only `tell` delivers, although the log has them too.
+    `local`: kinds of events that only `publish` delivers, although the log has them too.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class EventBus:
                 name,
             )
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Deliver a local event to its handlers soon, without the log."""
         if self._handlers.all():
             self._local.put_nowait(event)

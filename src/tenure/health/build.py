@@ -66,7 +66,7 @@ def secret(token: str | None, *, unprotected: bool) -> str | None:
     found = os.environ.get(TOKEN_VARIABLE) if token is None else token
     if found is None:
         raise UsageError(
-            f"health shows figures only to those who have a token; give token=..., set {TOKEN_VARIABLE}, "
+            f"health shows figures only with a token; give token=..., set {TOKEN_VARIABLE}, "
             "or give unprotected=True if a proxy checks credentials"
         )
     return found

@@ -29,7 +29,7 @@ class HTTPConnection(H11Protocol):
         super().connection_made(transport)
         self._rest()
         if len(self.connections) > MOST:
-            # All connections are of this class, because the server is configured with it.
+            # All connections use this class, because the server is configured with it.
             idle = [
                 connection
                 for connection in cast("set[HTTPConnection]", self.connections)

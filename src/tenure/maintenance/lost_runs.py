@@ -41,7 +41,7 @@ WRITE_LIMIT = 262_144
 
 
 class CrashEvidence(Struct, frozen=True):
-    """What the supervisor knows of a worker process that died. Jobs are named by their references.
+    """What the supervisor knows about a worker process that died. Jobs are named by their references.
 
     `hung`: the process was killed because its event loop was blocked. `overdue`: jobs whose runs went on beyond their
     timeouts, so that the process was killed. `causes`: jobs whose runs caused the death, if they are known; then the

@@ -141,7 +141,7 @@ class Sweeper:
         return min([wait, *(at / 1_000_000 for at in ticks if at is not None)])
 
     async def resign(self) -> None:
-        """Give up leadership. Handlers hear of it first, because this reaper does not act as leader from here on."""
+        """Give up leadership. Call event handlers first, because this reaper is not the leader from here on."""
         terms = self.leadership.terms
         self.leadership, events = after_resignation(self.leadership)
         self._publish(events)

@@ -21,8 +21,8 @@ _HANDED_BACK = {
     "worker_died": "was handed back because its worker died",
     "worker_failed": "was handed back because its worker failed",
     "unreachable": "was stopped because its worker could not reach the storage",
-    "unknown_task": "came to a worker that does not know the task",
-    "newer_payload": "came to a worker that is too old for its arguments",
+    "unknown_task": "was claimed by a worker that does not know the task",
+    "newer_payload": "was claimed by a worker that is too old for its arguments",
 }
 
 

@@ -194,7 +194,7 @@ class Process:
 def is_stopped(pid: int) -> bool:
     """Return True if a process is stopped or traced, on Linux; False if the process does not exist."""
     try:
-        # The process name stands in brackets, and may itself contain brackets.
+        # The process name is in brackets, and may itself contain brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False

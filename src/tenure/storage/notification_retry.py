@@ -24,10 +24,10 @@ class Hints:
         *,
         rng: Random,
         logger: logging.Logger,
-        hear: Callable[[], None] | None = None,
+        on_hint: Callable[[], None] | None = None,
     ) -> None:
-        """Subscribe. `hear`: called at each hint instead of waking the waiter, if the storage supports that."""
-        self._hear = hear
+        """Subscribe. `on_hint`: called at each hint instead of waking the waiter, if the storage supports that."""
+        self._on_hint = on_hint
         self._storage = storage
         self._topics = tuple(topics)
         self._rng = rng
@@ -38,7 +38,7 @@ class Hints:
         self._listen()
 
     async def next(self) -> None:
-        """Wait, without a limit, for the next hint that did not go to `hear`. Cancelling the wait loses nothing."""
+        """Wait, without a limit, for the next hint that did not go to `on_hint`. Cancelling the wait loses nothing."""
         while True:
             if self._notices is None:
                 await asyncio.sleep(self._again_at - asyncio.get_running_loop().time())
@@ -66,20 +66,20 @@ class Hints:
         except Exception as error:
             self._lost(error)
             return False
-        if self._hear is not None and isinstance(self._notices, Listener):
+        if self._on_hint is not None and isinstance(self._notices, Listener):
             self._notices.on_hint = self._heard
         return True
 
     def _heard(self) -> None:
         self._failures = 0
-        if self._hear is not None:
-            self._hear()
+        if self._on_hint is not None:
+            self._on_hint()
 
     def _lost(self, error: Exception) -> None:
         self._failures += 1
         self._again_at = asyncio.get_running_loop().time() + PATIENCE.rest(self._failures, self._rng)
         if self._failures == 1:
-            self._logger.warning("cannot hear %s, trying again: %r", ", ".join(self._topics), error)
+            self._logger.warning("cannot listen to %s, trying again: %r", ", ".join(self._topics), error)
         try:
             self.close()
         except Exception:

@@ -335,11 +335,11 @@ class ExternalRenewer:
         dump = Dump(stack)
         on_loop, in_threads = dump.on_loop(), dump.in_threads()
         found = [on_loop] if on_loop is not None else in_threads
-        who = _name_jobs(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
+        job_names = _name_jobs(found, [run for run in runs if run.way == ("loop" if on_loop is not None else "thread")])
         self._logger.warning(
             "%s has held the interpreter of worker %d for %.1f s: %s; its supervisor renews its leases, but no "
             "other code runs there: %s",
-            who,
+            job_names,
             self._owner.pid,
             silent,
             ", or ".join(map(str, found)) or "its line is unknown",

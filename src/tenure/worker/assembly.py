@@ -129,7 +129,7 @@ class WorkerParts:
             guard=self.guard,
             tasks=runtime.tasks,
             recycle_policy=recycle_policy,
-            publish=self.bus.tell,
+            publish=self.bus.publish,
             supervised=supervised,
             report_unstoppable=lambda run, reason: self.recycler.unstoppable(run.lease.job, reason),
         )
@@ -141,7 +141,7 @@ class WorkerParts:
             known=self.known_tasks,
             concurrency=concurrency,
             recycle_policy=recycle_policy,
-            publish=self.bus.tell,
+            publish=self.bus.publish,
             short=lambda: self.recycler.descriptors.short() if recycle_policy.used else None,
         )
         self.partitions = PartitionWatch(

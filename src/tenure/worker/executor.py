@@ -617,7 +617,7 @@ class Executor:
         self.over()
 
     def _complete(self, run: ActiveRun, outcome: Outcome) -> Outcome:
-        """Add what this worker knows of a run that was stopped because its handler was silent."""
+        """Add what this worker knows about a run that was stopped because its handler was silent."""
         if isinstance(outcome, Stalled) and not outcome.owner:
             return silence_outcome(run, outcome.reason, worker=self._owner, clock=self._clock)
         return outcome

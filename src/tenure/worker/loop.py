@@ -1,6 +1,6 @@
 """The exchange loop of a worker: it settles outcomes, claims jobs while there is room, then waits for an event.
 
-    resting ──event (a hint, an outcome, an order), or due (the next job, the poll behind the hints)──► one call, alone
+    idle ──event (a hint, an outcome, an order), or due (the next job, the poll behind the hints)──► one call, alone
        ▲                                                     │
        └── answered, and nothing is left to send ◄───────────┤
                                                              │   for half of the room at most
@@ -207,7 +207,7 @@ class ExchangeLoop:
     async def run(self) -> None:
         """Settle and claim until cancelled."""
         topics = [queue_topic(queue) for queue in self._queues]
-        hints = Hints(self._storage, topics, rng=self._rng, logger=self._logger, hear=self._hinted)
+        hints = Hints(self._storage, topics, rng=self._rng, logger=self._logger, on_hint=self._hinted)
 
         async def listen() -> None:
             while True:

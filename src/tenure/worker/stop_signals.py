@@ -96,7 +96,7 @@ class StopSignals:
 
         async def start() -> None:
             await worker.start()
-            # No other task has run since, so the caller knows of the start before any job is claimed.
+            # No other task has run since, so the caller knows about the start before any job is claimed.
             started()
 
         forcing = asyncio.create_task(self._force(worker))

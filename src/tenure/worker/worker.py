@@ -302,7 +302,7 @@ class Worker:
             StorageError: the storage cannot be opened.
         """
         if threading.current_thread() is not threading.main_thread():
-            raise UsageError("run() hears signals and needs the main thread; use start() and stop() elsewhere")
+            raise UsageError("run() handles signals and needs the main thread; use start() and stop() elsewhere")
         loop, orders = asyncio.get_running_loop(), StopSignals()
         also = draining()
         before = {number: signal.getsignal(number) for number in (*SIGNALS, *also)}

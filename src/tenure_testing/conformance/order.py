@@ -136,7 +136,7 @@ class OrderConformance(Conformance):
 
 
 class FairnessConformance(Conformance):
-    """Tenants take turns by their weights, regardless of who came first and how many jobs each has."""
+    """Tenants take turns by their weights, regardless of which came first and how many jobs each has."""
 
     async def test_tenants_take_turns(self, storage: Storage) -> None:
         await enqueue(storage, *of("a", 4))

@@ -120,7 +120,7 @@ def _answers_right(case: _Case) -> Check:
         "every answer is right",
         f"{len(answers):,} answers compared with {len(evidence.expected):,} files computed one by one",
         [
-            f"job {job}: {where} is not what {evidence.wished[job]} comes to"
+            f"job {job}: {where} is not the right answer for {evidence.wished[job]}"
             for job, where, answer in answers
             if answer != evidence.expected.get(evidence.wished[job])
         ],

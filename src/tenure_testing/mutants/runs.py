@@ -67,7 +67,7 @@ class HandsBackWhatIsUnderWay(Model):
         return super().renew(structs.replace(beat, lanes=lanes))
 
 
-# ── who may write ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── write guards ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @mutant()

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"worlds each may take ({SEEDS})")
     parser.add_argument(
-        "--within", type=float, help="fail if it takes longer than so many seconds, each process a core"
+        "--within", type=float, help="fail if it takes longer than this many seconds, with one core per process"
     )
     parser.add_argument("--processes", type=int, default=0, help="processes at once (one a core)")
     parser.add_argument("--stories", action="store_true", help="show what each was caught at")

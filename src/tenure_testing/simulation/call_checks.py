@@ -59,10 +59,10 @@ class CallRecords:
         self._holding = self._holding or isinstance(new.merge, UniqueKey)
         match receipt.made:
             case "created":
-                self._require(receipt.ref == new.ref, "I13", f"{new.ref} was made, and answered as {receipt.ref}")
-                self._require(known is None, "I13", f"{new.ref} was made, and was there: {known}")
-                self._require(taker is None, "I13", f"{new.ref} was made a job, and {taker} had taken it in")
-                self._require(not holders, "I13", f"{new.ref} was made while {holders} held {new.merge}")
+                self._require(receipt.ref == new.ref, "I13", f"{new.ref} was created, and answered as {receipt.ref}")
+                self._require(known is None, "I13", f"{new.ref} was created, and existed: {known}")
+                self._require(taker is None, "I13", f"{new.ref} was created as a job, and {taker} had merged it")
+                self._require(not holders, "I13", f"{new.ref} was created while {holders} held {new.merge}")
                 self._made(new, job, now)
                 return "enqueued"
             case "duplicate" if known is not None or taker is not None:
@@ -71,11 +71,13 @@ class CallRecords:
                 return ""
             case "duplicate":
                 fine = isinstance(new.merge, UniqueKey) and receipt.ref in holders
-                self._require(fine, "I13", f"{new.ref} is called a duplicate of {receipt.ref}; {holders} hold its key")
+                self._require(
+                    fine, "I13", f"{new.ref} is reported as a duplicate of {receipt.ref}; {holders} hold its key"
+                )
                 return "deduplicated"
             case "replaced" | "gathered":
                 fine = known is None and taker is None and receipt.ref in holders
-                self._require(fine, "I13", f"{new.ref} came to {receipt.ref}; {holders} could take it in")
+                self._require(fine, "I13", f"{new.ref} was merged into {receipt.ref}; {holders} could take it")
                 self._takers[new.ref] = receipt.ref
                 self._came_to(new, receipt, before[receipt.ref], job, now)
                 return "debounced" if receipt.made == "replaced" else "collected"
@@ -109,7 +111,7 @@ class CallRecords:
 
     def _came_to(self, new: NewJob, receipt: EnqueueResult, was: JobRecord, job: JobRecord | None, now: int) -> None:
         living = job is not None and job.state in QUEUED and job.starts == 0
-        self._require(living, "I13", f"{new.ref} came to {receipt.ref}, which waits no more: {job}")
+        self._require(living, "I13", f"{new.ref} was merged into {receipt.ref}, which does not wait: {job}")
         contents = self._contents[receipt.ref]
         if receipt.made == "replaced":
             contents[:] = [new.payload]
@@ -129,7 +131,7 @@ class CallRecords:
             due = now
         self._due[job.ref] = due
         waits = job.run_at == due if job.state is State.DELAYED else due <= now
-        self._require(waits, "I13", f"{job.ref} was called for last at {now}, and is due at {job.run_at}, not {due}")
+        self._require(waits, "I13", f"{job.ref} got its latest call at {now}, and is due at {job.run_at}, not {due}")
 
     def _throttled(self, new: NewJob, receipt: EnqueueResult, now: int) -> None:
         span = None
@@ -193,16 +195,16 @@ class CallRecords:
             if isinstance(job.merge, CollectKey):
                 right = b"".join(map(framed, contents))
                 fits = job.gathered == len(contents) <= job.merge.max_size
-                self._require(fits, "I13", f"{ref} took in {len(contents)} calls, and says {job.gathered}: {job.merge}")
+                self._require(
+                    fits, "I13", f"{ref} merged {len(contents)} calls, and records {job.gathered}: {job.merge}"
+                )
             else:
                 right = b"".join(contents)
             if job.state in (State.WAITING, State.ACTIVE):
                 # A job that is ready once stays ready, even if the clock is set back.
                 due = self._due.pop(ref, now)
-                self._require(
-                    due <= now, "I13", f"{ref} came into line at {now}, and was to wait for calls until {due}"
-                )
-            self._require(job.payload == right, "I13", f"{ref} has {job.payload!r}, and was called with {right!r}")
+                self._require(due <= now, "I13", f"{ref} became ready at {now}, and should wait for calls until {due}")
+            self._require(job.payload == right, "I13", f"{ref} has {job.payload!r}, but its calls had {right!r}")
         if not self._holding:
             return
         holders: dict[tuple[str, str], Ref] = {}

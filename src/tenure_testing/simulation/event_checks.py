@@ -73,7 +73,7 @@ class EventChecks:
         self._require(
             heard == expected,
             "I15",
-            f"{verb} recorded {_listed(heard - expected)}, kept back {_listed(expected - heard)}",
+            f"{verb} recorded {_listed(heard - expected)}, did not record {_listed(expected - heard)}",
         )
 
 

@@ -123,14 +123,14 @@ class InvariantChecker:
                 self._order.placed(job, named, offset)
             if receipt.made != "created":
                 self._require(
-                    receipt.ref in self._accounts.stories, "I17", f"{receipt.ref} is called living and was never made"
+                    receipt.ref in self._accounts.stories, "I17", f"{receipt.ref} is reported as existing, and was never created"
                 )
                 self._accounts.note(receipt.made, job.id, receipt.ref.id)
                 continue
             known = self._accounts.stories.get(job.ref)
             # An enqueue that is repeated after the job was deleted or forgotten creates the job again.
             gone = known is None or known.deleted or self._accounts.forgettable(before[job.ref])
-            self._require(gone, "I8", f"{job.ref} was made twice")
+            self._require(gone, "I8", f"{job.ref} was created twice")
             self._accounts.ticking.made(job)
             # If the record was still there, the job continues its fences, so a late settlement of its last run is
             # recognized.

@@ -1,4 +1,4 @@
-"""What the checker of a simulated world knows of each job and its runs."""
+"""What the checker of a simulated world knows about each job and its runs."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class RunHistory:
 
 @dataclass(eq=False)
 class JobHistory:
-    """What the checker knows of one job."""
+    """What the checker knows about one job."""
 
     ref: Ref
     fence: int = 0

@@ -39,13 +39,13 @@ class OrderChecks:
         if job is None:
             return
         other = [name for name in WISHED if getattr(job, name) != getattr(new, name)]
-        self._require(not other, "I17", f"{job.ref} is not what was wished for in {other}")
+        self._require(not other, "I17", f"{job.ref} differs from its request in {other}")
         shared = new.fair_key is not None or self._accounts.sharing.counts(job.queue)
         if job.state is State.WAITING and shared and not new.lifo:
             return
         at = max(job.run_at, self._accounts.clock.now()) + offset
         right = score_at(at, boost=new.boost, lifo=new.lifo)
-        self._require(job.score == right, "I14", f"{job.ref}: it came at {at}, and stands at {job.score}")
+        self._require(job.score == right, "I14", f"{job.ref}: it was enqueued at {at}, and its score is {job.score}")
 
     def claimed(self, answer: ExchangeResult, order: ClaimRequest | None, before: Mapping[Ref, JobRecord]) -> None:
         """Check which jobs a claim gave, and which it left."""
@@ -84,7 +84,7 @@ class OrderChecks:
         for job in self._accounts.model.records.values():
             if job.state is State.WAITING and job.parked_under is None and job.queue in last:
                 left = (job.score, job.id)
-                self._require(left > last[job.queue], "I14", f"{job.ref} was left behind by one that stood behind it")
+                self._require(left > last[job.queue], "I14", f"{job.ref} was overtaken by a later job")
 
     def _none_left(self, order: ClaimRequest) -> None:
         """Check that the queues hold no job that the claim could have returned."""
@@ -96,7 +96,7 @@ class OrderChecks:
             if under is not None and not (under.startswith(UNKNOWN) and knows(order.tasks, *task_of_place(under))):
                 continue
             held = bool(self._accounts.setting("queue", job.queue).paused) or self._accounts.closed(job.queue, now)
-            self._require(held, "I14", f"{job.ref} was left in line, and there was room")
+            self._require(held, "I14", f"{job.ref} was left in the queue, and there was room")
 
 
 def _went_out_of_the_way(job: JobRecord) -> bool:

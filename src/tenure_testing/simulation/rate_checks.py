@@ -38,7 +38,7 @@ class RateChecks:
             self._taken[place] = taken(self._taken.get(place, RateReservation()), rate, now)
 
     def put_back(self, job: JobRecord, rates: Iterable[RateKey], now: int) -> None:
-        """Record that a job was started in vain. That start does not count."""
+        """Record that a start of a job was undone. That start does not count."""
         started = job.started or now
         for rate in rates:
             place = job.queue, rate.name

@@ -76,11 +76,11 @@ class RunChecks:
                 case "lost":
                     self._require(not holds, "I2", f"{asked.ref}: refused under {asked.fence}, which holds it")
                     applied = job is not None and asked.fence in self._accounts.stories[job.ref].accepted[-1:]
-                    self._require(not applied, "I2", f"{asked.ref}: {asked.fence} settled it, and is called lost")
+                    self._require(not applied, "I2", f"{asked.ref}: {asked.fence} settled it, and the verdict is lost")
                     if job is not None:
                         expected[RunFenced, asked.ref, job.starts] += 1
                 case "gone":
-                    self._require(job is None, "I8", f"{asked.ref} is called gone: {shown(job)}")
+                    self._require(job is None, "I8", f"{asked.ref}: the verdict is gone: {shown(job)}")
         lane = None if order is None else order.lane
         if lane is not None:
             highest, _ = self._claims.get((owner.id, lane.id), (0, []))
@@ -117,7 +117,7 @@ class RunChecks:
             self._require(
                 holds != ((asked.ref, asked.fence) in lost),
                 "I5",
-                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost is {not holds} in truth: {shown(job)}",
+                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost should be {not holds}: {shown(job)}",
             )
             story = self._accounts.story(asked.ref) if holds else None
             if story is not None and story.run is not None:
@@ -138,7 +138,7 @@ class RunChecks:
             if ref in freed or (expected and was.state is State.WAITING and was.parked_under is not None):
                 continue
             kept = (was.state, was.fence, was.owner, was.starts) == (job.state, job.fence, job.owner, job.starts)
-            self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: moved by a beat of {beat.owner.id}")
+            self._require(kept and job.owner == beat.owner.id, "I5", f"{ref}: changed by a beat of {beat.owner.id}")
             flaw = flaw_of_lease(was, job, self._accounts.clock.now(), exclusive=exclusive.get(ref, False))
             self._require(not flaw, "I16", f"{ref}: renewed, and {flaw}: {shown(job)}")
         return expected
@@ -244,14 +244,14 @@ class RunChecks:
         self._require(story.run is None, "I5", f"{job.ref}: run {job.starts} began while {story.run} was open")
         self._require(story.ends == 0, "I3", f"{job.ref}: run {job.starts} began after its end")
         self._require(job.cancel_at is None, "I11", f"{job.ref}: run {job.starts} began after it was cancelled")
-        self._require(job.owner == owner.id, "I5", f"{job.ref}: claimed by {owner.id}, given to {job.owner}")
+        self._require(job.owner == owner.id, "I5", f"{job.ref}: claimed by {owner.id}, but its owner is {job.owner}")
         self._accounts.raise_fence(story, job.fence)
         now, at = self._accounts.clock.uptime(), self._accounts.clock.now()
         self._require(job.expires_at is None or at < job.expires_at, "I10", f"{job.ref}: began {at} beyond its time")
         paused = self._accounts.setting("queue", job.queue).paused or self._accounts.setting("task", job.task).paused
         self._require(not paused, "I14", f"{job.ref}: claimed while its queue or its task is paused")
         self._require(
-            job.lease_until == right_lease_end(job, at), "I16", f"{job.ref}: its lease is not right: {shown(job)}"
+            job.lease_until == right_lease_end(job, at), "I16", f"{job.ref}: its lease is wrong: {shown(job)}"
         )
         self._accounts.runs += 1
         if story.recovered:
@@ -275,7 +275,7 @@ class RunChecks:
         after = self._accounts.model.records.get(job.ref)
         place = unknown_place(job.task, job.policy.version)
         fine = after is None or after.state is not State.WAITING or after.parked_under == place
-        self._require(fine, "I19", f"{job.ref}: put back as unknown, and it is not parked under {place}")
+        self._require(fine, "I19", f"{job.ref}: put back as unknown, but not parked under {place}")
 
     def _charged(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
         """Check that a run was charged to the counter that its settlement names, and to no other."""
@@ -285,7 +285,7 @@ class RunChecks:
         for budget in ("failures", "stalls", "releases"):
             more = getattr(after, budget) - getattr(job, budget)
             expected = decision.charge == budget and not stopped
-            self._require(more == expected, "I7", f"{job.ref}: {more} more {budget} by {decision}")
+            self._require(more == expected, "I7", f"{job.ref}: {more} more {budget} after {decision}")
 
     def _put_back(self, job: JobRecord, decision: Finish | PutBack, *, stopped: bool) -> None:
         """Check that a job is in the place that its put-back sets, unless it has moved on already."""
@@ -300,7 +300,7 @@ class RunChecks:
             right = job.score if job.lifo else min(job.score, score_at(self._accounts.clock.now(), boost=job.boost))
             shared = self._accounts.sharing.counts(job.queue) and not job.lifo and after.score <= job.score
             fine = shared or after.score == right
-            self._require(fine, "I14", f"{job.ref}: put back from {job.score} to {after.score} in the line")
+            self._require(fine, "I14", f"{job.ref}: put back from {job.score} to the score {after.score}")
 
 
 def _words(decision: Finish | PutBack, *, stopped: bool) -> tuple[str, ...]:

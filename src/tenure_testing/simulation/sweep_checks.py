@@ -34,7 +34,7 @@ class SweepChecks:
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
             over = was.suspect_until is not None and was.suspect_until <= now
-            self._require(over, "I5", f"{was.ref}: reaped before its grace was over: {shown(was)}")
+            self._require(over, "I5", f"{was.ref}: reclaimed before its grace was over: {shown(was)}")
             self._taken(bid.owner, stalled, was)
         taken = [stalled.lease.ref for stalled in answer.stalled]
         for ref in changed:
@@ -68,9 +68,9 @@ class SweepChecks:
         self._accounts.recoverers[owner.id] = owner.name
         for stalled in answer.stalled:
             was = before[stalled.lease.ref]
-            self._require(was.owner == dead, "I5", f"{was.ref}: taken for the death of {dead}: {shown(was)}")
+            self._require(was.owner == dead, "I5", f"{was.ref}: reclaimed for the death of {dead}: {shown(was)}")
             mine = self._accounts.recoverers.get(dead, owner.name) == owner.name
-            self._require(mine, "I5", f"{was.ref}: taken from {dead}, a name of another supervisor's")
+            self._require(mine, "I5", f"{was.ref}: taken from {dead}, an owner id of another supervisor")
             self._taken(owner, stalled, was)
 
     def _suspected(self, bid: SweepRequest, was: JobRecord, job: JobRecord, now: int) -> None:
@@ -78,7 +78,7 @@ class SweepChecks:
         longest = longest_lease(job.stall)
         out = was.lease_until is not None and not now < was.lease_until <= now + longest
         again = was.suspect_until is not None and was.suspect_until > now + max(job.stall.lease // 2, bid.grace)
-        self._require(out or again, "I5", f"{job.ref}: suspected before its lease was out: {shown(was)}")
+        self._require(out or again, "I5", f"{job.ref}: suspected before its lease had ended: {shown(was)}")
         least = min(bid.grace, job.stall.lease // 2)
         enough = job.suspect_until is not None and job.suspect_until >= now + least
         self._require(enough, "I5", f"{job.ref}: suspected without a grace: {shown(job)}")
@@ -144,9 +144,9 @@ class SweepChecks:
         story = self._accounts.story(job.ref)
         run = story.run
         if run is None or was.state is not State.ACTIVE:
-            self._accounts.fail("I3", f"{job.ref}: reaped while no run of it was open: {shown(was)}")
+            self._accounts.fail("I3", f"{job.ref}: reclaimed while no run of it was open: {shown(was)}")
         self._accounts.raise_fence(story, job.fence)
-        self._require(job.owner == owner.id, "I5", f"{job.ref}: reaped by {owner.id}, given to {job.owner}")
+        self._require(job.owner == owner.id, "I5", f"{job.ref}: reclaimed by {owner.id}, but its owner is {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
         lost_by = next(one for one in reversed(run.holders) if one not in self._accounts.recoverers)
         self._accounts.recovery_checks.excused(was, run, stalled.reason, self._accounts.clock.uptime(), lost_by=lost_by)

@@ -51,15 +51,15 @@ class TransitionChecks:
             job.redrives <= (rule.times if rule is not None else 0), "I7", f"{job.ref}: {job.redrives} redrives"
         )
         marked = story.quarantined and job.state not in TERMINAL
-        self._require(job.quarantined == marked, "I7", f"{job.ref}: in quarantine, or not: {shown(job)}")
+        self._require(job.quarantined == marked, "I7", f"{job.ref}: its quarantine is wrong: {shown(job)}")
         used = story.put_back_used and job.state not in TERMINAL
-        self._require(job.put_back_used == used, "I18", f"{job.ref}: its free put-back is used, or not: {shown(job)}")
+        self._require(job.put_back_used == used, "I18", f"{job.ref}: its free put-back is wrong: {shown(job)}")
         self._require((job.state is State.ACTIVE) == (story.run is not None), "I5", f"{job.ref}: {shown(job)}")
         self._require((job.state in TERMINAL) == (story.ends == 1), "I2", f"{job.ref}: {story.ends} ends: {shown(job)}")
         if story.run is not None:
             fence = story.run.taken or story.run.fence
             self._require(
-                (job.fence, job.owner) == (fence, story.run.holders[-1]), "I4", f"{job.ref}: {fence} in truth"
+                (job.fence, job.owner) == (fence, story.run.holders[-1]), "I4", f"{job.ref}: {fence} expected"
             )
         self._kept(job)
 
@@ -68,7 +68,7 @@ class TransitionChecks:
         seen: dict[Ref, tuple[str, int]] = {}
         for name, at, ref in self._accounts.model.indexed():
             if ref in seen:
-                self._accounts.fail("I1", f"{ref} stands in {seen[ref]} and in {name}")
+                self._accounts.fail("I1", f"{ref} is in {seen[ref]} and in {name}")
             seen[ref] = name, at
         for ref, job in records.items():
             right = place_of(job)
@@ -81,13 +81,13 @@ class TransitionChecks:
         """Check that each run has its row, and that only the current run's row is open."""
         (detail,) = self._accounts.model.get([job.ref])
         if detail is None:
-            self._require(self._accounts.forgettable(job), "I8", f"{job.ref}: it is there, and cannot be read")
+            self._require(self._accounts.forgettable(job), "I8", f"{job.ref}: its record cannot be read")
             return
         runs = detail.runs
         counted = len(runs) == min(job.starts, RUNS_KEPT) and (not runs or runs[-1].number == job.starts)
         self._require(counted, "I7", f"{job.ref}: {len(runs)} rows for {job.starts} starts")
         traced = [run.number for run in runs if run.end is not None and run.trace is not None]
-        self._require(not traced, "I7", f"{job.ref}: the traces of {traced} are kept, which have ended")
+        self._require(not traced, "I7", f"{job.ref}: the traces of the ended runs {traced} are kept")
         unended = [run.number for run in runs if run.end is None]
         expected = [job.starts] if job.state is State.ACTIVE else []
         self._require(unended == expected, "I7", f"{job.ref}: the rows of {unended} are open: {shown(job)}")

@@ -229,7 +229,7 @@ class JobIndexes:
             self.reserved[queue, rate.name] = taken(self._reservation(queue, rate), rate, now)
 
     def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
-        """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
+        """Give back the time of a start that was undone, so that the next job may start that much earlier."""
         for rate in rates:
             so_far, more = self._reservation(queue, rate), refund(rate, started, now)
             if so_far.until > now:

@@ -83,7 +83,7 @@ class _ReplyReader(asyncio.Protocol):
         self._wanted = 0
         self._passed_over = 0
         self._waiter: asyncio.Future[list[Reply]] | None = None
-        self._hear: Callable[[Reply], None] | None = None
+        self._on_reply: Callable[[Reply], None] | None = None
 
     def take(self, count: int, *, after: int = 0) -> "asyncio.Future[list[Reply]]":
         """Return a future of the next `count` replies, skipping `after` replies before them.
@@ -108,23 +108,23 @@ class _ReplyReader(asyncio.Protocol):
                 return
         waiter.set_result(taken[self._passed_over :] if self._passed_over else taken)
 
-    async def listen(self, hear: Callable[[Reply], None]) -> None:
-        """Call `hear` with each reply as it arrives. Ends only by an error: a lost connection, or one from `hear`."""
+    async def listen(self, on_reply: Callable[[Reply], None]) -> None:
+        """Call `on_reply` with each reply as it arrives. Ends only by an error of the connection or of `on_reply`."""
         self._waiter = waiter = asyncio.get_running_loop().create_future()
-        self._hear = hear
+        self._on_reply = on_reply
         try:
-            self._tell(hear)
+            self._deliver(on_reply)
             if self.lost is not None:
                 self.give_up(self.lost)
             await waiter
         finally:
-            self._hear = None
+            self._on_reply = None
 
-    def _tell(self, hear: Callable[[Reply], None]) -> None:
+    def _deliver(self, on_reply: Callable[[Reply], None]) -> None:
         replies, self.replies = self.replies, []
         try:
             for reply in replies:
-                hear(reply)
+                on_reply(reply)
         except Exception as error:
             self.give_up(error)
 
@@ -144,8 +144,8 @@ class _ReplyReader(asyncio.Protocol):
             self.lost = error
             self.give_up(error)
             return
-        if self._hear is not None:
-            self._tell(self._hear)
+        if self._on_reply is not None:
+            self._deliver(self._on_reply)
         elif self._waiter is not None and len(self.replies) >= self._wanted and not self._waiter.done():
             self._hand_over(self._waiter)
 
@@ -228,13 +228,13 @@ class ServerConnection:
         """Send commands; `listen` receives the replies."""
         self._send(commands)
 
-    async def listen(self, hear: Callable[[Reply], None]) -> None:
-        """Call `hear` with each reply, in the iteration of the event loop in which it arrives.
+    async def listen(self, on_reply: Callable[[Reply], None]) -> None:
+        """Call `on_reply` with each reply, in the iteration of the event loop in which it arrives.
 
         Raises:
-            RedisError: the connection is lost. An exception from `hear` ends this, too.
+            RedisError: the connection is lost. An exception from `on_reply` ends this, too.
         """
-        await self._line.listen(hear)
+        await self._line.listen(on_reply)
 
     def give_up(self) -> None:
         """Raise TimeoutError in the caller that waits for an answer; that caller then drops the connection."""

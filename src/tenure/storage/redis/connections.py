@@ -147,7 +147,7 @@ class Connections:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
-    async def tell(self, base: str, *command: Word, durable: bool = False) -> Reply:
+    async def run_command(self, base: str, *command: Word, durable: bool = False) -> Reply:
         """Send a plain command on a partition's key to its server, and return the reply.
 
         Raises:
@@ -363,7 +363,7 @@ class _LoopConnections:
     def _suspect(self, place: ServerAddress) -> None:
         """Treat a server as possibly gone."""
         # What broke one connection has probably broken the idle ones, too. Without this, each of them would cost one
-        # call that waits in vain for its answer.
+        # call that waits for an answer that never comes.
         self._retire(place)
         self.routes.doubt(place)
         self._trouble(place)
@@ -495,7 +495,7 @@ class _LoopConnections:
                 link.retired = True
 
     async def _borrowed(self, place: ServerAddress, pool: _Pool, within: float) -> ServerConnection:
-        """Return a connection for the caller, who must give it back.
+        """Return a connection for the caller, which must return it.
 
         Raises:
             TimeoutError: no connection became available in time.

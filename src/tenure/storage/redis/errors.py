@@ -47,7 +47,7 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
             return error
         case AuthenticationError():
             return StorageError(
-                f"{shown} does not let us in ({why(error).rstrip('.')}); put the right user and password into the URL: "
+                f"{shown} refuses the login ({why(error).rstrip('.')}); put the right user and password into the URL: "
                 "redis://user:password@host, or redis://:password@host if it knows no users"
             )
         case AuthorizationError() | NoPermissionError():
@@ -60,7 +60,7 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
             )
         case RedisError() if undone(error):
             return StorageUnavailableError(
-                f"{shown} takes no calls right now ({why(error)}): it starts, fails over or moves data; try again"
+                f"{shown} accepts no calls right now ({why(error)}): it starts, fails over or moves data; try again"
             )
         case ResponseError():
             return _answered(str(error), shown, script)
@@ -72,9 +72,9 @@ def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
 
 def _unreached(reason: str, shown: str) -> str:
     if reason.endswith((REFUSED, NO_HOST)):
-        return f"{reason}; see that it runs there, and that host and port are right"
+        return f"{reason}; check that it runs there, and that host and port are right"
     if reason.endswith(LATE) and shown.startswith(("rediss", "valkeys")):
-        return f"{reason}; see that it runs and speaks TLS there (if it does not, the address begins with redis)"
+        return f"{reason}; check that it runs and speaks TLS there (if it does not, the address begins with redis)"
     return reason
 
 
@@ -92,7 +92,7 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
         case "MISCONF":
             return StorageFullError(
                 f"{shown} cannot write to its disk and so takes no writes ({text}). Free some space there, or "
-                "mend what its log tells"
+                "fix the cause that its log names"
             )
         case "BUSY":
             return StorageUnavailableError(f"{shown} is busy with a script for too long ({text}); try again")

@@ -62,7 +62,7 @@ async def find_wrong(connections: Connections, base: str, wrong: list[str]) -> N
     for of in _KINDS:
         cursor = b"0"
         while len(wrong) < _MOST:
-            reply = await connections.tell(base, "SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE, "TYPE", of)
+            reply = await connections.run_command(base, "SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE, "TYPE", of)
             if not isinstance(reply, list):
                 break
             cursor, names = cast("tuple[bytes, list[bytes]]", reply)

@@ -54,13 +54,13 @@ class PerLoop(Generic[T]):
             else:
                 await _elsewhere(close(thing), loop)
 
-    def everywhere(self, tell: Callable[[T], object]) -> None:
-        """Soon call `tell` with each loop's object, on that loop."""
+    def everywhere(self, action: Callable[[T], object]) -> None:
+        """Soon call `action` with each loop's object, on that loop."""
         with self._lock:
             things = list(self._things.items())
         for loop, thing in things:
             try:
-                loop.call_soon_threadsafe(tell, thing)
+                loop.call_soon_threadsafe(action, thing)
             except RuntimeError:
                 # The loop was closed meanwhile.
                 continue

@@ -215,7 +215,7 @@ class _Cluster:
                 self._last_source = node
                 return owners
             troubles.append(f"{node}: its Cluster has no slots yet")
-        raise ClusterDownError(f"no node tells who owns which slot ({'; '.join(troubles)})")
+        raise ClusterDownError(f"no node returned a slot map ({'; '.join(troubles)})")
 
 
 def _owners(ranges: list[list[object]], asked: ServerAddress, ours: set[int]) -> dict[int, ServerAddress]:

@@ -65,7 +65,7 @@ def _check(found: Sequence[Reply], ours: str, shown: str) -> None:
 async def examine_layout(connections: Connections, base: str, *, partitions: int) -> list[Finding]:
     """Return a finding about a namespace's layout; none if the server cannot be asked, which is a finding elsewhere."""
     try:
-        found = await connections.tell(base, "GET", f"{base}:schema")
+        found = await connections.run_command(base, "GET", f"{base}:schema")
     except StorageError:
         return []
     if found is None:

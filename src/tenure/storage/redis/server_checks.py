@@ -277,7 +277,7 @@ class ServerChecks:
                 if place not in replicated:
                     continue
                 try:
-                    await self._connections.tell(base, "SET", f"{base}:asked", "", "PX", 1, durable=True)
+                    await self._connections.run_command(base, "SET", f"{base}:asked", "", "PX", 1, durable=True)
                     findings.append(Finding("ok", "replication", f"a replica of {place} confirms writes"))
                 except NotDurableError as error:
                     message, _, remedy = str(error).partition(". ")
@@ -377,7 +377,7 @@ def _refusal(server: ServerFacts, address: RedisAddress) -> StorageError | None:
         if address.allow_unchecked:
             return None
         return StorageError(
-            f"{at} does not tell what it is ({server.refusal}); let the user of the URL call INFO{_UNCHECKED}"
+            f"{at} does not show its kind and version ({server.refusal}); let the user of the URL call INFO{_UNCHECKED}"
         )
     if server.mode == "sentinel":
         return StorageError(
@@ -424,7 +424,7 @@ def _version(said: str) -> tuple[int, ...]:
 def _findings(server: ServerFacts, address: RedisAddress) -> Iterator[Finding]:
     if server.gone is not None:
         if isinstance(server.gone, StorageUnavailableError):
-            yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "see that it runs")
+            yield Finding("error", "server", f"{server.place} is out of reach: {server.gone}", "check that it runs")
         else:
             message, _, remedy = str(server.gone).partition("; ")
             yield Finding("error", "server", f"{server.place}: {message}", remedy)
@@ -456,7 +456,7 @@ def _persistence(server: ServerFacts, name: str) -> Finding:
             "error",
             "persistence",
             f"{name} cannot write to its disk",
-            "see its log; free space, or mend the permissions of its folder",
+            "see its log; free space, or fix the permissions of its folder",
         )
     fsync = server.settings.get("appendfsync")
     match (server.appends, fsync, server.snapshots):

@@ -39,5 +39,5 @@ def json_list(values: Sequence[object]) -> str | None:
 
 
 def json_names(names: Sequence[str]) -> str:
-    """Return names as such a list; names contain no NUL, so every database can read all of them."""
+    """Return names as one text list; names contain no NUL, so every database can read all of them."""
     return _encode(names).decode()

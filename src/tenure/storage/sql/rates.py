@@ -59,7 +59,7 @@ def take(tx: Transaction, job: JobRecord) -> None:
 
 
 def give_back(tx: Transaction, job: JobRecord) -> None:
-    """Give back the time of a start that was in vain, so that the next job may start that much earlier."""
+    """Give back the time of a start that was undone, so that the next job may start that much earlier."""
     for rate in _with_queue_rate(tx, job):
         known = tx.rate(job.queue, rate.name)
         if known.taken.until > tx.now:

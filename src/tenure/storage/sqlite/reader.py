@@ -54,7 +54,7 @@ class DatabaseReader:
             try:
                 connection = self._session.use()
                 if self._session.log_state() == "replaced":
-                    # A writer has saved the deleted log and writes a new one. Until then the deleted one is right.
+                    # A writer has saved the deleted log and writes a new one. Until then the deleted one is valid.
                     self._session.leave_log()
                     connection = self._session.use()
                 connection.execute(_READ)

@@ -61,11 +61,7 @@ class HandlerPosition(Struct, frozen=True):
     innermost: CodeLine
 
     def __str__(self) -> str:
-        return (
-            str(self.handler)
-            if self.handler == self.innermost
-            else f"{self.handler} (which has come to {self.innermost})"
-        )
+        return str(self.handler) if self.handler == self.innermost else f"{self.handler} (now at {self.innermost})"
 
 
 def on_loop(stack: Iterable[CodeLine]) -> HandlerPosition | None:

@@ -53,7 +53,7 @@ local function has_room(examined)
 end
 
 -- Return true if there are no settings, no delayed and no parked jobs, and none of these queues has fair keys. That is
--- the usual case, and one command tells. Moves outside the fast path may change it during the script.
+-- the usual case, and one command shows it. Moves outside the fast path may change it during the script.
 local function are_quiet()
   if #queues > 100 then
     return false

@@ -22,7 +22,7 @@
 local owner = REQUEST.owner
 
 -- Append lines to the log of a job, which keeps the newest ones. `line` is a line's number in the whole log, so the
--- last line tells how many there were. It also counts lines that were not sent: those missing in a run's own numbering.
+-- last line has the number of all lines. It also counts lines that were not sent: those missing in a run's own numbering.
 local function keep_log(job, lines)
   local log = key('log', job.ref)
   job.logged = true

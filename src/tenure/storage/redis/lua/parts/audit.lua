@@ -26,22 +26,22 @@ local function shown(index)
   return (string.gsub(string.sub(index, #BASE + 2), '%z', ' '))
 end
 
-local function tell(ref, job, found, mended)
+local function record_repair(ref, job, found, repairs)
   local queue, id = parts_of(ref)
   local about = job or { queue = queue, id = id, task = '', starts = 0, ref = ref }
-  local event = { found = table.concat(found, '; '), mended = table.concat(mended, '; ') }
+  local event = { found = table.concat(found, '; '), mended = table.concat(repairs, '; ') }
   EventLog.record_job_event(about, 'repaired', event)
 end
 
 -- Check the registers by which claims and sweeps find queues, places and keys; add missing entries.
-local function hold_registers(job, found, mended)
+local function check_registers(job, found, repairs)
   local queue = job.queue
   local function has(register, member, number, is_right, option)
     local there = tonumber(call('ZSCORE', key(register), member) or '')
     if not there or (is_right and not is_right(there)) then
       call('ZADD', key(register), option or 'NX', number, member)
       found[#found + 1] = 'missing in ' .. register
-      mended[#mended + 1] = 'put there'
+      repairs[#repairs + 1] = 'put there'
     end
   end
   has('queues', queue, job.made)
@@ -60,14 +60,14 @@ local function hold_registers(job, found, mended)
       if call('HSETNX', key('limits', queue), held[1], held[2]) == 1 then
         call('HINCRBY', key('named', queue), held[1], 1)
         found[#found + 1] = 'key without a limit'
-        mended[#mended + 1] = 'given its own'
+        repairs[#repairs + 1] = 'given its own'
       end
     end
   end
 end
 
 -- Note that an entry was taken out of an index: it may have been the last unfinished job of its queue.
-local function tell_if_drained(index, queue)
+local function record_if_drained(index, queue)
   for _, state in ipairs({ 'delayed', 'waiting', 'again', 'active' }) do
     if index == key('in', pair(queue, state)) then
       EventLog.record_if_drained(queue)
@@ -84,32 +84,32 @@ function Audit.check(index, ref, member)
     -- Otherwise the next beat would add it to the leases again.
     call('HDEL', key('beats'), ref)
     Record.delete_trace(ref)
-    tell(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
-    tell_if_drained(index, (parts_of(ref)))
+    record_repair(ref, nil, { 'in ' .. shown(index) .. ' without a record' }, { 'taken out' })
+    record_if_drained(index, (parts_of(ref)))
     return nil
   end
-  local found, mended, belongs = {}, {}, false
+  local found, repairs, belongs = {}, {}, false
   for _, place in ipairs(JobIndexes.entries(job)) do
     belongs = belongs or place[1] == index
     local number = tonumber(call('ZSCORE', place[1], place[3]) or '')
     if number ~= place[2] then
       call('ZADD', place[1], place[2], place[3])
       found[#found + 1] = (number and 'misplaced in ' or 'missing in ') .. shown(place[1])
-      mended[#mended + 1] = 'put there'
+      repairs[#repairs + 1] = 'put there'
     end
   end
   if not belongs then
     call('ZREM', index, member)
     found[#found + 1] = 'in ' .. shown(index)
-    mended[#mended + 1] = 'taken out'
+    repairs[#repairs + 1] = 'taken out'
   end
-  hold_registers(job, found, mended)
+  check_registers(job, found, repairs)
   if #found > 0 then
     Record.mark_changed(job)
-    tell(ref, job, found, mended)
+    record_repair(ref, job, found, repairs)
   end
   if not belongs then
-    tell_if_drained(index, job.queue)
+    record_if_drained(index, job.queue)
   end
   return belongs and job or nil
 end

@@ -18,7 +18,7 @@ local LENGTHS_AT, LENGTHS, NUMBERS = 4, '<I4I4I4d', '<I4I4I4dddddd'
 -- GOING: the fields from that length on while it runs. OVER: the fields after that length once it is over.
 local STAYING, GOING_AT, GOING, OVER = 20, 17, '<I4I4ddddddd', '<I4dddddddddd'
 
--- If a record is of a plain job that waits for its first run, return its marks, its fixed part, the length of its
+-- If a record belongs to a plain job that waits for its first run, return its marks, its fixed part, the length of its
 -- payload, its sequence number, run_at, created, lease and timeout; else nil.
 function FastRecords.read_waiting(body)
   local form, state, marks = byte(body, 1, 3)
@@ -41,7 +41,7 @@ function FastRecords.started(body, marks, run, holder)
     .. holder
 end
 
--- If a record is of a plain active job, return its marks, the bytes of its run, its sequence number, and the number of
+-- If a record belongs to a plain active job, return its marks, the bytes of its run, its sequence number, and the number of
 -- bytes before its holder; else nil.
 function FastRecords.read_active(body)
   local form, state, marks = byte(body, 1, 3)

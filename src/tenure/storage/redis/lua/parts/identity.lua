@@ -18,7 +18,7 @@ function Identity.write(layout, fresh)
 end
 
 -- Write the identity that is missing. Return 1 if nothing else was missing, else 0.
-local function mend(seen, layout, fresh, last)
+local function repair(seen, layout, fresh, last)
   if call('EXISTS', key('schema')) == 0 then
     Identity.write(layout, fresh)
     return 0
@@ -41,11 +41,11 @@ end
 -- identity is empty if it is missing and the worker saw nothing yet.
 -- Request: {identity, created, last_event, last_event_at}, empty if the worker saw nothing yet.
 function Identity.state(seen, layout, fresh)
-  local identity, mended = call('GET', key('identity')), 0
+  local identity, repaired = call('GET', key('identity')), 0
   local last, at = EventLog.last()
   if not identity then
-    mended = mend(seen, layout, fresh, last)
+    repaired = repair(seen, layout, fresh, last)
     identity = call('GET', key('identity')) or ''
   end
-  return { identity, last, at, EventLog.continues(seen, last) and 1 or 0, mended }
+  return { identity, last, at, EventLog.continues(seen, last) and 1 or 0, repaired }
 end

@@ -75,7 +75,7 @@ function JobIndexes.is_open(job)
   return job.state ~= 'active' and (job.merge.type == 'unique' or job.starts == 0)
 end
 
--- The indexes of an unfinished job besides those of its state: of its merge key, its schedule, and its time to live.
+-- The indexes of an unfinished job in addition to those of its state: by merge key, schedule, and time to live.
 local function stand_in_groups(job, stand)
   local queued = job.state ~= 'active'
   if job.merge then

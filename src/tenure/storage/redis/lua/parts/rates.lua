@@ -116,7 +116,7 @@ function Rates.take(queue, rates)
   end
 end
 
--- Give back the time of a start that came to nothing, so that the next job may start earlier; but not the time that has
+-- Give back the time of a start that was undone, so that the next job may start earlier; but not the time that has
 -- passed since.
 function Rates.give_back(queue, rates, started)
   for _, rate in ipairs(rates) do

@@ -85,11 +85,11 @@ local function may_fire(name, overlap)
 end
 
 -- Enqueue a tick's job; return its id, or nil and the reason why no job was made.
-local function fire(name, known, wish, place)
+local function fire(name, known, job, place)
   if not may_fire(name, known.overlap) then
     return nil, 'overlap'
   end
-  local made = Enqueue.add(wish, place)
+  local made = Enqueue.add(job, place)
   if made[1] == 'throttled' or made[1] == 'duplicate' then
     return nil, made[1]
   end

@@ -47,7 +47,7 @@ function Sequence.next()
   return made
 end
 
--- Return true if a job was made later than now, because the clock was set back since. Then sequence numbers do not tell
+-- Return true if a job was made later than now, because the clock was set back since. Then sequence numbers do not show
 -- which job has waited longest.
 function Sequence.clock_is_back()
   if not made then
