@@ -62,13 +62,13 @@ class Lazy(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command and end with its exit code; an error is one line on stderr."""
-        _see_to_output()
+        _prepare_output()
         try:
             code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
         except OSError as error:
             if error.errno not in _WRITE_ERRORS:
                 raise
-            # A storage reports these as errors of ours, so here stdout itself has failed. Point it at /dev/null, so
+            # Storages translate such errors into a TenureError, so stdout itself has failed. Point it at /dev/null, so
             # that the interpreter does not report the failure again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             # A closed pipe, as after `| head`, needs no message.
@@ -82,7 +82,7 @@ class Lazy(click.Group):
         sys.exit(code if isinstance(code, int) else OK)
 
 
-def _see_to_output() -> None:
+def _prepare_output() -> None:
     """Make sure that stdout and stderr exist, and that stdout can print every character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:

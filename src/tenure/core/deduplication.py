@@ -1,7 +1,7 @@
 """Decides which existing job a call is merged into: the one with the same key, while its state allows it.
 
-The records of the jobs alone determine which job holds a key. A separate lock does not exist, so it cannot be left
-behind or lost too early. Only a key with a window has a record of its own, which expires.
+The records of the jobs alone determine which job holds a key. Without separate locks, no lock can be left behind or
+lost too early. Only a key with a window has a record of its own, which expires.
 """
 
 from typing import Literal, assert_never
@@ -56,7 +56,7 @@ def accepts_merge(job: JobRecord, key: MergeKey) -> bool:
 
 
 def due_at(key: DebounceKey | CollectKey, *, first: int, calls: int, now: int, size: int = 0) -> int:
-    """Return when a job is due after its `calls`-th call, which came now. `first`: the recorded time of its first call.
+    """Return when a job is due after its `calls`-th call, made now. `first`: the recorded time of its first call.
 
     `size`: the job's bytes of collected arguments. If the first call lies later than now, the clock was set back since.
     The job then waits as if the call came now.
@@ -72,5 +72,5 @@ def _full(key: CollectKey, calls: int, size: int) -> bool:
 
 
 def _has_not_started(job: JobRecord) -> bool:
-    # A job that has started already used the calls that it had.
+    # A started job has read its merged calls already.
     return job.starts == 0 and job.state in (State.DELAYED, State.WAITING)

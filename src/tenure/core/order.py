@@ -37,7 +37,7 @@ def share(weight: int) -> int:
 class Fairness(Struct):
     """The virtual time that a queue has reached.
 
-    `front`: the highest score given out; for a priority below 0, without the delay of that priority. `reached`: by
+    `front`: the highest score given out; for a priority below 0, minus the delay of that priority. `reached`: by
     priority, the virtual instant of the latest job given out. `tags`: by priority and tenant, the virtual instant of
     the tenant's last job.
     """

@@ -1,12 +1,12 @@
 """Writes the post-mortem of a run that was cut off: why it ended, where it was, and its last log lines.
 
     its process was killed by signal 9 (SIGKILL), cause unknown     the cause, in one clause that can be quoted
-    job … worker … ran … process … other runs … progress …        what was known of it, as far as anything is
+    job … worker … ran … process … other runs … progress …          the facts that are known
     its last log lines: …
     where its handler was at its last beat, 3.2 s before it died: …
 
-The author may have been able to read only a part of these facts. Unknown facts are left out, except the position of the
-handler, which every reader looks for.
+The process that writes it may be able to read only a part of these facts. Unknown facts are left out, except the
+position of the handler, which every reader looks for.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 class Workplace(Struct, frozen=True):
     """A worker process's last report on itself. `lag` and `report_age` in microseconds, `memory` in bytes; 0: unknown.
 
-    `report_age`: the age of that report at the end of the run, if it is known better than from the lease.
+    `report_age`: the age of that report at the end of the run, if a more exact age than that of the lease is known.
     """
 
     lag: int = 0
@@ -94,8 +94,8 @@ def post_mortem(
     """Return all known facts of a run that was cut off; the first line is the cause.
 
     `job`: the record after the reclaim. `silent_for`: how long its holder had been silent, in microseconds. `died`:
-    True if its process had died, False if only its lease was over. `other_tasks`: those of the other runs in its
-    process. `alone`: the run had a process of its own, as a child of its worker.
+    True if its process had died, False if only its lease was over. `other_tasks`: the tasks of the other runs in
+    its process. `alone`: the run had a process of its own, as a child of its worker.
     """
     known_workplace = Workplace() if workplace is None else workplace
     end = "before it died" if died else "before it was given up"
@@ -144,7 +144,7 @@ def _limit(job: JobRecord) -> str:
 def _out_of_lease(job: JobRecord, silent_for: int, run: RunRecord | None) -> str:
     length, duration = job.stall.lease, ran_for(job, run)
     if silent_for < length:
-        # The holder was alive all the time, and let the lease end or had to.
+        # The holder was alive all the time. It did not renew the lease, or was not allowed to.
         if duration is not None and job.timeout is not None and duration > job.timeout:
             return (
                 f"it went on for {seconds(duration)}, past its timeout of {duration_text(job.timeout)}, and could not "

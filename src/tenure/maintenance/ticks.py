@@ -53,13 +53,13 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickR
             # to read it, and the other schedules continue.
             troubles[name] = _trouble(name, error)
             if full:
-                # Otherwise, as many of these as a sweep lists would keep out all other schedules for ever.
+                # Otherwise a sweep that lists only such schedules would never list any other.
                 steps[name] = [Tick(name, schedule.last_tick, schedule.last_tick, now + PUT_OFF)]
             continue
         if more:
             left.add(name)
     refused = await _send(storage, steps)
-    # Refused schedules stay due. Continuing at once because of them would never end.
+    # Refused schedules stay due. To continue at once because of them would be an endless loop.
     done = [ticks[-1] for name, ticks in steps.items() if name not in refused]
     return TickResults(
         more=bool(left - refused.keys()) or (full and bool(done)),
@@ -69,7 +69,7 @@ async def tick_all(storage: Storage, due: Sequence[Schedule], now: int) -> TickR
 
 
 def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
-    """Return the steps that advance a schedule, each from the tick that the previous one reached, and if more remain.
+    """Return the steps that advance a schedule, each from the tick of the previous step, and whether more remain.
 
     Raises:
         UsageError: the rhythm of the schedule cannot be read here.

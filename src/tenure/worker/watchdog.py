@@ -1,11 +1,11 @@
 """Finds out from another thread that a worker's event loop is blocked, and reports the handler and its line once.
 
-    loop      ──a timer every half second──► notes its turns, also in the scoreboard
+    loop      ──a timer every half second──► records each turn, also in the scoreboard
     keeper's  ──checks as often──► late by more than a second: one warning for each blockage
     thread                         late by more than max_block: given up, its leases are not renewed any more
 
 If the interpreter itself is held (a C call that keeps the GIL), this thread is as late as the loop. Then the supervisor
-has warned from its own process. Without a supervisor, this thread warns afterwards.
+warns from its own process. Without a supervisor, this thread warns as soon as it runs again.
 """
 
 import asyncio

@@ -53,7 +53,9 @@ class ChangeChecks:
             match revision:
                 case CancelJob() if answer.verdict == "asked":
                     asked = job is not None and job.state is State.ACTIVE and job.cancel_at is not None
-                    self._require(asked and was.state is State.ACTIVE, "I11", f"{was.ref}: cancel requested: {shown(was)}")
+                    self._require(
+                        asked and was.state is State.ACTIVE, "I11", f"{was.ref}: cancel requested: {shown(was)}"
+                    )
                 case CancelJob():
                     fine = job is not None and job.state is State.CANCELLED
                     self._require(fine and was.state in (State.WAITING, State.DELAYED), "I11", shown(was))

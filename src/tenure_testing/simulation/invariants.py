@@ -123,7 +123,9 @@ class InvariantChecker:
                 self._order.placed(job, named, offset)
             if receipt.made != "created":
                 self._require(
-                    receipt.ref in self._accounts.stories, "I17", f"{receipt.ref} is reported as existing, and was never created"
+                    receipt.ref in self._accounts.stories,
+                    "I17",
+                    f"{receipt.ref} is reported as existing, and was never created",
                 )
                 self._accounts.note(receipt.made, job.id, receipt.ref.id)
                 continue
