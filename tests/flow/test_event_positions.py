@@ -76,15 +76,69 @@ async def take(heard: asyncio.Queue[str], count: int) -> list[str]:
     return [await heard.get() for _ in range(count)]
 
 
+async def until(heard: asyncio.Queue[str], last: str) -> list[str]:
+    """Return the next reasons, in order, up to this one."""
+    found = await take(heard, 1)
+    while found[-1] != last:
+        found += await take(heard, 1)
+    return found
+
+
 async def test_after_a_rewind_the_events_after_the_end_of_the_log_are_read() -> None:
     storage = LosingStorage()
     async with following(storage) as (bus, heard):
         await record(storage, 1, 7)
         await take(heard, 7)
-        bus.set_back(0, 4)
+        bus.set_back(0, 4, 0.0)
         await record(storage, 8, 8)
 
-        assert await take(heard, 4) == ["5", "6", "7", "8"]
+        assert (await until(heard, "8"))[-4:] == ["5", "6", "7", "8"]
+
+
+async def test_events_of_a_log_that_regrew_before_the_alarm_are_read() -> None:
+    storage = LosingStorage()
+    async with following(storage) as (bus, heard):
+        await record(storage, 1, 7)
+        await take(heard, 7)
+        storage.log = MemoryStorage()
+        await record(storage.log, 1, 4)
+        await record(storage.log, 18, 29)  # under the numbers 5 to 16, of which the bus has read 5 to 7 before
+        await record(storage, 8, 8)  # wakes the bus
+        assert await take(heard, 9) == [str(number) for number in range(21, 30)]
+        bus.set_back(0, 16, 0.0)
+        await record(storage, 9, 9)
+
+        assert (await until(heard, "29"))[-12:] == [str(number) for number in range(18, 30)]
+
+
+async def test_a_bus_that_stops_delivers_the_local_events_that_it_got() -> None:
+    storage = LosingStorage()
+    heard: list[str] = []
+    handlers = Handlers()
+
+    async def handler(event: WorkerStopping) -> None:
+        await asyncio.sleep(0)
+        heard.append(event.reason)
+
+    handlers.add(WorkerStopping, handler, scope="every", task=None)
+    bus = EventBus(
+        storage,
+        handlers,
+        reader="r",
+        caller="c",
+        rng=Random(1),
+        decode=lambda body: body,
+        logger=logging.getLogger("tenure"),
+    )
+    await bus.subscribe()
+    running = asyncio.create_task(bus.run())
+    for number in range(3):
+        bus.tell(WorkerStopping(owner="o", reason=str(number)))
+    async with asyncio.timeout(20):
+        await bus.stop()
+        await running
+
+    assert heard == ["0", "1", "2"]
 
 
 async def test_a_new_log_that_is_read_already_is_not_read_twice() -> None:

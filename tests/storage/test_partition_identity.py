@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound, WorkerStopping
 from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionEvent, PartitionState, compare
-from tenure.errors import StorageUnavailableError
+from tenure.errors import SchemaMismatchError, StorageUnavailableError
 from tenure.health.assessment import alarms_of
 from tenure.storage.protocol import Query, RenewRequest, Storage, Survey, WorkerInfo, WorkerSurvey
 from tenure.storage.redis.address import read
@@ -280,8 +280,8 @@ def test_a_deleted_log_is_an_alarm_with_an_event(caplog: pytest.LogCaptureFixtur
     told: list[PartitionEvent] = []
     watch = watch_of(told)
     state = PartitionState("*", "0123", 1)
-    watch.compare((replace(state, trouble=LOG_LOST),), ())
-    watch.compare((state,), ())
+    watch.compare((replace(state, trouble=LOG_LOST),), (), 0.0)
+    watch.compare((state,), (), 0.0)
 
     assert told == [StorageLogDeleted(partition="*")]
     assert LOG_LOST in watch.alarm
@@ -290,22 +290,52 @@ def test_a_deleted_log_is_an_alarm_with_an_event(caplog: pytest.LogCaptureFixtur
 
 def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
     told: list[PartitionEvent] = []
-    places: list[tuple[int, int]] = []
-    watch = watch_of(told, rewound=lambda place, last: places.append((place, last)))
+    places: list[tuple[int, int, float]] = []
+    clock = ManualClock()
+    watch = watch_of(told, clock=clock, rewound=lambda place, last, ago: places.append((place, last, ago)))
     state = PartitionState("partition 1", "0123", 1, last_event=20, place=1)
-    watch.compare((state,), ())
-    watch.compare((replace(state, last_event=15),), ())
+    asked_at = clock.uptime()
+    watch.compare((state,), (), asked_at)
+    clock.advance(5)
+    watch.compare((replace(state, last_event=15),), (), asked_at + 4)
 
     assert told == [StorageRewound(partition="partition 1", by=5)]
-    assert places == [(1, 15)]
+    assert places == [(1, 15, 5.0)]
+
+
+async def test_a_deleted_file_that_no_process_makes_again_is_an_alarm(tmp_path: Path) -> None:
+    path, told, places = tmp_path / "jobs.db", list[PartitionEvent](), list[int]()
+    maker, storage = SQLiteStorage(path), SQLiteStorage(path, auto_migrate=False)
+    await maker.open()
+    await maker.close()
+    watch = watch_of(told, replaced=places.append)
+    seen = await look(storage)
+    watch.compare((seen,), (), 0.0)
+    for name in ("jobs.db", "jobs.db-wal", "jobs.db-shm"):
+        (tmp_path / name).unlink()
+    for _ in range(2):
+        with pytest.raises(SchemaMismatchError) as raised:
+            await look(storage, seen)
+        watch.mismatched(raised.value)
+
+    assert told == [StorageReplaced(partition="*", old=seen.identity, new="")]
+    assert "tenure migrate" in watch.alarm
+
+    made_again = SQLiteStorage(path)
+    watch.compare((await look(made_again, seen),), (), 0.0)
+    await storage.close()
+    await made_again.close()
+
+    assert len(told) == 1
+    assert places == [0]
 
 
 def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
     clock = ManualClock()
     watch = watch_of([], clock=clock)
     states = [PartitionState(f"partition {place}", f"{place}123", 1, place=place) for place in range(3)]
-    watch.compare(tuple(states), ())
-    watch.compare(tuple(replace(state, identity="4567") for state in states[:2]), ())
+    watch.compare(tuple(states), (), 0.0)
+    watch.compare(tuple(replace(state, identity="4567") for state in states[:2]), (), 0.0)
     kept = watch.alarm
     clock.advance(3600)
 
@@ -325,7 +355,8 @@ def watch_of(
     told: list[PartitionEvent],
     *,
     clock: ManualClock | None = None,
-    rewound: Callable[[int, int], None] = lambda place, last: None,
+    replaced: Callable[[int], None] = lambda place: None,
+    rewound: Callable[[int, int, float], None] = lambda place, last, ago: None,
 ) -> PartitionWatch:
     """Return a worker's watch that appends its events to a list."""
     return PartitionWatch(
@@ -335,7 +366,7 @@ def watch_of(
         read=lambda: "",
         announce=told.append,
         forget_read=lambda: None,
-        replaced=lambda place: None,
+        replaced=replaced,
         rewound=rewound,
     )
 

@@ -59,7 +59,7 @@ def keeper_of(
         announce=told.append,
         forget_read=lambda: None,
         replaced=replaced,
-        rewound=lambda place, last: None,
+        rewound=lambda place, last, ago: None,
     )
     return Keeper(
         WorkerDeps(storage, OWNER, active_runs, clock, Random(1), logger, WorkerMetrics(MetricsRegistry())),

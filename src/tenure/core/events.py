@@ -346,7 +346,7 @@ class WorkerHung(Event, frozen=True, kw_only=True):
 class StorageReplaced(Event, frozen=True, kw_only=True):
     """A worker found another partition in place of the one that it saw before: the old one's data is lost.
 
-    `old`, `new`: the identities of both.
+    `old`, `new`: the identities of both; `new` is empty if nothing is in its place yet.
     """
 
     partition: str

@@ -15,7 +15,7 @@ from tenure.core.events import Event, EventsTrimmed, OnRequest, event_name
 from tenure.errors import StorageError, StorageUnavailableError, UsageError
 from tenure.events.follow import pages
 from tenure.events.handler_calls import Handler, HandlerCalls
-from tenure.storage.cursors import recorded_within, set_back
+from tenure.storage.cursors import numbers_of, recorded_within, set_back
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Storage
 from tenure.waiting import first
 
@@ -107,8 +107,9 @@ class EventBus:
         self._unrecorded: set[str] = set()
         """The events for which a warning has said that no queue records them."""
         self._handling: tuple[EventReader | None, str | None] = None, None
-        self._set_back: dict[int, int] = {}
-        """The events, by the index of their partition, after which handlers of scope "every" must read again."""
+        self._set_back: dict[int, tuple[int, float | None]] = {}
+        """Where handlers of scope "every" must read again, by the index of the partition: after an event, and from a
+        time of the loop on, if it is known."""
         self._moved: set[int] = set()
         """The indexes of partitions where handlers of scope "every" read on in a new log that no one announced yet."""
         self.read_to = ""
@@ -149,7 +150,7 @@ class EventBus:
 
     def publish(self, event: Event) -> None:
         """Deliver a local event to its handlers soon, without the log."""
-        if self._handlers.all():
+        if self._handlers.all() and not self._stopped.is_set():
             self._local.put_nowait(event)
 
     def forget_read(self) -> None:
@@ -159,16 +160,25 @@ class EventBus:
     def begin_again(self, partition: int) -> None:
         """Read the log of one partition from its start, because it is a new log. `partition`: the partition's index."""
         # A named reader loses its position with the log, and the storage puts it at the start of the new log.
-        self.set_back(partition, 0)
+        self._read_again(partition, 0, None)
 
-    def set_back(self, partition: int, last: int) -> None:
-        """Read the log of one partition on from event `last` at the latest, because later ones were lost."""
+    def set_back(self, partition: int, last: int, seen_ago: float) -> None:
+        """Read the log of one partition again, because its last events were lost and others took their numbers.
+
+        `last`: the number of its last event. `seen_ago`: the seconds since the log was last seen without a loss. All
+        events since then are read, so some may be read twice.
+        """
+        self._read_again(partition, last, asyncio.get_running_loop().time() - seen_ago)
+
+    def _read_again(self, partition: int, last: int, since: float | None) -> None:
         # A storage knows what it has lent to a named reader, so it ignores cursors beyond that.
         if partition in self._moved:
             # Handlers of scope "every" found the loss before the worker's beat did.
             self._moved.discard(partition)
         elif "every" in self._placed:
-            self._set_back[partition] = min(last, self._set_back.get(partition, last))
+            known, earliest = self._set_back.get(partition, (last, since))
+            since = None if since is None or earliest is None else min(since, earliest)
+            self._set_back[partition] = min(last, known), since
 
     async def run(self) -> None:
         """Follow the log until `stop` is called or this task is cancelled."""
@@ -207,19 +217,24 @@ class EventBus:
                         await self._warn_unrecorded()
             if followers:
                 await asyncio.wait(followers.values())
+            await self._local.join()
             for task in background:
                 task.cancel()
         self._calls.close()
         self._stopped.set()
 
     async def stop(self) -> None:
-        """Let the running handlers end, store how far the log was handled, and stop reading."""
+        """Let the running handlers end, store how far the log was handled, and stop reading.
+
+        Local events that `tell` got before are delivered; later ones are dropped.
+        """
         self._stopping.set()
         await self._stopped.wait()
 
     async def _hand_local(self) -> None:
         while True:
             await self._calls.call(await self._local.get(), self._handlers.all())
+            self._local.task_done()
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
         """Deliver the log's events to the handlers of a scope. `start` is the cursor after the last handled event."""
@@ -239,12 +254,15 @@ class EventBus:
                 page = await self._storage.events(start, limit=BATCH, reader=reader)
             else:
                 orders = dict(self._set_back)
-                for index, last in orders.items():
+                for index, (last, since) in orders.items():
+                    if since is not None:
+                        # The log may have grown past `last` and past our place since it lost events.
+                        last = min(last, *numbers_of(await self._end_at(since))[index : index + 1])
                     start = set_back(start, index, last)
                 page = await self._storage.events(start, limit=BATCH)
                 # Orders that a failed read did not carry out are still there; so are those that came meanwhile.
-                for index, last in orders.items():
-                    if self._set_back.get(index) == last:
+                for index, order in orders.items():
+                    if self._set_back.get(index) == order:
                         del self._set_back[index]
                 for moved in begun_before(start, page):
                     if self._set_back.pop(moved, None) is None:

@@ -152,7 +152,7 @@ class WorkerParts:
             announce=lambda event: self.keeper.announce(event),
             forget_read=self.bus.forget_read,
             replaced=lambda place: callbacks.call_soon(callbacks.begin_again, place),
-            rewound=lambda place, last: callbacks.call_soon(self.bus.set_back, place, last),
+            rewound=lambda place, last, ago: callbacks.call_soon(self.bus.set_back, place, last, ago),
         )
         self.keeper = Keeper(
             deps,

@@ -23,7 +23,7 @@ from tenure.core.lane import Lane
 from tenure.core.lease import answer_limit
 from tenure.core.partition import PartitionState
 from tenure.core.postmortem import stall_cause
-from tenure.errors import StorageError, StorageUnavailableError
+from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError
 from tenure.options import Timing
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
@@ -221,7 +221,7 @@ class Keeper:
                     sent = []
                     if looks:
                         self._partitions_read_at, looks = asked_at, False
-                        self._compare(pulse.partitions, read)
+                        self._compare(pulse.partitions, read, asked_at)
             if incomplete:
                 raise StorageUnavailableError("a part of the storage does not answer")
             self._announcements.extendleft(reversed(events))
@@ -230,6 +230,8 @@ class Keeper:
             self._announcements.extendleft(reversed(events))
             for message in sent:
                 message.take_back()
+            if isinstance(error, SchemaMismatchError):
+                self._partitions.mismatched(error)
             self._metrics.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
@@ -255,9 +257,9 @@ class Keeper:
             )
             self._ignore_hints_until = asked_at + rest
 
-    def _compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
+    def _compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...], asked_at: float) -> None:
         try:
-            self._partitions.compare(found, read)
+            self._partitions.compare(found, read, asked_at)
         except Exception as error:
             # The beat was answered: its leases are renewed and its events recorded.
             self._logger.error("cannot compare the state of the storage", exc_info=error)

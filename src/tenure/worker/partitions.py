@@ -6,6 +6,7 @@ from collections.abc import Callable
 from tenure.clock import Clock
 from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewound
 from tenure.core.partition import LOG_LOST, PartitionEvent, PartitionState, compare
+from tenure.errors import SchemaMismatchError
 from tenure.storage.cursors import numbers_of
 
 ALARM_KEPT = 3600.0
@@ -25,9 +26,13 @@ class PartitionWatch:
         announce: Callable[[PartitionEvent], None],
         forget_read: Callable[[], None],
         replaced: Callable[[int], None],
-        rewound: Callable[[int, int], None],
+        rewound: Callable[[int, int, float], None],
     ) -> None:
-        """Create a watch. `read` returns the cursor up to which the worker has read the event log."""
+        """Create a watch.
+
+        `read` returns the cursor up to which the worker has read the event log. `replaced` gets the index of a
+        partition; `rewound` also gets the number of its last event, and the seconds since the last look without a loss.
+        """
         self._worker = worker
         self._clock = clock
         self._logger = logger
@@ -37,6 +42,10 @@ class PartitionWatch:
         self._replaced = replaced
         self._rewound = rewound
         self._seen: dict[str, PartitionState] = {}
+        self._seen_at: dict[str, float] = {}
+        """The uptime before the last look at each partition."""
+        self._gone: set[str] = set()
+        """The partitions whose loss was announced before a beat found another one in their place."""
         self._alarms: dict[str, tuple[str, float]] = {}
         """The last alarm of each partition, and the uptime at which it was raised."""
 
@@ -56,11 +65,13 @@ class PartitionWatch:
         """How far the worker has read each partition's event log. Read this before the beat is sent."""
         return numbers_of(self._read())
 
-    def compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...]) -> None:
-        """Compare the partition states of a beat with those seen before."""
+    def compare(self, found: tuple[PartitionState, ...], read: tuple[int, ...], asked_at: float) -> None:
+        """Compare the partition states of a beat, which was sent at uptime `asked_at`, with those seen before."""
         for now in found:
-            seen = self._seen.get(now.partition)
-            self._seen[now.partition] = now
+            seen, seen_at = self._seen.get(now.partition), self._seen_at.get(now.partition, asked_at)
+            self._seen[now.partition], self._seen_at[now.partition] = now, asked_at
+            gone = now.partition in self._gone
+            self._gone.discard(now.partition)
             if now.trouble == LOG_LOST:
                 self._raise_alarm(
                     now.partition, logging.ERROR, f"{_shown(now.partition)} of the storage: {now.trouble}"
@@ -73,6 +84,10 @@ class PartitionWatch:
             read_to = read[now.place] if now.place < len(read) else 0
             event = compare(seen, now, read_to)
             match event:
+                case StorageReplaced() if gone:
+                    self._forget_read()
+                    self._replaced(now.place)
+                    continue
                 case StorageReplaced():
                     self._raise_alarm(
                         now.partition,
@@ -89,12 +104,25 @@ class PartitionWatch:
                         f"{max(seen.last_event, read_to)} was seen and is not in its log, which ends at "
                         f"{now.last_event}; acknowledged writes are lost",
                     )
-                    self._rewound(now.place, now.last_event)
+                    self._rewound(now.place, now.last_event, self._clock.uptime() - seen_at)
                 case None:
                     continue
             # The cursor belongs to the log as it was before.
             self._forget_read()
             self._announce(event)
+
+    def mismatched(self, error: SchemaMismatchError) -> None:
+        """Raise an alarm, because the storage that the worker has seen is gone, and a beat found no other like it."""
+        for partition, seen in self._seen.items():
+            if seen.identity and partition not in self._gone:
+                self._gone.add(partition)
+                self._raise_alarm(
+                    partition,
+                    logging.CRITICAL,
+                    f"{_shown(partition)} of the storage was replaced: identity {seen.identity} is gone, and "
+                    f"everything that it held is lost ({error})",
+                )
+                self._announce(StorageReplaced(partition=partition, old=seen.identity, new=""))
 
     def _raise_alarm(self, partition: str, level: int, alarm: str) -> None:
         self._logger.log(level, "worker %s: %s", self._worker, alarm)
