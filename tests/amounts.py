@@ -1,7 +1,7 @@
 """How much some tests do: less in `make test`, all of it in `make test-full`, which sets TENURE_TEST_FULL."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -23,6 +23,17 @@ def amount(what: str) -> int:
 def cases(usual: list[Any], more: list[Any]) -> list[Any]:
     """Return the cases of a test: the usual ones, and in a full run the others too."""
     return [*usual, *more] if FULL else usual
+
+
+def on_one_storage(fixture: str, storage: Literal["sqlite", "redis"] = "sqlite") -> pytest.MarkDecorator:
+    """Return the mark of a test that runs on this storage, and in a full run on the other one, too.
+
+    `fixture` gives the storage. The test is of a worker's or a supervisor's behaviour that no storage changes.
+    """
+    usual, more = ["sqlite"], [on_redis()]
+    if storage == "redis":
+        usual, more = more, usual
+    return pytest.mark.parametrize(fixture, cases(usual, more), indirect=True)
 
 
 def on_redis(*values: Any) -> Any:

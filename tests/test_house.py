@@ -82,7 +82,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors notifications protocol script_files",
+        "cursors notifications policies protocol script_files",
         "notification_retry sql",
         "memory redis sqlite",
         "urls",

@@ -13,6 +13,8 @@ import pytest
 import tenure
 from tests.cli.terminal import EVERYWHERE, Terminal
 
+pytestmark = pytest.mark.thorough
+
 
 def fail(there: Terminal, count: int) -> list[str]:
     """Return the ids of failed jobs, the oldest first."""

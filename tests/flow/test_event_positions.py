@@ -42,6 +42,19 @@ async def record(storage: Storage, first: int, last: int) -> None:
     await storage.renew(RenewRequest(OWNER, events=events))
 
 
+def bus_of(storage: Storage, handlers: Handlers) -> EventBus:
+    """Return a bus of one app for these handlers."""
+    return EventBus(
+        storage,
+        handlers,
+        reader="r",
+        caller="c",
+        rng=Random(1),
+        decode=lambda body: body,
+        logger=logging.getLogger("tenure"),
+    )
+
+
 @contextlib.asynccontextmanager
 async def following(storage: Storage) -> AsyncGenerator[tuple[EventBus, asyncio.Queue[str]]]:
     """Run a bus with a handler of scope "every"; yield it with the reasons of the events that the handler got."""
@@ -52,15 +65,7 @@ async def following(storage: Storage) -> AsyncGenerator[tuple[EventBus, asyncio.
         heard.put_nowait(event.reason)
 
     handlers.add(WorkerStopping, handler, scope="every", task=None)
-    bus = EventBus(
-        storage,
-        handlers,
-        reader="r",
-        caller="c",
-        rng=Random(1),
-        decode=lambda body: body,
-        logger=logging.getLogger("tenure"),
-    )
+    bus = bus_of(storage, handlers)
     await bus.subscribe()
     running = asyncio.create_task(bus.run())
     try:
@@ -121,19 +126,11 @@ async def test_a_bus_that_stops_delivers_the_local_events_that_it_got() -> None:
         heard.append(event.reason)
 
     handlers.add(WorkerStopping, handler, scope="every", task=None)
-    bus = EventBus(
-        storage,
-        handlers,
-        reader="r",
-        caller="c",
-        rng=Random(1),
-        decode=lambda body: body,
-        logger=logging.getLogger("tenure"),
-    )
+    bus = bus_of(storage, handlers)
     await bus.subscribe()
     running = asyncio.create_task(bus.run())
     for number in range(3):
-        bus.tell(WorkerStopping(owner="o", reason=str(number)))
+        bus.publish(WorkerStopping(owner="o", reason=str(number)))
     async with asyncio.timeout(20):
         await bus.stop()
         await running

@@ -8,6 +8,8 @@ import pytest
 from tenure import JobReleased, WorkerStopping
 from tests.hostile import PLACES, RAISED, expected, made, run_hostile_jobs
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:

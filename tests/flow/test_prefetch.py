@@ -9,6 +9,8 @@ from tenure import Job, JobCancelled, JobCompleted, JobReleased, JobStalled, Sta
 from tenure.worker.prefetch import LONGEST_WAIT, MOST_HELD
 from tests.flow.conftest import FAST, Play, Stage
 
+pytestmark = pytest.mark.thorough
+
 CONCURRENCY = 4
 
 TENANT = ContextVar[int]("tenant")

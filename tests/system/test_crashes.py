@@ -14,7 +14,7 @@ from tenure.core.events import JobStalled, WorkerDied
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
 from tenure.maintenance.lost_runs import FREE_DEATHS
-from tests.amounts import amount
+from tests.amounts import amount, on_one_storage
 from tests.system.groups import small_group
 from tests.system.worker_fleet import WorkerFleet, by_job
 
@@ -83,6 +83,7 @@ async def deaths(here: WorkerFleet, many: int) -> list[WorkerDied]:
     return found
 
 
+@on_one_storage("crew", "redis")
 async def test_a_killed_run_leaves_a_post_mortem_that_the_command_line_shows(crew: MakeFleet) -> None:
     here = crew(max_count="0", lease="8s")
     here.worker("--processes", "2", "-c", "3")
@@ -251,6 +252,7 @@ async def test_two_kills_of_a_worker_charge_no_isolated_job(crew: MakeFleet) -> 
         assert (detail.job.state, detail.job.stalls, detail.job.releases) == (State.COMPLETED, 0, 2)
 
 
+@on_one_storage("crew")
 async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time(
     crew: MakeFleet,
 ) -> None:
@@ -269,6 +271,7 @@ async def test_an_isolated_job_that_kills_its_worker_is_charged_each_fourth_time
     assert "its worker died while it ran, for the 4th time in a row" in detail.job.error.message
 
 
+@on_one_storage("crew", "redis")
 async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(crew: MakeFleet) -> None:
     here = crew(max_count="0", deaf="1", subscriber_kills="1")
     here.worker("-c", "4")
@@ -288,6 +291,7 @@ async def test_an_event_handler_that_kills_its_worker_charges_no_isolated_job(cr
     assert all(detail.job.releases >= 1 for detail in await here.details(refs))
 
 
+@on_one_storage("crew")
 async def test_a_poison_job_without_a_process_fails_at_its_second_crash(
     crew: MakeFleet,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tenure.core.events import JobFailed, JobReleased, JobRetried, JobStalled, JobStopIgnored, WorkerDied
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
+from tests.amounts import cases, on_one_storage, on_redis
 from tests.system.worker_fleet import Line, WorkerFleet
 
 pytestmark = pytest.mark.system
@@ -49,7 +50,14 @@ async def ignored(fleet: WorkerFleet) -> list[JobStopIgnored]:
     return [event for event in await fleet.events() if isinstance(event, JobStopIgnored)]
 
 
-@pytest.mark.parametrize("task", ["silent", "overlong", "outrun"])
+@pytest.mark.parametrize(
+    ("here", "task"),
+    cases(
+        [("sqlite", "silent"), on_redis("overlong"), ("sqlite", "outrun")],
+        more=[on_redis("silent"), ("sqlite", "overlong"), on_redis("outrun")],
+    ),
+    indirect=["here"],
+)
 async def test_a_supervised_worker_leaves_with_a_thread_that_will_not_stop(here: WorkerFleet, task: str) -> None:
     here.worker("-c", "10", "--drain", f"{DRAIN:g}s")
     (ref,) = here.enqueue(task, 60)
@@ -98,6 +106,7 @@ async def test_a_killed_worker_frees_the_right_and_the_first_reason_stands(here:
     assert most_at_once(here) == 1
 
 
+@on_one_storage("here", "redis")
 async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: WorkerFleet) -> None:
     leaving = here.worker("-c", "10", "--drain", "500ms")
     (ref,) = here.enqueue("silent", 0.4)
@@ -124,6 +133,7 @@ async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Wo
     assert [(one.job.stalls, one.job.failures) for one in details] == [(0, 0), (0, 0)]
 
 
+@on_one_storage("here")
 async def test_an_unsupervised_worker_keeps_the_right_until_the_thread_ends(here: WorkerFleet) -> None:
     here.alone("-c", "10")
     first, second = here.enqueue_in_turns("silent", [(7,), (0.2,)], times=1)

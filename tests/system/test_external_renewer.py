@@ -7,6 +7,7 @@ import pytest
 
 from tenure.core.events import AnyEvent, JobStalled, RunFenced, WorkerDied, WorkerHung
 from tenure.core.lifecycle import State
+from tests.amounts import on_one_storage
 from tests.system.worker_fleet import WorkerFleet, by_job
 
 pytestmark = pytest.mark.system
@@ -86,6 +87,7 @@ async def test_a_handler_that_blocks_its_process_keeps_its_lease_with_a_warning(
     assert f"in {task}" in warning
 
 
+@on_one_storage("place")
 async def test_jobs_claimed_with_a_handler_that_holds_the_gil_run_after_it(make_fleet: MakeFleet, place: str) -> None:
     here = make_fleet(url=place, **TIMING)
     here.worker("-c", "2")
@@ -125,6 +127,7 @@ async def test_an_unsupervised_worker_loses_a_lease_while_its_gil_is_held(make_f
     assert (detail.runs[0].ended, detail.runs[0].reason) == ("stalled", "lease_expired")
 
 
+@on_one_storage("place", "redis")
 async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced(
     make_fleet: MakeFleet, place: str
 ) -> None:
@@ -146,6 +149,7 @@ async def test_a_worker_or_isolated_process_blocked_beyond_max_block_is_replaced
     assert all("blocked for longer than max_block of 2s" in (run.detail or "") for run in detail.runs)
 
 
+@on_one_storage("place")
 async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(
     make_fleet: MakeFleet, place: str
 ) -> None:

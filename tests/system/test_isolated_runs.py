@@ -13,6 +13,7 @@ from tenure import Tenure, Timing
 from tenure.core.events import JobStalled, JobSuspected, RunFenced, WorkerDied, WorkerStopping
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import State
+from tests.amounts import cases, on_one_storage, on_redis
 from tests.system.worker_fleet import Line, WorkerFleet, by_job, timing_of
 
 pytestmark = pytest.mark.system
@@ -71,6 +72,7 @@ def delays(details: list[JobDetail], lines: list[Line]) -> list[float]:
     return sorted((began[one.job.id] - one.runs[0].start) / SECOND for one in details)
 
 
+@on_one_storage("here")
 async def test_coroutines_start_at_once_during_blocking_runs_and_computations(here: WorkerFleet) -> None:
     app = Tenure(here.url, timing=Timing(lease="8s", grace="2s", sweep="1s"))
 
@@ -136,6 +138,7 @@ async def test_a_death_in_a_slot_is_settled_at_once_and_by_its_cause(here: Worke
     assert {one.job.state for one in details[4:]} == {State.COMPLETED}
 
 
+@on_one_storage("here", "redis")
 async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: WorkerFleet) -> None:
     here.worker("-c", "3")
     refs = [*here.enqueue("endless"), *here.enqueue("endless_thread", 6), *here.enqueue("endless_loop", 6)]
@@ -171,12 +174,9 @@ async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Wo
 
 @pytest.mark.parametrize(
     ("place", "how"),
-    [
-        ("sqlite", "hog"),
-        pytest.param("redis", "hog", marks=pytest.mark.redis),
-        # What no thread can help: it shows what the others would see if the limits lived on the worker's loop.
-        ("sqlite", "hold_gil"),
-    ],
+    # No thread can help while the interpreter is held: that case shows what the other one would see if the limits lived
+    # on the worker's loop.
+    cases([on_redis("hog"), ("sqlite", "hold_gil")], more=[("sqlite", "hog")]),
     indirect=["place"],
 )
 async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
@@ -217,6 +217,7 @@ async def test_an_isolated_runs_limit_holds_while_the_workers_loop_is_blocked(
         assert said["alive"] < 2 + 2
 
 
+@on_one_storage("place", "redis")
 async def test_a_run_whose_process_is_stopped_is_recovered_its_result_refused(
     make_fleet: MakeFleet, place: str
 ) -> None:

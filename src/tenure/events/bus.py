@@ -226,7 +226,7 @@ class EventBus:
     async def stop(self) -> None:
         """Let the running handlers end, store how far the log was handled, and stop reading.
 
-        Local events that `tell` got before are delivered; later ones are dropped.
+        Local events that `publish` got before are delivered; later ones are dropped.
         """
         self._stopping.set()
         await self._stopped.wait()

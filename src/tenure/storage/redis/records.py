@@ -31,18 +31,15 @@ from tenure.core.job import (
     unreadable_record,
 )
 from tenure.core.lifecycle import State
-from tenure.core.retry import Backoff
 from tenure.core.transition import too_late
+from tenure.storage.policies import DEFAULT_POLICY, decode_policy
 
 _LEASE = StallTerms().lease
-_DEFAULT_POLICY = Policy()
-_STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _error = msgspec.json.Decoder(RecordedError).decode
-_read_policy = msgspec.json.Decoder(Policy).decode
 
 
 class RequestEncoder(Struct):
@@ -490,7 +487,7 @@ def _shared_fields(
         rates=tuple(RateKey(*rate) for rate in fields.rates),
         merge=fields.merge,
         stall=StallTerms(int(lease), fields.max_stalls, fields.start_grace, fields.renewed, fields.pinned),
-        policy=_DEFAULT_POLICY if fields.policy is None else _decode_policy(fields.policy),
+        policy=DEFAULT_POLICY if fields.policy is None else decode_policy(fields.policy),
         owner=_holder(holder)[0] if holder and state is State.ACTIVE else None,
         starts=starts,
         failures=failures,
@@ -586,15 +583,5 @@ def encode_error(error: RecordedError | None) -> str | None:
     return None if error is None else _json(error).decode()
 
 
-@lru_cache(1024)
-def _decode_policy(body: str) -> Policy:
-    try:
-        return _read_policy(body)
-    except msgspec.ValidationError:
-        # A newer version may have written a value that this one does not know. The job must block neither the jobs
-        # behind it nor the reaper. So the strictest policy applies: after any failure, the job does not run again.
-        return _STRICTEST
-
-
 def _encode_policy(policy: Policy) -> str | None:
-    return None if policy == _DEFAULT_POLICY else _json(policy).decode()
+    return None if policy == DEFAULT_POLICY else _json(policy).decode()

@@ -25,7 +25,7 @@ from tenure.core.job import (
     unreadable_record,
 )
 from tenure.core.lifecycle import State
-from tenure.core.retry import Backoff
+from tenure.storage.policies import DEFAULT_POLICY, STRICTEST_POLICY, decode_policy
 from tenure.storage.sql.columns import (
     COLUMNS,
     COUNTS,
@@ -71,13 +71,10 @@ keys = msgspec.json.Decoder(tuple[Key, ...]).decode
 rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
-_read_policy = msgspec.json.Decoder(Policy).decode
 _ready = msgspec.json.Decoder(list[ReadyJob]).decode
-_STRICTEST = Policy(retry=Backoff(max_attempts=1), on_worker_lost="fail")
 UNREADABLE_ERROR = _encode(unreadable_record("*")).decode().partition("*")[0]
 """The beginning of a stored error that says that the record was unreadable."""
-_DEFAULT_POLICY = Policy()
-_DEFAULT_POLICY_TEXT = _encode(_DEFAULT_POLICY).decode()
+_DEFAULT_POLICY_TEXT = _encode(DEFAULT_POLICY).decode()
 
 
 def text(value: object) -> str | None:
@@ -154,7 +151,7 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         run_at=job.run_at,
         timeout=job.timeout,
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
-        policy=_policy(job.policy),
+        policy=decode_policy(job.policy),
         created=job.created,
     )
 
@@ -287,7 +284,7 @@ def _record(row: Row) -> JobRecord:
         gathered_bytes=gathered_bytes,
         parked_under=parked_under,
         stall=_terms(lease, max_stalls, start_grace, renewed, pinned),
-        policy=_policy(policy),
+        policy=decode_policy(policy),
         fence=fence,
         settled_fence=settled_fence,
         owner=owner,
@@ -357,24 +354,14 @@ def event(row: Row) -> AnyEvent:
     return stamped(from_log(body), cursor, at)
 
 
-# Jobs of a queue share few policies and terms, so each is decoded once.
-@lru_cache(1024)
-def _policy(body: str) -> Policy:
-    try:
-        return _read_policy(body)
-    except msgspec.ValidationError:
-        # A newer version may have written a value that this one does not know. The job must not block the jobs behind
-        # it or its reaper, so the strictest policy applies: after any failure, it does not run again.
-        return _STRICTEST
-
-
+# Jobs of a queue share few terms, so each is decoded once.
 @lru_cache(1024)
 def _terms(lease: int, max_stalls: int, start_grace: int, renewed: int, pinned: str | None) -> StallTerms:
     return StallTerms(lease, max_stalls, start_grace, bool(renewed), _names(pinned) if pinned else ())
 
 
 def _policy_text(policy: Policy) -> str:
-    return _DEFAULT_POLICY_TEXT if policy == _DEFAULT_POLICY else _encode(policy).decode()
+    return _DEFAULT_POLICY_TEXT if policy == DEFAULT_POLICY else _encode(policy).decode()
 
 
 _DECODERS: dict[str, Callable[[str], object]] = {
@@ -384,7 +371,7 @@ _DECODERS: dict[str, Callable[[str], object]] = {
     "rates": rates,
     "merge": _merge.decode,
     "pinned": _names,
-    "policy": _policy,
+    "policy": decode_policy,
     "error": _error,
 }
 
@@ -426,4 +413,4 @@ def _flaw(name: str, value: Any) -> str | None:
     return None if -TOO_LARGE < value < TOO_LARGE else f"{value} is out of range"
 
 
-_STRICTEST_TEXT = _encode(_STRICTEST).decode()
+_STRICTEST_TEXT = _encode(STRICTEST_POLICY).decode()

@@ -39,19 +39,12 @@ end
 function SweepSteps.promote(limit)
   local promoted = 0
   for _, queue in ipairs(up_to(key('dues'), NOW, LOOK_LIMIT)) do
-    local delayed = key('delayed', queue)
-    local due = up_to(delayed, NOW, limit - promoted)
-    for _, id in ipairs(due) do
-      local job = Audit.checked_in('delayed', queue, id)
-      if job then
-        Transitions.promote(job)
-      end
-    end
-    if #due > 0 then
+    local due = Transitions.promote_due(queue, limit - promoted)
+    if due > 0 then
       Notifications.notify_queue(queue)
     end
-    promoted = promoted + #due
-    local next_due = head_of(delayed)
+    promoted = promoted + due
+    local next_due = head_of(key('delayed', queue))
     if next_due then
       call('ZADD', key('dues'), next_due, queue)
     else
