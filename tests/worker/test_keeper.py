@@ -11,6 +11,7 @@ from tenure import Timing
 from tenure.core.job import Owner
 from tenure.core.lease import Lease
 from tenure.core.partition import PartitionEvent
+from tenure.errors import SchemaMismatchError
 from tenure.metrics import MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult, WorkerInfo
@@ -33,10 +34,13 @@ class CountingStorage(MemoryStorage):
         super().__init__(clock=clock)
         self.beats = self.looks = 0
         self.identity = "first"
+        self.gone = False
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         self.beats += 1
         self.looks += beat.seen is not None
+        if self.gone:
+            raise SchemaMismatchError("the file has no schema")
         found = await super().renew(beat)
         states = tuple(structs.replace(state, identity=self.identity) for state in found.partitions)
         return structs.replace(found, partitions=states)
@@ -107,3 +111,17 @@ async def test_a_beat_counts_as_answered_though_the_look_at_the_storage_fails(
     assert wait == 5
     assert "cannot compare" in caplog.text
     assert "cannot renew" not in caplog.text
+
+
+async def test_a_storage_that_is_gone_at_a_beat_is_one_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    storage = CountingStorage(clock)
+    keeper = keeper_of(storage, clock, ActiveRuns())
+    await keeper.turn()
+    storage.gone = True
+    for _ in range(2):
+        clock.advance(5)
+        await keeper.turn()
+
+    [alarm] = [record.message for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "identity first is gone" in alarm
