@@ -334,7 +334,7 @@ async def test_a_worker_that_waits_for_a_locked_storage_to_open_obeys_signals(ma
     await here.storage.open()
     with quiet(lock_file(here.database)):
         worker = here.alone("--log-level", "info")
-        await here.said("starts on")
+        await here.said(") starts: ")
         await here.signal(worker, signal.SIGTERM)
         await here.signal(worker, signal.SIGTERM)
 

@@ -361,7 +361,7 @@ async def test_new_code_replaces_the_processes_once_and_broken_code_does_not(tmp
             assert await (await version.enqueue()).result(timeout=30) == 1
             save(SHOP.format(version=22))
             await told("shop.py changed; replacing the workers")
-            await told("starts on", 2)
+            await told(") starts: ", 2)
             assert await (await version.enqueue()).result(timeout=30) == 22
             save("this is no Python\n")
             await told("retrying when the code changes")
@@ -375,7 +375,7 @@ async def test_new_code_replaces_the_processes_once_and_broken_code_does_not(tmp
     assert status == 0
     assert re.findall(r"(\S+) changed; replacing the workers", log.read_text()) == ["shop.py"] * 3
     assert [name for name in os.listdir(tmp_path / "__pycache__") if name.startswith("shop.")]
-    assert log.read_text().count("starts on") == 3
+    assert log.read_text().count(") starts: ") == 3
 
 
 EMBEDDED = """
