@@ -8,8 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from fractions import Fraction
 from io import StringIO
+from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any, TextIO, assert_type
+
+from pydantic import BaseModel
 
 from tenure import (
     TTL,
@@ -507,6 +512,26 @@ async def right() -> None:
     assert_type(await add.options(ttl="30m", result_ttl=60, concurrency_key="k", wait="5s").enqueue_and_wait(1, 2), int)
 
 
+class Order(BaseModel):
+    id: int
+
+
+class Invoice(BaseModel):
+    id: int
+
+
+@app.task
+async def ship(order: Order, file: Path = Path("a"), *hosts: IPv4Address) -> list[Order]:
+    return [order]
+
+
+async def models() -> None:
+    job = await ship.enqueue(Order(id=7), Path("b"), IPv4Address("10.0.0.1"))
+    assert_type(job, Job[list[Order]])
+    assert_type(await job.result(), list[Order])
+    Tenure("memory://", types={Fraction: (str, Fraction)})
+
+
 async def wrong() -> None:
     await add.enqueue(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.enqueue("1", 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -521,5 +546,10 @@ async def wrong() -> None:
     await send.enqueue("a", 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await bill.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     charge.options(ttl=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ship.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ship.enqueue({"id": 7})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ship.options(delay="5m").enqueue(Invoice(id=7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ship.enqueue(Order(id=7), Path("a"), IPv4Address("::1"), "b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Tenure("memory://", types={Order: str})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     text: str = await (await add.enqueue(1, 2)).result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     del text

@@ -4,7 +4,7 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, overload
@@ -31,6 +31,7 @@ from tenure.client.router import (
 from tenure.client.schedules import Schedules
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, DeclaredTask, Task
+from tenure.client.value_types import TypeHooks, ValueTypes
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.check import flag, named, of_kind, several, shown, whole
 from tenure.core.duration import Duration
@@ -75,9 +76,11 @@ class Tenure(Decorators):
 
     `url`: the storage; if not given, `$TENURE_URL`, else `sqlite:///tenure.db` in the working directory. `name`:
     names the app's event handlers in the storage; two apps on one storage need two names. `defaults`: options for all
-    tasks. `codec`: encodes arguments and results as bytes, JSON by default. `lifespan`: a function that takes the app
-    and returns an async context manager (see `contextlib.asynccontextmanager`). Each worker enters it before its first
-    claim and leaves it after its last run; the value that it yields is `current_job().state`.
+    tasks. `codec`: encodes arguments and results as bytes, JSON by default. `types`: further classes of arguments and
+    results, each with two functions, one to plain data and one back: `types={Money: (str, Money)}`. `lifespan`: a
+    function that takes the app and returns an async context manager (see `contextlib.asynccontextmanager`). Each worker
+    enters it before its first claim and leaves it after its last run; the value that it yields is
+    `current_job().state`.
 
     Raises:
         UsageError: the URL names no storage, or an option has an invalid value. The storage is not opened yet.
@@ -91,6 +94,7 @@ class Tenure(Decorators):
         timing: Timing | None = None,
         defaults: TaskOptions | None = None,
         codec: Codec | None = None,
+        types: Mapping[type[Any], TypeHooks] | None = None,
         logger: logging.Logger | None = None,
         storage: Storage | None = None,
         clock: Clock | None = None,
@@ -127,6 +131,8 @@ class Tenure(Decorators):
             CallEncoder(self.codec, new_id=self.new_id, logger=self.logger),
             self._client,
             self._event_handlers,
+            ValueTypes(types),
+            serves_others=not self._url.startswith("memory:"),
         )
 
     @property
@@ -138,6 +144,10 @@ class Tenure(Decorators):
     def url(self) -> str:
         """The address of the storage, secrets included."""
         return self._url
+
+    @property
+    def _serves_others(self) -> bool:
+        return self._services.serves_others
 
     @property
     def _scope(self) -> DefinitionScope:

@@ -6,6 +6,7 @@ multiprocessing does it, so its code after `if __name__ == "__main__":` does not
 """
 
 import importlib
+import inspect
 import os
 import runpy
 import sys
@@ -17,11 +18,14 @@ from types import ModuleType
 from msgspec import Struct
 
 from tenure.errors import UsageError
+from tenure.handlers.functions import unwrapped
 
 _MAIN = "__main__"
 
 _LOADED_MAIN = "__mp_main__"
 """The name of the script's module when it is loaded again; multiprocessing's name, which other libraries know."""
+
+_SCRIPTS = (_MAIN, _LOADED_MAIN)
 
 _LOADING: ContextVar[bool] = ContextVar("tenure_loading", default=False)
 
@@ -79,6 +83,26 @@ def load(location: AppLocation) -> object:
     return getattr(sys.modules[location.module], location.attribute)
 
 
+def refuse_unreachable(function: object, owner: object) -> None:
+    """Check that a process that imports the modules of an app or a router gets this task of it, too.
+
+    A function within a function is such a task if it is defined while a module is imported. If a module already holds
+    the app, and a later call adds the function, other processes never learn of it: its jobs would wait there forever.
+
+    Raises:
+        UsageError: other processes do not get the task.
+    """
+    body = unwrapped(inspect.unwrap(function)) if callable(function) else function
+    if not inspect.isfunction(body) or "<locals>" not in body.__qualname__ or body.__module__ in _SCRIPTS:
+        return
+    if not any(value is owner for value in list(body.__globals__.values())) or _importing():
+        return
+    raise UsageError(
+        f"{body.__module__}.{body.__qualname__} is defined within a function, after {body.__module__} was imported: no "
+        "other worker process gets this task, and its jobs would wait there; define it at the top level of a module"
+    )
+
+
 def known_as(task: str) -> str:
     """Return the name that a task has in the process where its app was located."""
     return _MAIN + task.removeprefix(_LOADED_MAIN) if task.startswith(f"{_LOADED_MAIN}.") else task
@@ -95,6 +119,17 @@ def not_while_loading() -> None:
             "this process loads the app to run one of its handlers, and the module starts a worker as it is loaded; "
             'start it below if __name__ == "__main__":'
         )
+
+
+def _importing() -> bool:
+    """Return True if the caller runs because a module is being imported; a started script does not count."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "<module>" and name not in _SCRIPTS and name in sys.modules:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _attribute(module: ModuleType, app: object) -> str | None:

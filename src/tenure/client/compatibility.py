@@ -1,5 +1,6 @@
 """Describes the parameters of tasks as plain data, and finds changes that would break jobs enqueued before."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from msgspec import inspect as types
 
 from tenure.client.signature import Gathers
 from tenure.client.task import Task
+from tenure.client.value_types import OneOfType, is_model, prepared
 from tenure.errors import UsageError
 
 Described = str | dict[str, Any]
@@ -116,6 +118,8 @@ def _describe(kind: types.Type, within: tuple[type, ...]) -> Described:
             return _record(kind, within)
         case types.Metadata():
             return _describe(kind.type, within)
+        case types.CustomType(cls=cls):
+            return _of_class(cls, within)
         case types.CollectionType():
             return {"items": _describe(kind.item_type, within)}
         case _:
@@ -136,6 +140,36 @@ def _record(kind: types.StructType | types.DataclassType | types.TypedDictType, 
         encoding = {"tag": kind.tag, "array": kind.array_like, "closed": kind.forbid_unknown_fields}
         described.update({name: value for name, value in encoding.items() if value})
     return described
+
+
+def _of_class(cls: type, within: tuple[type, ...]) -> Described:
+    if isinstance(cls, OneOfType):
+        members = [_annotated(member, within) for member in cls.members]
+        return {"any of": [*members, "none"] if cls.nullable else members}
+    if is_model(cls):
+        return _model(cls, within)
+    return "any" if cls is object else {"class": cls.__name__}
+
+
+def _model(cls: Any, within: tuple[type, ...]) -> Described:
+    """Return a pydantic model like another record. It accepts its fields by their names, whatever aliases they have."""
+    if cls in within:
+        return {"again": cls.__name__}
+    inner = (*within, cls)
+    fields = {
+        name: {"type": _annotated(field.annotation, inner), "required": field.is_required()}
+        for name, field in cls.model_fields.items()
+    }
+    closed = {"closed": True} if cls.model_config.get("extra") == "forbid" else {}
+    return {"record": cls.__name__, "fields": fields, **closed}
+
+
+def _annotated(hint: Any, within: tuple[type, ...]) -> Described:
+    try:
+        return _describe(types.type_info(prepared(hint)), within)
+    except Exception:
+        # A type that only pydantic knows.
+        return {"class": inspect.formatannotation(hint)}
 
 
 def _plain(kind: types.Type) -> Described:

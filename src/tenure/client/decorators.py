@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
+from tenure.client.app_location import refuse_unreachable
 from tenure.client.collecting import (
     CollectDecorator,
     DeclareCollectDecorator,
@@ -135,6 +136,11 @@ class Decorators(ABC):
         """The prefix of the names of its tasks."""
         return ""
 
+    @property
+    def _serves_others(self) -> bool:
+        """True if workers in other processes may run its tasks, as far as that is known already."""
+        return False
+
     @abstractmethod
     def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         """Add a task, or a schedule of an existing task, or both: all of it or nothing."""
@@ -184,8 +190,9 @@ class Decorators(ABC):
         `collect`: each call brings one item; the calls are collected into one job, whose function gets the list.
 
         Raises:
-            UsageError: an option is unknown or invalid, the name is taken, or the function is not callable, is a class
-                or a task, or yields.
+            UsageError: an option is unknown or invalid, the name is taken, or the function cannot be a task: it is not
+                callable, is a class, a task or a method, yields, or is defined where no other process gets it; or it
+                has a parameter or a result of a type that cannot be decoded.
         """
         declaration = definition(name, options, version, since, prefix=self._name_prefix, collect=collect)
 
@@ -324,8 +331,13 @@ class Decorators(ABC):
         )
 
     def _added(self, new: TaskDefinition) -> Task[..., Any]:
+        self._check_reachable(new)
         self._add(new)
         return new.task
+
+    def _check_reachable(self, new: TaskDefinition) -> None:
+        if self._serves_others and not isinstance(new.task, DeclaredTask):
+            refuse_unreachable(new.task.function, self)
 
     def _scheduling(
         self,
@@ -345,6 +357,8 @@ class Decorators(ABC):
                 new = TaskDeclaration(None, settings, PayloadVersions(), self._name_prefix).define(function)
             elif options:
                 raise UsageError(f"{function!r} has its options already; give {next(iter(options))} to @app.task")
+            if new is not None:
+                self._check_reachable(new)
             task = cast("Task[..., Any]", function) if new is None else new.task
             self._add(new, ScheduleDefinition(task, schedule_name, arguments, kwargs or {}, when))
             return task

@@ -206,6 +206,10 @@ class Router(Decorators):
     def _name_prefix(self) -> str:
         return self.prefix
 
+    @property
+    def _serves_others(self) -> bool:
+        return self._scope is not None and self._scope.app.serves_others
+
     def _add(self, new: TaskDefinition | None, plan: ScheduleDefinition | None = None) -> None:
         if plan is not None:
             self._check_schedule(plan, new)

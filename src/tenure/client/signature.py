@@ -2,11 +2,12 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from inspect import Parameter
-from types import GenericAlias, NoneType
-from typing import Any, Literal, cast, get_type_hints
+from types import GenericAlias, NoneType, SimpleNamespace
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import inspect as types
@@ -23,6 +24,7 @@ from tenure.client.untyped import (
     each_value,
     is_same,
 )
+from tenure.client.value_types import ValueTypes, customs, has_custom_keys, prepared, refuse_unsupported
 from tenure.core.check import shown
 from tenure.core.frames import unframed
 from tenure.errors import PayloadTooLargeError, UsageError
@@ -39,9 +41,6 @@ ITEM = "item"
 """The name of the only parameter that a call of a collecting task has."""
 
 _ONE = inspect.Signature([Parameter(ITEM, Parameter.POSITIONAL_OR_KEYWORD)])
-
-_ORDERED = msgspec.json.Encoder(order="deterministic")
-_plain = msgspec.json.Decoder().decode
 
 
 class Signature:
@@ -68,6 +67,12 @@ class Signature:
         self._arguments_struct = msgspec.defstruct("Given", self._names)
         hints = _hints(function if hasattr(function, "__wrapped__") else unwrapped(function))
         _refuse_annotated_injections(hints, task)
+        hints = {name: prepared(hint) for name, hint in hints.items() if name not in self._injected}
+        self._check_readable(hints)
+        for name, hint in hints.items():
+            refuse_unsupported(hint, what=self._subject(name))
+        self._types = ValueTypes()
+        self._annotations = hints
         self._record = msgspec.defstruct(
             "Arguments",
             [_field(parameter, hints) for parameter in parameters],
@@ -76,17 +81,30 @@ class Signature:
         )
         self._hints = {name: _known(hints.get(name, Any)) for name, _ in self._kinds}
         self._returns = _known(hints.get("return", Any))
+        self._special = frozenset(name for name, hint in hints.items() if _is_special(hint))
+        """The parameters, and "return", of types that the codec does not know."""
+        self._special_arguments = not self._special <= {"return"}
+        self._special_result = "return" in self._special
+        # Of these, msgspec converts the keys only as it decodes JSON.
+        self._custom_keys = any(has_custom_keys(types.type_info(hint)) for hint in hints.values())
         self._checks = _checks(parameters, hints)
         """For each parameter that may take such values: finds a value that would not survive encoding and decoding."""
         self._check_result = check_of(hints.get("return", Any))
-        self._unreadable = frozenset(
-            each.name for each in parameters if each.annotation is not each.empty and each.name not in hints
-        )
         # JSON is decoded and converted in one step; another codec returns plain data, which is converted afterwards.
-        self._record_of_json = msgspec.json.Decoder(self._record).decode
-        self._result_of_json = msgspec.json.Decoder(self._returns).decode
+        self._record_of_json = msgspec.json.Decoder(self._record, dec_hook=self._decoded).decode
+        self._result_of_json = msgspec.json.Decoder(self._returns, dec_hook=self._decoded).decode
         if collects:
             self._check_takes_list(hints)
+
+    def use(self, known: ValueTypes) -> None:
+        """Encode and decode values of the types that an app knows.
+
+        Raises:
+            UsageError: a parameter or the result is of a type that cannot be decoded.
+        """
+        for name in sorted(self._special):
+            known.check(self._annotations[name], what=self._subject(name))
+        self._types = known
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -145,7 +163,7 @@ class Signature:
             if value is not msgspec.UNSET:
                 values[field.name] = value
         try:
-            plain = _encoded(_ordered(values))
+            plain = self._types.comparable(values)
         except Exception as error:
             raise UsageError(
                 f"task {self.task!r} is unique by its arguments, and these cannot be compared: {error}; "
@@ -176,14 +194,14 @@ class Signature:
             called = _ONE if self.collects else self._signature
             raise UsageError(f"task {self.task!r}: {error}; its signature is {called}") from None
         try:
-            payload = codec.encode(arguments)
+            payload = codec.encode(self._types.plain(arguments) if self._special_arguments else arguments)
         except Exception as error:
             bound = self._bound(args, kwargs)
             refused = self._first_lossy(codec, bound)
             subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
             raise UsageError(
                 f"task {self.task!r}: {subject} cannot be encoded ({error}); "
-                "pass plain data, or give the app a codec that knows the type"
+                "annotate the parameter with the type, or pass plain data"
             ) from error
         if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
             path, name, refused_for = changed
@@ -195,10 +213,18 @@ class Signature:
         if len(payload) > PAYLOAD_LIMIT:
             raise PayloadTooLargeError(self.task, len(payload), PAYLOAD_LIMIT)
         try:
-            self._read(codec, payload)
+            read = self._read(codec, payload)
         except Exception as error:
             problem = _not_finite(self._bound(args, kwargs)) or _named_error(error)
             raise UsageError(f"task {self.task!r}: {problem}; its signature is {self._signature}") from None
+        if self._special_arguments:
+            for name, value in self._bound(args, kwargs).items():
+                difference = self._types.difference(value, getattr(read, name), name)
+                if difference is not None:
+                    raise UsageError(
+                        f"task {self.task!r}: argument {difference}; change the type so that it decodes what it "
+                        "encodes, or pass plain data"
+                    )
         return payload
 
     def decode_batch(
@@ -262,7 +288,7 @@ class Signature:
         """
         if value is not None and self._check_result is not None:
             self._check_lossless(codec, value, self._check_result)
-        data = codec.encode(value)
+        data = codec.encode(self._plain_result(value))
         self._check_bytes(codec, data)
         if len(data) > PAYLOAD_LIMIT:
             raise UsageError(
@@ -271,17 +297,25 @@ class Signature:
         if self._returns is Any or (value is None and self._returns is NoneType):
             return data
         try:
-            self.result(codec, data)
+            read = self.result(codec, data)
         except Exception as error:
             try:
-                data = codec.encode(_as_annotated(value, types.type_info(self._returns)))
-                self.result(codec, data)
+                data = codec.encode(self._plain_result(_as_annotated(value, types.type_info(self._returns))))
+                read = self.result(codec, data)
             except Exception:
                 raise UsageError(
                     f"task {self.task!r}: the result does not fit the handler's return annotation: {error}; fix one "
                     "of them"
                 ) from None
+        if self._special_result and (difference := self._types.difference(value, read, "result")) is not None:
+            raise UsageError(
+                f"task {self.task!r}: {difference}; change the type so that it decodes what it encodes, or return "
+                "plain data"
+            )
         return data
+
+    def _plain_result(self, value: Any) -> Any:
+        return self._types.plain(value) if self._special_result else value
 
     def _first_lossy(self, codec: Codec, arguments: dict[str, Any]) -> tuple[str, str, RefusedError] | None:
         """Return the path of a value that would not be equal after decoding, its parameter, and the reason, or None."""
@@ -295,12 +329,8 @@ class Signature:
                     return name + refused.path, name, refused
         return None
 
-    def _remedy(self, name: str, refused: RefusedError) -> str:
-        if name in self._unreadable:
-            return (
-                f"the annotation of {name!r} cannot be read at run time: import the names in it, not only for type "
-                "checkers"
-            )
+    @staticmethod
+    def _remedy(name: str, refused: RefusedError) -> str:
         if refused.kind is None:
             return "pass another value"
         return f"annotate the parameter ({name}: {refused.kind}), or pass plain data"
@@ -328,7 +358,10 @@ class Signature:
         """Return a result as the annotated type. Any exception means that it cannot be decoded."""
         if type(codec) is JsonCodec:
             return self._result_of_json(data)
-        return _converted(codec.decode(data), self._returns)
+        read = codec.decode(data)
+        if self._custom_keys:
+            return self._result_of_json(msgspec.json.encode(read))
+        return self._converted(read, self._returns)
 
     def accepted(self) -> Iterator[tuple[str, Any, bool, Gathers]]:
         """Yield each parameter: name, type (Any if it cannot be checked), True if required, and how it is stored."""
@@ -361,14 +394,42 @@ class Signature:
         if upgrade is None and type(codec) is JsonCodec:
             return self._record_of_json(payload)
         data = codec.decode(payload)
-        return _converted(data if upgrade is None else upgrade(data), self._record)
+        if upgrade is not None:
+            data = upgrade(data)
+        return (
+            self._record_of_json(msgspec.json.encode(data))
+            if self._custom_keys
+            else self._converted(data, self._record)
+        )
+
+    def _decoded(self, cls: Any, data: Any) -> Any:
+        return self._types.decode(cls, data)
+
+    def _converted(self, data: Any, kind: Any) -> Any:
+        # JSON has only strings as keys of a dict.
+        return msgspec.convert(data, kind, str_keys=True, dec_hook=self._decoded)
+
+    def _subject(self, name: str) -> str:
+        return f"task {self.task!r}: the result" if name == "return" else f"task {self.task!r}: parameter {name!r}"
 
     def _default(self, field: structs.FieldInfo) -> Any:
         """Return the default of an omitted argument as a worker would decode it, or UNSET if it cannot be encoded."""
         try:
-            return _converted(_plain(_ORDERED.encode(self._signature.parameters[field.name].default)), field.type)
+            default = self._types.plain(self._signature.parameters[field.name].default)
+            # Encoded and decoded, because only JSON makes a list of a tuple.
+            return self._converted(msgspec.json.decode(msgspec.json.encode(default)), field.type)
         except Exception:
             return msgspec.UNSET
+
+    def _check_readable(self, hints: dict[str, Any]) -> None:
+        annotated = {parameter.name: parameter.annotation for parameter in self._signature.parameters.values()}
+        annotated["return"] = self._full_signature.return_annotation
+        for name, annotation in annotated.items():
+            if annotation is not Parameter.empty and name not in hints:
+                raise UsageError(
+                    f"{self._subject(name)} is annotated {shown(annotation)}, which cannot be read at run time; import "
+                    "the names in it, not only for type checkers, and define its classes outside of functions"
+                )
 
     def _check_takes_list(self, hints: dict[str, Any]) -> None:
         remedy = "a task that collects takes one list of items: async def index(docs: list[Doc])"
@@ -386,11 +447,10 @@ class Signature:
             return {self._kinds[0][0]: [_ONE.bind(*args, **kwargs).arguments[ITEM]]}
         return self._signature.bind(*args, **kwargs).arguments
 
-    @staticmethod
-    def _unencodable(codec: Codec, arguments: dict[str, Any]) -> str:
+    def _unencodable(self, codec: Codec, arguments: dict[str, Any]) -> str:
         for name, value in arguments.items():
             try:
-                codec.encode(value)
+                codec.encode(self._types.plain(value) if self._special_arguments else value)
             except Exception:
                 return f"argument {name!r}"
         return "the arguments"
@@ -489,55 +549,27 @@ def _type_text(hint: Any) -> str:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function by name, without those that cannot be read at run time."""
     try:
         return get_type_hints(function, include_extras=True)
     except Exception:
-        # A name that exists only for type checkers; the arguments then pass without conversion.
-        return {}
+        # A name exists only for type checkers. The other annotations are read one by one.
+        names = getattr(inspect.unwrap(function), "__globals__", {})
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        one = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(Exception):
+            found.update(get_type_hints(one, names, include_extras=True))
+    return found
 
 
 def _known(hint: Any) -> Any:
-    """Return the hint if the codec can convert to it, else Any."""
-    try:
-        described = types.type_info(hint)
-    except Exception:
-        return Any
-    return Any if _has_custom(described) else hint
+    """Return the hint, or Any for `object`: both mean a value of any type."""
+    return Any if hint is object else hint
 
 
-def _has_custom(described: Any) -> bool:
-    if isinstance(described, types.CustomType):
-        return True
-    if isinstance(described, types.StructType | types.DataclassType | types.TypedDictType | types.NamedTupleType):
-        # Its fields are not searched: they may refer to each other in a cycle.
-        return False
-    if isinstance(described, types.Type):
-        nested: list[Any] = [getattr(described, name) for name in described.__struct_fields__]
-        return any(_has_custom(inner) for inner in nested)
-    inners: Any = described
-    return isinstance(described, tuple) and any(_has_custom(inner) for inner in inners)
-
-
-def _ordered(value: Any) -> Any:
-    """Return a value whose sets are lists, sorted by their encoded items, which need not be comparable themselves."""
-    match value:
-        case set() | frozenset():
-            return sorted(map(_ordered, cast("set[Any]", value)), key=_encoded)
-        case list() | tuple():
-            return [_ordered(item) for item in cast("list[Any]", value)]
-        case dict():
-            return {key: _ordered(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-        case _:
-            return value
-
-
-def _encoded(value: Any) -> bytes:
-    return _ORDERED.encode(msgspec.to_builtins(value, str_keys=True, order="deterministic"))
-
-
-def _converted(data: Any, kind: Any) -> Any:
-    # JSON has only strings as keys of a dict.
-    return msgspec.convert(data, kind, str_keys=True)
+def _is_special(hint: Any) -> bool:
+    return any(cls is not object for cls in customs(types.type_info(hint)))
 
 
 def _as_annotated(value: Any, described: types.Type) -> Any:

@@ -13,6 +13,7 @@ from tenure.client.job_template import EncodedCall, JobTemplate
 from tenure.client.migration import Migration, Migrations, PayloadVersions
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient
+from tenure.client.value_types import ValueTypes
 from tenure.core.check import named
 from tenure.core.duration import duration
 from tenure.core.events import JobEvent
@@ -37,12 +38,17 @@ E = TypeVar("E", bound=JobEvent)
 
 @dataclass(frozen=True, eq=False)
 class AppServices:
-    """What an app gives its tasks and routers; each app has one such object."""
+    """What an app gives its tasks and routers; each app has one such object.
+
+    `serves_others`: True if workers in other processes may run the app's jobs.
+    """
 
     timing: Timing
     encoder: CallEncoder
     client: StorageClient
     event_handlers: Handlers
+    types: ValueTypes
+    serves_others: bool
 
 
 @dataclass(frozen=True)
@@ -164,13 +170,17 @@ class Task(Generic[P, R]):
     def binding_in(
         self, app: AppServices, name: str, settings: TaskOptions, around: tuple[Sequence[Middleware], ...] = ()
     ) -> TaskBinding:
-        """Return the binding that this task would have in an app, with this name and options. Change nothing.
+        """Return the binding that this task would have in an app, with this name and options.
+
+        Change only the types that the signature knows: to those of the app.
 
         Raises:
-            UsageError: the name is invalid, or the options do not fit the task's arguments.
+            UsageError: the name is invalid, the options do not fit the task's arguments, or the app cannot decode the
+                type of one of these or of the result.
         """
         check_fair_weight(settings, weight_is_set=self.settings.fair_weight is not None)
         name = named(name, field="name")
+        self.signature.use(app.types)
         return TaskBinding(app, name, settings, self._make_template(name, settings, app), around)
 
     def bind(self, binding: TaskBinding) -> None:

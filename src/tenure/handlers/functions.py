@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any
+from typing import Any, cast
 
 from tenure.core.check import shown
 from tenure.errors import UsageError
@@ -19,11 +19,19 @@ def runnable(function: object) -> Callable[..., Any]:
     """Return the function if a worker can run it: a function, a partial, or an object with `__call__`.
 
     Raises:
-        UsageError: it is not callable, is a class, or yields.
+        UsageError: it is not callable, is a class or a method without its object, or yields.
     """
     if isinstance(function, staticmethod):
         # A decorator in a class body gets the staticmethod object; the function in it will be called.
         return runnable(function.__func__)
+    if isinstance(function, classmethod):
+        function = cast(Any, function).__func__
+    if _is_method(function):
+        raise UsageError(
+            f"{name_of(cast(Any, function))} is a method, so it cannot be a task: a worker has no object to call it "
+            "on; make it a function, or give the method of an object that exists when the module is imported: "
+            "app.task(mailer.send)"
+        )
     if not callable(function):
         raise UsageError(
             f"{shown(function)} cannot be called, so it cannot be a task; give a function: @app.task(name=...)"
@@ -35,6 +43,21 @@ def runnable(function: object) -> Callable[..., Any]:
             f"{name_of(function)} yields, so it cannot be a task; return the values, or enqueue a job for each"
         )
     return function
+
+
+def _is_method(function: object) -> bool:
+    """Return True for a function of a class body that takes the object or the class as its first argument."""
+    if not inspect.isfunction(function):
+        return False
+    scope = function.__qualname__.rpartition(".")[0]
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return (
+        scope != ""
+        and not scope.endswith("<locals>")
+        and first is not None
+        and first.name in ("self", "cls")
+        and first.kind in POSITIONAL
+    )
 
 
 def is_async(function: Callable[..., Any]) -> bool:
