@@ -1,6 +1,7 @@
 """Arguments and results beyond plain data: pydantic models, paths, IP addresses, an app's own types; and refusals."""
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path, PurePosixPath
 from textwrap import dedent
-from typing import Annotated, Any, Generic, Literal, NoReturn, Protocol, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, NoReturn, Optional, Protocol, TypedDict, TypeVar, Union, cast
 from uuid import UUID
 
 import msgspec
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, RootModel, SecretStr, computed_field
 from pydantic.v1 import BaseModel as OldModel
+from typing_extensions import TypeAliasType
 
 from tenure import Collect, JobFailedError, JsonCodec, Router, Tenure, UsageError, incompatible
 from tests.flow.conftest import Play, Stage
@@ -88,6 +90,7 @@ class Kennel(BaseModel):
     dog: Dog
 
 
+Animal = TypeAliasType("Animal", Cat | Dog)
 Pet = Annotated[Cat | Dog, Field(discriminator="kind")]
 
 
@@ -166,6 +169,12 @@ VALUES: list[tuple[Any, Any]] = [
     (Pet, Cat(lives=1)),
     (list[Pet], [Cat(), Dog()]),
     (dict[str, Cat | Dog], {"a": Dog(), "b": Cat()}),
+    (Animal, Dog()),
+    (Animal | None, None),
+    (list[Animal], [Cat(), Dog()]),
+    (Animal | str, "text"),
+    (Optional[Pet], Dog()),  # noqa: UP045 - an Annotated has no `|` for pyright
+    (Union[Pet, int], Dog()),  # noqa: UP007
     (Order | str, "text"),
     (Order | str, ORDER),
     (Order | list[Order] | None, [ORDER]),
@@ -519,7 +528,7 @@ UNDECODABLE: list[tuple[Any, str]] = [
     (Readable, "is of type Readable"),
     (Parcel[int], "is of type Parcel"),
     (Callable[[], int], "is of type Callable"),
-    (Iterable[int], "is of type Iterable"),
+    (Iterable[int], "is of type Iterable, which cannot be decoded; write list[...]"),
     (complex, "is of type complex"),
     (Coin, "is of type Coin"),
     (Ancient, "is of type Ancient, a model of pydantic 1, which is not supported; make it a model of pydantic 2"),
@@ -573,6 +582,16 @@ def test_an_annotation_that_cannot_be_read_is_refused() -> None:
         app.task(take)  # pyright: ignore
     with pytest.raises(UsageError, match="the result is annotated 'Missing', which cannot be read at run time"):
         app.task(give)  # pyright: ignore
+
+
+def test_an_annotation_of_a_decorators_own_signature_is_used() -> None:
+    async def take(*args: Any) -> None: ...
+
+    shape = inspect.Parameter("value", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Cat)
+    cast(Any, take).__signature__ = inspect.Signature([shape])
+    task: Any = Tenure("memory://").task(take)
+
+    assert task.signature.decode(JsonCodec(), task.call(Cat()).job.payload)[0] == (Cat(),)
 
 
 def test_a_handler_that_never_returns_is_accepted() -> None:

@@ -425,11 +425,15 @@ class Signature:
         annotated = {parameter.name: parameter.annotation for parameter in self._signature.parameters.values()}
         annotated["return"] = self._full_signature.return_annotation
         for name, annotation in annotated.items():
-            if annotation is not Parameter.empty and name not in hints:
+            if annotation is Parameter.empty or name in hints:
+                continue
+            if isinstance(annotation, str):
                 raise UsageError(
                     f"{self._subject(name)} is annotated {shown(annotation)}, which cannot be read at run time; import "
                     "the names in it, not only for type checkers, and define its classes outside of functions"
                 )
+            # A decorator has set it as part of a signature of its own.
+            hints[name] = prepared(annotation)
 
     def _check_takes_list(self, hints: dict[str, Any]) -> None:
         remedy = "a task that collects takes one list of items: async def index(docs: list[Doc])"

@@ -262,6 +262,10 @@ class ValueTypes:
                 f"{what} is of type {name}, a model of pydantic 1, which is not supported; make it a model of "
                 "pydantic 2"
             )
+        if cls.__module__ == "collections.abc":
+            raise UsageError(
+                f"{what} is of type {name}, which cannot be decoded; write list[...], or another collection"
+            )
         raise UsageError(
             f"{what} is of type {name}, which cannot be decoded; {_REMEDY}, or give the app functions for the type: "
             f"Tenure(types={{{cls.__name__}: (to_plain, from_plain)}})"
@@ -307,11 +311,14 @@ class ValueTypes:
         return None if sent == read else f"{path} would not come back equal"
 
 
-def prepared(hint: Any) -> Any:
+def prepared(hint: Any, within: tuple[Any, ...] = ()) -> Any:
     """Return a hint that msgspec supports, in which a `OneOfType` stands for each union that it does not support.
 
-    A union among the fields of a class cannot be replaced.
+    A union among the fields of a class cannot be replaced. `within`: the type aliases around this hint; one that refers
+    to itself means any value there.
     """
+    if type(hint).__name__ == "TypeAliasType":
+        return Any if any(hint is alias for alias in within) else prepared(hint.__value__, (*within, hint))
     if isinstance(hint, _UNCHECKED) or hint is NoReturn or hint is Never:
         return Any
     origin: Any = get_origin(hint)
@@ -321,13 +328,13 @@ def prepared(hint: Any) -> Any:
     if origin is Annotated:
         inner = parts[0]
         is_union = get_origin(inner) in (Union, UnionType)
-        replaced = _replaced_union(inner, whole=hint) if is_union else prepared(inner)
+        replaced = _replaced_union(inner, within, whole=hint) if is_union else prepared(inner, within)
         if replaced is inner:
             return hint
         return replaced if isinstance(replaced, OneOfType) else Annotated[(replaced, *hint.__metadata__)]
     if origin in (Union, UnionType):
-        return _replaced_union(hint, whole=hint)
-    changed = [prepared(part) if _is_hint(part) else part for part in parts]
+        return _replaced_union(hint, within, whole=hint)
+    changed = [prepared(part, within) if _is_hint(part) else part for part in parts]
     if all(new is old for new, old in zip(changed, parts, strict=True)):
         return hint
     return origin[tuple(changed) if len(changed) > 1 else changed[0]]
@@ -374,17 +381,19 @@ def is_old_model(cls: type) -> bool:
 _ORDERED = msgspec.json.Encoder(order="deterministic")
 
 
-def _replaced_union(hint: Any, *, whole: Any) -> Any:
+def _replaced_union(hint: Any, within: tuple[Any, ...], *, whole: Any) -> Any:
     """Return a union as it is, or with its members prepared, or the `OneOfType` that stands for it.
 
     `whole`: the union with what it is annotated with, for example with a discriminator.
     """
     parts = get_args(hint)
-    changed = tuple(map(prepared, parts))
-    members = tuple(part for part in changed if part is not NoneType)
-    if len(members) > 1 and any(map(_is_custom, members)):
-        fields = {"hint": whole, "members": members, "nullable": len(members) < len(parts)}
-        return OneOfType(_text_of(hint), (), fields)
+    changed = [prepared(part, within) for part in parts]
+    inner = [part for part in changed if isinstance(part, OneOfType)]
+    members = [part for part in changed if part is not NoneType and part not in inner]
+    if len(members) + len(inner) > 1 and (inner or any(map(_is_custom, members))):
+        members += (member for part in inner for member in part.members)
+        nullable = NoneType in changed or any(part.nullable for part in inner)
+        return OneOfType(_text_of(hint), (), {"hint": whole, "members": tuple(members), "nullable": nullable})
     return hint if all(new is old for new, old in zip(changed, parts, strict=True)) else _union(changed)
 
 
@@ -410,7 +419,8 @@ def _union(members: Iterable[Any]) -> Any:
 
 def _is_hint(part: object) -> bool:
     # The arguments of a Literal are values, and those of a Callable may be a list.
-    return isinstance(part, type) or get_origin(part) is not None or isinstance(part, _UNCHECKED)
+    named = type(part).__name__ == "TypeAliasType"
+    return named or isinstance(part, type) or get_origin(part) is not None or isinstance(part, _UNCHECKED)
 
 
 def _is_custom(hint: Any) -> bool:
