@@ -28,11 +28,13 @@ from tenure import (
     JobContext,
     JobStalled,
     Proceed,
+    ProceedSending,
     Rate,
     Retry,
     Router,
     RunCall,
     Schedule,
+    SendCall,
     Stall,
     TaskOptions,
     Tenure,
@@ -532,6 +534,16 @@ async def models() -> None:
     Tenure("memory://", types={Fraction: (str, Fraction)})
 
 
+@app.sending
+async def layer(call: SendCall, proceed: ProceedSending) -> None:
+    assert_type(call.headers, dict[str, str])
+    assert_type(await proceed(), None)
+
+
+@app.sending  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+def not_async(call: SendCall, proceed: ProceedSending) -> None: ...
+
+
 async def wrong() -> None:
     await add.enqueue(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.enqueue("1", 2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -545,6 +557,8 @@ async def wrong() -> None:
     await send.enqueue(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await send.enqueue("a", 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await bill.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    add.options(headers={"a": 1})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+    current_job().headers["a"] = "b"  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
     charge.options(ttl=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await ship.enqueue("7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await ship.enqueue({"id": 7})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

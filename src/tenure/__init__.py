@@ -10,6 +10,7 @@ from tenure.client.handle import Job
 from tenure.client.queue import Queue
 from tenure.client.router import Router
 from tenure.client.schedules import Schedules
+from tenure.client.sending import ProceedSending, SendCall, SendMiddleware
 from tenure.client.task import DeclaredTask, Task
 from tenure.core.events import (
     Event,
@@ -170,6 +171,7 @@ __all__ = [
     "NotDurableError",
     "PayloadTooLargeError",
     "Proceed",
+    "ProceedSending",
     "Queue",
     "QueueDrained",
     "QueuePaused",
@@ -192,6 +194,8 @@ __all__ = [
     "ScheduleSkipped",
     "Schedules",
     "SchemaMismatchError",
+    "SendCall",
+    "SendMiddleware",
     "Snooze",
     "Stall",
     "State",

@@ -29,6 +29,7 @@ from tenure.client.router import (
     valid_router,
 )
 from tenure.client.schedules import Schedules
+from tenure.client.sending import SendMiddleware, valid_send_middleware
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, DeclaredTask, Task
 from tenure.client.value_types import TypeHooks, ValueTypes
@@ -64,6 +65,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 M = TypeVar("M", bound=Middleware)
+S = TypeVar("S", bound=SendMiddleware)
 
 DEFAULT_URL = "sqlite:///tenure.db"
 
@@ -209,6 +211,22 @@ class Tenure(Decorators):
         """
         valid_middleware(middleware)
         self._middleware.append(middleware)
+        return middleware
+
+    def sending(self, middleware: S) -> S:
+        """Wrap a coroutine function around every enqueue of this app in this process, the first registered outermost.
+
+        `async def layer(call, proceed)` reads `call.task`, `call.queue`, `call.id` and `call.size`, changes
+        `call.headers`, and awaits `proceed()` once. `proceed` returns when the job is stored. It runs in the caller's
+        context, also for the `_sync` methods, so context variables have the caller's values. With `enqueue_many` it is
+        called for each call, and the request is sent when all of them await `proceed`. An exception before that
+        prevents the enqueue; a later one is logged. It is not called for jobs of schedules, retries and redrives: a
+        retried or redriven job keeps its headers.
+
+        Raises:
+            UsageError: `middleware` is not a coroutine function of two arguments.
+        """
+        self._client.sending.add(valid_send_middleware(middleware))
         return middleware
 
     @contextmanager

@@ -41,6 +41,7 @@ from tenure.options import (
     valid_priority,
     valid_stall,
 )
+from tenure.options.headers import valid_headers
 from tenure.options.keys import CONCURRENCY, Arguments, KeyReader, evaluate, literal_key
 from tenure.options.lifetime import valid_ttl
 from tenure.options.merges import valid_unique
@@ -396,6 +397,8 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
         )
     if "tags" in options:
         changes["tags"] = _tags(options["tags"])
+    if "headers" in options:
+        changes["headers"] = valid_headers(options["headers"])
     policy = common.policy
     if "ttl" in options:
         own_ttl = valid_ttl(options["ttl"])

@@ -4,20 +4,25 @@ import asyncio
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any, TypeVar
+
+from msgspec import structs
 
 from tenure.client.batching import EnqueueBatcher
 from tenure.client.codec import Codec
 from tenure.client.handle import Job, JobAccess
 from tenure.client.job_template import EncodedCall, refusal
+from tenure.client.sending import SendLayers
 from tenure.client.signature import Signature
 from tenure.core.check import of_kind, remark, shown
 from tenure.core.job import NewJob
 from tenure.errors import ResultTimeoutError, StorageError, UsageError
+from tenure.handlers.context import running_job
 from tenure.options import Rate
+from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
 
@@ -43,6 +48,8 @@ class StorageClient:
         self._rng = rng
         self._logger = logger
         self._batcher = EnqueueBatcher()
+        self.sending = SendLayers(logger)
+        """The middleware around every enqueue."""
         self._accesses: dict[Signature | None, JobAccess] = {}
 
     @property
@@ -72,11 +79,20 @@ class StorageClient:
         # The same as `opened`, without one more coroutine per call.
         storage = self.storage
         await storage.open()
+        job = call.job
+        if (current := running_job()) is not None and current.headers:
+            job = _inheriting(job, current.headers)
         try:
-            receipt = await self._batcher.enqueue(storage, call.job)
+            if self.sending:
+                [receipt] = await self.sending.send([job], self._batched)
+            else:
+                receipt = await self._batcher.enqueue(storage, job)
         except StorageError as error:
             raise _with_ids(error, [call]) from error.__cause__
         return self._handle(call, receipt)
+
+    async def _batched(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        return [await self._batcher.enqueue(self.storage, job) for job in jobs]
 
     async def submit_many(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
         """Enqueue calls in one round trip. A single call may share it with other callers.
@@ -89,8 +105,14 @@ class StorageClient:
         if len(calls) < 2:
             return [await self.submit(call) for call in calls]
         storage = await self.opened()
+        jobs: Sequence[NewJob] = [call.job for call in calls]
+        if (current := running_job()) is not None and current.headers:
+            jobs = [_inheriting(job, current.headers) for job in jobs]
         try:
-            receipts = await storage.enqueue([call.job for call in calls])
+            if self.sending:
+                receipts = await self.sending.send(jobs, storage.enqueue)
+            else:
+                receipts = await storage.enqueue(jobs)
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
@@ -142,6 +164,15 @@ class StorageClient:
         storage = await self.opened()
         key = rate_key(rate, TASK_RATE + name)
         await storage.tune(Target("task", name), Settings(rate=key), by=remark(by, field="by"))
+
+
+def _inheriting(job: NewJob, headers: Mapping[str, str]) -> NewJob:
+    """Return a job with the headers of the job whose handler enqueues it; its own headers win.
+
+    Raises:
+        UsageError: these are too many or too long together.
+    """
+    return structs.replace(job, headers=valid_headers({**headers, **job.headers}))
 
 
 def _calls(values: Iterable[EncodedCall[R]]) -> list[EncodedCall[R]]:

@@ -243,7 +243,7 @@ class JobContext:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers that the job carries in addition to its arguments."""
+        """The headers that the job carries beyond its arguments. Jobs that its handler enqueues inherit them."""
         return self._job.headers
 
     @property

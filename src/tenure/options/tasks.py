@@ -1,6 +1,6 @@
 """The options of a task, of an app or router for all its tasks, and of one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypedDict, TypeVar, cast, get_args
@@ -205,6 +205,8 @@ class CallOptions(TypedDict, total=False):
     - `id`: the job's id, unique within its queue. A second enqueue with the same id makes no second job.
     - `delay` (a duration) or `run_at` (an aware datetime): the job does not start before this time.
     - `tags`: up to 100 words by which the job can be found.
+    - `headers`: up to 16 texts by name, 4 KiB together, which the handler reads as `current_job().headers`. A job that
+      a handler enqueues inherits the headers of the handler's job; those given here override them.
     - `concurrency_key`, `fair_key`, `unique`: the key itself, not a template. `unique=False`: the call has no key.
     - `wait`: how long `enqueue_and_wait` waits, 30 s by default.
 
@@ -218,6 +220,7 @@ class CallOptions(TypedDict, total=False):
     priority: int
     stall: Stall
     tags: Sequence[str]
+    headers: Mapping[str, str]
     ttl: TTL | Duration
     concurrency_key: str
     concurrency_limit: int
