@@ -152,7 +152,7 @@ def _of_class(cls: type, within: tuple[type, ...]) -> Described:
 
 
 def _model(cls: Any, within: tuple[type, ...]) -> Described:
-    """Return a pydantic model like another record. It accepts its fields by their names, whatever aliases they have."""
+    """Return a pydantic model like another record. It accepts its fields by their names, also those with aliases."""
     if cls in within:
         return {"again": cls.__name__}
     inner = (*within, cls)

@@ -69,7 +69,7 @@ _DICTS = types.DictType | types.StructType | types.DataclassType | types.TypedDi
 _REMEDY = "use plain data, a dataclass, a TypedDict, a msgspec.Struct or a pydantic model"
 
 _LEAST_PYDANTIC = "2.11"
-"""The first version that can decode a model by the names of its fields, whatever aliases they have."""
+"""The first version that can decode a model by the names of its fields, also of those with aliases."""
 
 _UNCHECKED = (ParamSpecArgs, ParamSpecKwargs)
 
@@ -150,7 +150,7 @@ class ValueTypes:
         return msgspec.to_builtins(value, str_keys=True, enc_hook=self.encode)
 
     def comparable(self, value: Any) -> bytes:
-        """Return a value as bytes that are the same for equal values, whatever the order of their sets.
+        """Return a value as bytes that are the same for equal values, in any order of their sets.
 
         Raises:
             Exception: a part cannot be encoded.
