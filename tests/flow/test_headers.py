@@ -391,7 +391,7 @@ def test_headers_at_the_limit_are_accepted() -> None:
 async def takes_one(call: SendCall) -> None: ...
 
 
-@pytest.mark.parametrize("layer", [5, takes_one, print], ids=str)
+@pytest.mark.parametrize("layer", [5, takes_one, print], ids=["number", "one parameter", "not async"])
 def test_sending_middleware_of_another_shape_is_refused(layer: Any) -> None:
     with pytest.raises(UsageError, match=r"sending middleware .* write async def layer"):
         Tenure("memory://").sending(layer)

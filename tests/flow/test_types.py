@@ -464,7 +464,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "value", "message"), REFUSED, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("hint", "value", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
 def test_a_value_that_would_not_come_back_equal_is_refused_at_enqueue(hint: Any, value: Any, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         taking(hint).call(value)
