@@ -14,6 +14,7 @@ from benchmarks.child import Drain, Idle, Stamp, Steady, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
 from benchmarks.working import Drained, Turn, drain
+from tenure.testing import JobTester
 
 Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
 
@@ -59,7 +60,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _steadily, _waiting, _idling):
+    for part in (_enqueueing, _processing, _steadily, _waiting, _idling, _testing):
         async for sample in part(places):
             yield sample
 
@@ -173,6 +174,25 @@ async def _idling(places: Places) -> AsyncGenerator[Sample]:
 async def _idle(url: str) -> float:
     async with started(Idle(url, seconds=5.0)) as child:
         return await child.answer(float)
+
+
+async def _testing(places: Places) -> AsyncGenerator[Sample]:
+    """Measure the testing kit, which has a storage in memory of its own."""
+    work = Work(places.file("never-opened"))
+    with JobTester(work.app) as jobs:
+        began = time.perf_counter()
+        await work.fill(1_000, trip=1)
+        await jobs.drain()
+        yield Sample("kit_drain", "memory", [time.perf_counter() - began])
+    work.app.cron("* * * * *", name="minutely")(_tick)
+    with JobTester(work.app) as jobs:
+        began = time.perf_counter()
+        await jobs.travel("30d")
+        yield Sample("kit_cron", "memory", [time.perf_counter() - began])
+
+
+async def _tick() -> None:
+    """Do nothing, once a minute."""
 
 
 async def _floors(places: Places, row: str, *, jobs: int, batch: int) -> AsyncGenerator[Sample]:

@@ -40,6 +40,8 @@ ROWS = (
     Row("enqueue to start, other process after a quiet time, p50", "wait_quiet", "ms", 2),
     Row("enqueue to start, other process after a quiet time, p99", "wait_quiet", "ms", 2, 99),
     Row("idle worker, of one core", "idle", "%", 2),
+    Row("testing kit: enqueue and drain 1,000 jobs", "kit_drain", "s", 2),
+    Row("testing kit: travel 30 days with a cron of each minute", "kit_cron", "s", 2),
 )
 
 COLUMNS: tuple[Column, ...] = get_args(Column)

@@ -47,17 +47,24 @@ def files(package: Path) -> set[str]:
 def test_the_wheel_holds_exactly_the_modules_and_scripts_of_tenure(wheel: ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
-    assert names == files(ROOT / "src" / "tenure")
+    assert names == {*files(ROOT / "src" / "tenure"), "pytest_tenure.py"}
     assert "tenure/py.typed" in names
     assert {name.rpartition(".")[2] for name in names} == {"py", "sql", "lua", "typed"}
 
 
-def test_the_wheel_holds_no_kit_demo_or_test(wheel: ZipFile) -> None:
-    names = [
-        name for name in wheel.namelist() if name.startswith("tenure/testing/") or "demo" in name or "test_" in name
+def test_the_wheel_holds_the_kit_of_users_and_no_demo_or_test(wheel: ZipFile) -> None:
+    names = [name for name in wheel.namelist() if "test" in name or "demo" in name]
+
+    assert sorted(names) == [
+        "pytest_tenure.py",
+        *(f"tenure/testing/{name}.py" for name in ("__init__", "clock", "jobs")),
     ]
 
-    assert sorted(names) == ["tenure/testing/__init__.py", "tenure/testing/clock.py"]
+
+def test_the_wheel_registers_the_pytest_plugin(wheel: ZipFile) -> None:
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+
+    assert "[pytest11]\npytest_tenure = pytest_tenure\n" in wheel.read(name).decode()
 
 
 def test_only_click_and_msgspec_are_required(wheel: ZipFile) -> None:

@@ -117,9 +117,9 @@ class Tenure(Decorators):
         self.declared: dict[str, DeclaredTask[..., Any]] = {}
         """Tasks that are declared without a handler; those that are implemented here are in `tasks`, too."""
         self._url = storage.url if storage is not None else _url(url)
-        self._clock = clock or SystemClock()
-        self._rng = rng or entropy()
-        self._side = side
+        self._clock: Clock = clock or SystemClock()
+        self._rng: Random = rng or entropy()
+        self._side: Callable[[str], LoopRunner] = side
         self._metrics = MetricsRegistry()
         self._make_id = JobIds(self._clock, self._rng).make
         self._event_handlers = Handlers()
@@ -127,7 +127,9 @@ class Tenure(Decorators):
         self._lifespan = None if lifespan is None else _lifespan(lifespan)
         self._middleware: list[Middleware] = []
         self._overrides: dict[Provider, Provider] = {}
-        self._client = StorageClient(storage, lambda: locate(self._url), self.codec, rng=self._rng, logger=self.logger)
+        self._client = StorageClient(
+            storage, lambda: locate(self._url, clock=clock), self.codec, rng=self._rng, logger=self.logger
+        )
         self._services = AppServices(
             self.timing,
             CallEncoder(self.codec, new_id=self.new_id, logger=self.logger),
@@ -249,6 +251,31 @@ class Tenure(Decorators):
                 del self._overrides[original]
             else:
                 self._overrides[original] = before
+
+    @contextmanager
+    def using(
+        self,
+        *,
+        storage: Storage | None = None,
+        clock: Clock | None = None,
+        rng: Random | None = None,
+        side: Callable[[str], LoopRunner] | None = None,
+        outermost: Middleware | None = None,
+    ) -> Generator[None]:
+        """Use another storage, clock and the like within the context; for tests, see `tenure.testing.JobTester`.
+
+        `outermost`: a middleware around all others. Workers and reapers keep what was in use when they were created.
+        """
+        before = self._clock, self._rng, self._side, self._make_id, self._middleware
+        self._clock, self._rng = clock or self._clock, rng or self._rng
+        self._side = side or self._side
+        self._make_id = JobIds(self._clock, self._rng).make
+        self._middleware = [*([] if outermost is None else [valid_middleware(outermost)]), *self._middleware]
+        try:
+            with self._client.using(storage):
+                yield
+        finally:
+            self._clock, self._rng, self._side, self._make_id, self._middleware = before
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

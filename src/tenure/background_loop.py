@@ -119,6 +119,27 @@ class BackgroundLoop:
             logger.critical("an agent in the thread %s has failed", self._name, exc_info=failure)
 
 
+class SameLoop:
+    """Runs agents on the running loop instead of a separate thread."""
+
+    apart = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._agents: list[asyncio.Task[None]] = []
+
+    def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start an agent."""
+        self._agents.append(asyncio.get_running_loop().create_task(agent(), name=self._name))
+
+    async def stop(self) -> None:
+        """Cancel the agents and wait until they have ended."""
+        agents, self._agents = self._agents, []
+        for agent in agents:
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+
 async def _cancel_all() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tenure import Event, Reaper, Tenure, Timing, Worker
+from tenure.background_loop import SameLoop
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import Storage
 from tenure.storage.sqlite.storage import SQLiteStorage
-from tenure_testing.simulation.event_loop import Node, SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import Node, SimClock, SimLoop, simulate
 
 
 class Stage:

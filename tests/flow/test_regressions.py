@@ -34,6 +34,7 @@ from tenure import (
     WorkerFailed,
     current_job,
 )
+from tenure.background_loop import SameLoop
 from tenure.core.job import Owner
 from tenure.core.lease import Lease
 from tenure.core.settlement import Settlement
@@ -49,7 +50,7 @@ from tenure.storage.protocol import (
     SweepRequest,
     SweepResult,
 )
-from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 
 pytestmark = pytest.mark.thorough

@@ -17,6 +17,7 @@ from tenure import (
     ScheduleSkipped,
     Tenure,
 )
+from tenure.background_loop import SameLoop
 from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.memory.storage import MemoryStorage
@@ -30,7 +31,7 @@ from tenure.storage.protocol import (
     SweepResult,
     Tick,
 )
-from tenure_testing.simulation.event_loop import EPOCH, Node, SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import EPOCH, Node, SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import after, jobs_of, scheduled, sweeping, ticks_of
 

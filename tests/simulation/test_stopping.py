@@ -6,9 +6,10 @@ from random import Random
 import pytest
 
 from tenure import Tenure
+from tenure.background_loop import SameLoop
 from tenure.core.lifecycle import State
 from tenure.storage.memory.storage import MemoryStorage
-from tenure_testing.simulation.event_loop import SameLoop, SimClock, SimLoop, simulate
+from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 
 
 @pytest.mark.fault("W-T6")

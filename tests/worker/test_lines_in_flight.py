@@ -3,9 +3,9 @@
 import asyncio
 
 from tenure import Tenure, Timing, current_job
+from tenure.background_loop import SameLoop
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.storage.protocol import RenewRequest, RenewResult
-from tenure_testing.simulation.event_loop import SameLoop
 
 
 class LateBeats(MemoryStorage):

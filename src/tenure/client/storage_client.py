@@ -4,7 +4,8 @@ import asyncio
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from random import Random
 from typing import Any, TypeVar
@@ -58,6 +59,16 @@ class StorageClient:
         if self._storage is None:
             self._storage = self._locate()
         return self._storage
+
+    @contextmanager
+    def using(self, storage: Storage | None) -> Generator[None]:
+        """Use another storage within the context, if one is given."""
+        before = self._storage
+        self._storage = storage or before
+        try:
+            yield
+        finally:
+            self._storage = before
 
     async def opened(self) -> Storage:
         """Return the storage, opened.

@@ -98,6 +98,10 @@ class Cron(Struct, frozen=True):
 
     def next_after(self, at: int) -> int | None:
         """Return the first tick after an instant, or None if the next fifty years (until 9999) have none."""
+        if self.zone.key == "UTC":
+            # The clocks of this zone skip no time and show none twice.
+            shown_next = self._wall_after(moment(at).replace(tzinfo=None, microsecond=0))
+            return None if shown_next is None else micros(shown_next.replace(tzinfo=UTC) - _EPOCH)
         return self._moving_after(at) if self.moving else self._fixed_after(at)
 
     def between(self, after: int, until: int, limit: int) -> tuple[int, ...]:

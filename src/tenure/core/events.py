@@ -4,6 +4,7 @@ In the log an event's name is in snake case without "Job" (`JobStalled` is `stal
 `at` when it records the event. On an event that was not recorded, `cursor` is None.
 """
 
+import functools
 import re
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ RESULT_SHOWN = 4096
 """Results up to this many bytes are part of `JobCompleted`; larger ones must be read from the record."""
 
 
+@functools.cache
 def event_name(name: str) -> str:
     """Return the log name of a class of this name."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removeprefix("Job")).lower()

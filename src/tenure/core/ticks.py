@@ -7,6 +7,7 @@
 A tick on time always gets its job: a leader's death must not cost a tick. The policy decides about missed ticks.
 """
 
+import functools
 from typing import assert_never
 
 from msgspec import Struct, structs
@@ -40,6 +41,9 @@ def turn(
     """
     late_until = now - grace - 1
     on_time = rhythm.between(max(after, late_until), now, STEP + 1)
+    if after >= late_until:
+        # No tick was missed.
+        return Turn(ticks=on_time[:STEP], more=len(on_time) > STEP)
     match missed:
         case "skip":
             made_up = tuple[int, ...]()
@@ -67,7 +71,13 @@ def rhythm_of(schedule: Schedule) -> Rhythm:
     Raises:
         UsageError: its text or its time zone is unknown here.
     """
-    return Cron.parse(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+    return _cron(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+
+
+@functools.lru_cache(maxsize=256)
+def _cron(text: str | None, tz: str) -> Cron:
+    """Parse a cron text. Reapers need the same few texts again at each tick."""
+    return Cron.parse(text, tz)
 
 
 def begun(schedule: Schedule, now: int) -> Schedule:

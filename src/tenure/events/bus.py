@@ -114,6 +114,9 @@ class EventBus:
         """The indexes of partitions where handlers of scope "every" read on in a new log that no one announced yet."""
         self.read_to = ""
         """The cursor up to which this bus has read the log."""
+        self._ends: dict[str, str] = {}
+        """For each scope: the end of the log at which a read found nothing, if it was the latest read."""
+        self._looked = asyncio.Event()
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
 
@@ -220,8 +223,31 @@ class EventBus:
             await self._local.join()
             for task in background:
                 task.cancel()
+        while not self._local.empty():
+            self._local.get_nowait()
+            self._local.task_done()
         self._calls.close()
         self._stopped.set()
+
+    async def catch_up(self) -> bool:
+        """Wait until the handlers have handled every event up to now; return False if they had done so before.
+
+        Return at once if the bus stops, or if the log cannot be read.
+        """
+        scopes = [scope for scope in ("once", "every") if self._handlers.scoped(scope)]
+        waited = not self._local.empty()
+        await self._local.join()
+        while scopes and not self._stopping.is_set():
+            self._looked.clear()
+            try:
+                end = (await self._storage.events(EVENTS_END, limit=0)).next
+            except StorageError:
+                return False
+            if all(self._ends.get(scope) == end for scope in scopes):
+                break
+            waited = True
+            await self._looked.wait()
+        return waited
 
     async def stop(self) -> None:
         """Let the running handlers end, store how far the log was handled, and stop reading.
@@ -229,12 +255,16 @@ class EventBus:
         Local events that `publish` got before are delivered; later ones are dropped.
         """
         self._stopping.set()
+        self._looked.set()
         await self._stopped.wait()
 
     async def _hand_local(self) -> None:
         while True:
-            await self._calls.call(await self._local.get(), self._handlers.all())
-            self._local.task_done()
+            event = await self._local.get()
+            try:
+                await self._calls.call(event, self._handlers.all())
+            finally:
+                self._local.task_done()
 
     async def _follow(self, scope: str, reader: EventReader | None, registered: float) -> None:
         """Deliver the log's events to the handlers of a scope. `start` is the cursor after the last handled event."""
@@ -268,6 +298,8 @@ class EventBus:
                     if self._set_back.pop(moved, None) is None:
                         self._moved.add(moved)
             self.read_to = page.next
+            self._ends[scope] = "" if page.events else page.next
+            self._looked.set()
             return page
 
         # No error ends the reading: the handlers wait until the log can be read again.

@@ -92,6 +92,10 @@ class Listener:
         if self._pending:
             return
         self._pending = True
+        if asyncio._get_running_loop() is self._loop:
+            # From its own loop, which does not need to be woken by a byte through a socket.
+            self._loop.call_soon(self._deliver, context=self._context)
+            return
         try:
             self._loop.call_soon_threadsafe(self._deliver, context=self._context)
         except RuntimeError:

@@ -1,5 +1,6 @@
-"""Test tools for code that uses Tenure: a manual clock. Tests of storages are in the distribution `tenure-testing`."""
+"""The testing kit: runs the jobs of an app inside a test, on a clock that the test moves."""
 
 from tenure.testing.clock import ManualClock
+from tenure.testing.jobs import JobTester
 
-__all__ = ["ManualClock"]
+__all__ = ["JobTester", "ManualClock"]

@@ -70,7 +70,6 @@ class WorkerParts:
         self.known_tasks = KnownTasks(runtime.tasks)
         self.recycler = Recycler(
             owner,
-            clock,
             logger,
             supervised=supervised,
             announce=lambda event: self.keeper.announce(event),

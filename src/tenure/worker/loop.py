@@ -171,6 +171,10 @@ class ExchangeLoop:
         self._more_ready = False
         """True if the latest answer said that more jobs are ready."""
         self._idle = asyncio.Event()
+        self._driven = False
+        """True while `idle` makes the calls, and the call tasks make none."""
+        self._began = asyncio.Event()
+        """Set when claimed jobs can begin, or when none will."""
         self._claiming = True
         self._leaving = False
         self._failures = 0
@@ -217,6 +221,7 @@ class ExchangeLoop:
         try:
             async with asyncio.TaskGroup() as group:
                 failure = self._runs.begin()
+                self._began.set()
                 group.create_task(listen())
                 for _ in range(self._parallel_calls):
                     group.create_task(self._call_task())
@@ -248,6 +253,8 @@ class ExchangeLoop:
         self._runs.hand_back()
         # Make the next try at once, even during a backoff.
         self._due = True
+        self._began.set()
+        self._idle.set()
         self._note_event()
 
     def stop_run(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
@@ -298,6 +305,30 @@ class ExchangeLoop:
         while self._runs:
             self._idle.clear()
             await self._idle.wait()
+
+    async def idle(self) -> bool:
+        """Wait until a claim from now on has found nothing, no run goes on, and every outcome has been answered.
+
+        This call makes the storage calls itself, which saves turns of the event loop. Return False at once if the
+        worker stops.
+        """
+        await self._began.wait()
+        self.empty, self._due, self._driven = False, True, True
+        try:
+            while self._claiming and (not self.empty or self._runs or self._outcomes or self._calls):
+                call = self._next_call()
+                if call is not None:
+                    await self._send(call)
+                    continue
+                if self._failing:
+                    self._set_timer()
+                self._idle.clear()
+                await self._idle.wait()
+        finally:
+            self._driven = False
+        if self._event_came:
+            self._wake_soon()
+        return self._claiming
 
     async def wait_until_empty(self) -> str | None:
         """Wait until a claim has found nothing, no run goes on, and every outcome has been answered.
@@ -352,7 +383,7 @@ class ExchangeLoop:
         """Note that a run is over."""
         self._idle.set()
         self._event_came = True
-        if self._wake_handle is None and self._idle_tasks:
+        if self._wake_handle is None and self._idle_tasks and not self._driven:
             self._wake_soon()
 
     def _wake_soon(self) -> None:
@@ -365,7 +396,9 @@ class ExchangeLoop:
         if self._wake_handle is not None:
             self._wake_handle.cancel()
             self._wake_handle = None
-        if self._idle_tasks and self._is_call_due():
+        if self._driven:
+            self._idle.set()
+        elif self._idle_tasks and self._is_call_due():
             hand = self._idle_tasks.popleft()
             # It may have been cancelled in this turn of the loop.
             if not hand.done():
@@ -436,8 +469,9 @@ class ExchangeLoop:
             other.alone = call.alone = False
         self._calls.append(call)
         self._requested += call.room
-        # There may be enough work for the other call task, too.
-        self._wake_soon()
+        if self._parallel_calls > 1:
+            # There may be enough work for the other call task, too.
+            self._wake_soon()
         return call
 
     async def _send(self, call: _Call) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tenure.clock import Clock
+from tenure.clock import Clock, SystemClock
 from tenure.core.events import Event, JobStopIgnored
 from tenure.core.job import JobRecord, Owner, RecordedError
 from tenure.core.outcome import StopCode
@@ -165,7 +165,6 @@ class Recycler:
     def __init__(
         self,
         owner: Owner,
-        clock: Clock,
         logger: logging.Logger,
         *,
         supervised: bool,
@@ -175,7 +174,8 @@ class Recycler:
         drain: Callable[[str], None],
     ) -> None:
         """`claim_no_more` gives the runs all the time that they need, and `drain` only that of a drain."""
-        self.descriptors = Descriptors(clock, self.recycle_for)
+        # The system's clock: a test's clock moves far between two looks, and each look reads a directory.
+        self.descriptors = Descriptors(SystemClock(), self.recycle_for)
         self._owner = owner
         self._logger = logger
         self._supervised = supervised

@@ -200,6 +200,17 @@ class Worker:
             more,
         )
 
+    async def idle(self) -> bool:
+        """Wait until no job can start now, no run goes on, and all events have been handled; for tests.
+
+        Return False at once if the worker stops.
+        """
+        while await self._exchange.idle():
+            if not await self._bus.catch_up():
+                return True
+            # An event handler may have enqueued a job.
+        return False
+
     async def stop(self, *, timeout: Duration | None = None, force: bool = False) -> None:
         """Claim no more, let runs end, hand back the rest, release everything. Idempotent; waits until it is done.
 

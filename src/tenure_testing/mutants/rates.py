@@ -92,8 +92,9 @@ class OverlapOfTheActive(Model):
 class ScheduleWaitsForTheClock(Model):
     """After the clock was set back, a schedule waits until the clock reaches its old time."""
 
-    def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
-        due, coming = super()._due_schedules(now)
+    def due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
+        """Leave out the schedules that are ahead of the clock."""
+        due, coming = super().due_schedules(now)
         return tuple(schedule for schedule in due if not schedule.is_ahead(now)), coming
 
 

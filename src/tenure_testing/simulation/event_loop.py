@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple, cast
 
+from tenure.background_loop import SameLoop as SameLoop
 from tenure.clock import SECOND
 
 T = TypeVar("T")
@@ -231,27 +232,6 @@ class SimClock:
     def step(self, seconds: float) -> None:
         """Set the wall clock forward or back."""
         self._offset += round(seconds * SECOND)
-
-
-class SameLoop:
-    """Runs agents on the running loop instead of a separate thread."""
-
-    apart = False
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._agents: list[asyncio.Task[None]] = []
-
-    def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start an agent."""
-        self._agents.append(asyncio.get_running_loop().create_task(agent(), name=self._name))
-
-    async def stop(self) -> None:
-        """Cancel the agents and wait until they have ended."""
-        agents, self._agents = self._agents, []
-        for agent in agents:
-            agent.cancel()
-        await asyncio.gather(*agents, return_exceptions=True)
 
 
 def simulate(main: Callable[[SimLoop], Coroutine[Any, Any, T]], *, seed: int = 0, limit: float = 86_400.0) -> T:

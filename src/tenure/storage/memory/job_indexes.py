@@ -68,8 +68,12 @@ class OrderedJobs:
 
     def first(self, limit: int, *, until: int | None = None) -> list[Ref]:
         """Return the first jobs in order, without those beyond `until`."""
-        found = self._entries[: max(limit, 0)]
-        return [ref for at, ref in found if until is None or at <= until]
+        end = max(limit, 0)
+        if until is not None:
+            if not self._entries or self._entries[0][0] > until:
+                return []
+            end = min(end, bisect_right(self._entries, until, key=lambda entry: entry[0]))
+        return [ref for _, ref in self._entries[:end]]
 
     def beyond(self, at: int, limit: int) -> list[Ref]:
         """Return the first jobs in order whose number is greater than `at`."""
@@ -275,6 +279,8 @@ class JobIndexes:
         Each call releases up to `PROMOTE_LIMIT` jobs, beginning with the rates that have been open for the longest
         time.
         """
+        if not self.queues[queue].opening:
+            return
         opened = nsmallest(PROMOTE_LIMIT, [(at, name) for name, at in self.queues[queue].opening.items() if at <= now])
         room = PROMOTE_LIMIT
         for _, name in opened:
@@ -442,10 +448,10 @@ class JobIndexes:
         if before.parked_under is not None and before.parked_under not in indexes.parked:
             indexes.opening.pop(before.parked_under, None)
         left_queue = _left_queue(before, after)
-        if _ended_run(before, after) or left_queue:
+        if before.keys and (_ended_run(before, after) or left_queue):
             self._freed.update((before.queue, key.name) for key in before.keys)
-        if left_queue:
-            self._freed.update((before.queue, RATE + rate.name) for rate in self.rates(before))
+        if left_queue and (rates := self.rates(before)):
+            self._freed.update((before.queue, RATE + rate.name) for rate in rates)
 
     def _put(self, before: JobRecord | None, job: JobRecord) -> None:
         self.jobs[job.ref] = job

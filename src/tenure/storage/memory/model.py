@@ -480,7 +480,7 @@ class Model(ScheduleStore):
         self._forget_windows(now)
         self._indexes.drop_outdated(now)
         self._swept_at = now
-        due, next_tick = self._due_schedules(now)
+        due, next_tick = self.due_schedules(now)
         return SweepResult(
             terms,
             None,
@@ -491,6 +491,16 @@ class Model(ScheduleStore):
             next_tick=next_tick,
             now=now,
         )
+
+    def next_sweep(self) -> int | None:
+        """Return the first instant at which a sweep finds a job to expire, promote, redrive or recover.
+
+        It has passed if there is such a job already. None if time alone changes no job, except by rates and retention.
+        """
+        indexes = self._indexes
+        heads = [each.head for each in (indexes.leases, indexes.suspects, indexes.aging, indexes.redrives)]
+        heads += [queue.delayed.head for queue in self._queues.values()]
+        return min((head for head in heads if head is not None), default=None)
 
     def _elect(self, owner: Owner, length: int, now: int) -> tuple[Term, int]:
         """Return the current leader's term, which is the owner's if possible, and how long it still lasts."""
@@ -609,6 +619,8 @@ class Model(ScheduleStore):
         The sweeps handle the other cases: jobs that may have merged calls, and all jobs if the clock was set back,
         because then the earliest completed jobs do not come first.
         """
+        if not settlements:
+            return
         completed = Counter(
             settlement.ref.queue
             for settlement, result in zip(settlements, verdicts, strict=True)

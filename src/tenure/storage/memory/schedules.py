@@ -62,7 +62,12 @@ class ScheduleStore(EnqueueRules):
         receipt = self._enqueue(job, now, offset)
         return fate_of(receipt.made, receipt.ref)
 
-    def _due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
+    def next_tick(self) -> int | None:
+        """Return the earliest next tick of the schedules that are not paused, or None without one."""
+        ticks = (each.next_tick for each in self._schedules.values() if not each.paused)
+        return min((tick for tick in ticks if tick is not None), default=None)
+
+    def due_schedules(self, now: int) -> tuple[tuple[Schedule, ...], int | None]:
         """Return the due schedules, and how long until the next tick of another one.
 
         Schedules with a due tick come first, earliest first. Then come those whose last tick lies ahead of the clock.

@@ -11,6 +11,8 @@ from tenure.storage.memory.event_log import EventLog
 from tenure.storage.memory.job_indexes import JobIndexes
 from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
 
+_NOTHING_SET = Settings()
+
 
 class ModelState:
     """Records and their related data. `notified` collects the topics that each step notifies."""
@@ -72,7 +74,9 @@ class ModelState:
             self._record(QueueDrained(queue=queue), now)
 
     def _setting(self, kind: str, name: str) -> Settings:
-        return self._settings.get(Target(kind, name), Settings())  # type: ignore[arg-type]
+        if not self._settings:
+            return _NOTHING_SET
+        return self._settings.get(Target(kind, name), _NOTHING_SET)  # type: ignore[arg-type]
 
     def _paused(self, queue: str) -> bool:
         return bool(self._setting("queue", queue).paused)
