@@ -242,7 +242,7 @@ def test_the_floors_on_a_page_are_those_tested(page: str) -> None:
     assert floors == FLOORS
 
 
-def test_the_package_does_not_import_what_only_tests_need() -> None:
+def test_the_package_imports_no_test_dependency() -> None:
     for path in rooms():
         needed = {module.split(".")[0] for module in imports(path)}
         assert not needed & {"tenure_testing", "tests", "pytest", "hypothesis"}, path
@@ -452,7 +452,7 @@ def test_each_module_has_a_docstring() -> None:
         assert path.name == "_version.py" or said, path
 
 
-def test_the_package_exports_what_it_imports_and_defines_nothing() -> None:
+def test_the_package_exports_its_imports_and_defines_nothing() -> None:
     tree = ast.parse((HOUSE / "__init__.py").read_text())
     imported = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -562,7 +562,7 @@ def test_the_links_of_the_readme_work_on_a_package_index() -> None:
     assert REPOSITORY.startswith(urls["Source"])
 
 
-def test_the_changelog_begins_with_what_is_not_released_yet() -> None:
+def test_the_changelog_begins_with_unreleased_changes() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
     assert headings[:2] == ["Unreleased", tenure.__version__]

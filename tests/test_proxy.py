@@ -162,7 +162,7 @@ def test_held_data_arrives_when_the_faults_end(proxy: Proxy) -> None:
         assert client.recv(10) == b"hello"
 
 
-def test_it_refuses_and_lets_in_again_at_the_same_port(proxy: Proxy) -> None:
+def test_a_proxy_refuses_and_accepts_again_at_the_same_port(proxy: Proxy) -> None:
     with joined(proxy) as client:
         assert echoed(client) == b"hello"
         for _ in range(3):
@@ -176,14 +176,14 @@ def test_it_refuses_and_lets_in_again_at_the_same_port(proxy: Proxy) -> None:
         assert echoed(client) == b"hello"
 
 
-def test_where_no_server_is_a_connection_is_reset(proxy: Proxy) -> None:
+def test_a_connection_without_a_server_is_reset(proxy: Proxy) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with Proxy(nobody.getsockname()[1]) as lost, pytest.raises(ConnectionResetError), joined(lost) as client:
             client.recv(1)
 
 
-def test_it_leaves_nothing_open_of_who_came_as_it_closed() -> None:
+def test_a_closing_proxy_leaves_no_new_connection_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         for _ in range(50):
             with ExitStack() as clients, Proxy(server.getsockname()[1]) as proxy:

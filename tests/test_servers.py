@@ -20,7 +20,7 @@ from tests.servers import VALKEY, Brand, Commons, RedisServer, client_of, comman
 ROOT = Path(__file__).parent.parent
 
 
-def test_what_a_test_leaves_in_its_namespaces_is_deleted_and_nothing_else(redis_commons: Commons) -> None:
+def test_only_the_namespaces_of_the_session_are_deleted(redis_commons: Commons) -> None:
     elsewhere = Commons(redis_commons.url, redis_commons.nodes)
     mine, others = used(redis_commons, 2), used(elsewhere, 1)
 
@@ -59,7 +59,7 @@ def keys_of(commons: Commons, namespace: str) -> int:
     return sum(len(command(node, "KEYS", f"*{namespace}*")) for node in commons.nodes())
 
 
-def test_a_killed_server_comes_back_at_its_port_with_what_it_has_written(
+def test_a_killed_server_restarts_at_its_port_with_its_written_data(
     start_redis: Callable[..., RedisServer],
 ) -> None:
     forgets, remembers = start_redis(), start_redis(appendonly=True, appendfsync="always")
@@ -211,7 +211,7 @@ def outcome(
 
 
 @pytest.mark.system
-def test_a_run_without_a_server_says_loudly_what_it_skipped_and_what_to_do(tmp_path: Path) -> None:
+def test_a_run_without_a_server_reports_skipped_tests_and_the_remedy(tmp_path: Path) -> None:
     said = outcome(path=str(tmp_path))
 
     assert "3 skipped" in said
@@ -237,7 +237,7 @@ def test_a_server_that_runs_already_does_for_those_that_share_one(redis_server: 
 
 
 @pytest.mark.system
-def test_what_needs_valkey_is_collected_only_where_there_is_one(
+def test_tests_for_valkey_are_collected_only_with_a_valkey(
     brand: Brand, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     # A folder with nothing but this: the machine may have a Valkey, too, or only that.

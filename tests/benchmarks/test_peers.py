@@ -42,31 +42,31 @@ class TestPlan:
 
         assert rounds == {cell.name: cell.rounds for cell in CELLS}
 
-    def test_a_variant_is_taken_only_at_what_it_is_there_for(self) -> None:
+    def test_a_variant_runs_only_in_its_own_cells(self) -> None:
         due = turns({"ours": [], "older": ["process_10", "idle"]}, CELLS, number=1, seed=7)
 
         assert {cell.name for peer, cell in due if peer == "older"} == {"process_10", "idle"}
 
-    def test_a_round_is_expected_to_take_what_its_cells_took_before(self) -> None:
+    def test_the_expected_time_of_a_round_comes_from_earlier_samples(self) -> None:
         due = turns({"ours": []}, chosen(["process_10", "recovery_tight"]), number=1, seed=7)
         took = [sample(number=1), sample(number=2), sample(peer="one"), sample(cell="recovery_tight")]
 
         assert expected(due, took) == pytest.approx(1.0 + 1.0 / TOGETHER)
         assert expected(due, []) == 0.0
 
-    def test_what_needs_others_to_be_known_comes_after_them(self) -> None:
+    def test_cells_run_after_the_cells_that_they_depend_on(self) -> None:
         order = [(peer, cell.name) for peer, cell in turns(PEERS, CELLS, number=1, seed=7)]
 
         for peer in PEERS:
             for later, needed in LATER.items():
                 assert all(order.index((peer, name)) < order.index((peer, later)) for name in needed)
 
-    def test_what_runs_side_by_side_comes_last(self) -> None:
+    def test_cells_that_run_in_parallel_come_last(self) -> None:
         alone = [cell.alone for _, cell in turns(PEERS, CELLS, number=1, seed=7)]
 
         assert alone == sorted(alone, reverse=True)
 
-    def test_a_chosen_cell_brings_what_it_needs(self) -> None:
+    def test_a_chosen_cell_includes_its_dependencies(self) -> None:
         assert {cell.name for cell in chosen(["latency_loaded"])} == {"latency_loaded", *LATER["latency_loaded"]}
 
     def test_a_cell_that_is_not_there_is_refused_by_name(self) -> None:
@@ -91,7 +91,7 @@ class TestStatistics:
         assert (percentile(waited, 50), percentile(waited, 99), percentile(waited, 100)) == (50.0, 99.0, 100.0)
         assert percentile([3.0], 99) == 3.0
 
-    def test_values_leave_out_other_cells_and_what_failed(self) -> None:
+    def test_values_omit_other_cells_and_failures(self) -> None:
         samples = [
             sample(number=2, rate=2.0),
             sample(number=1, rate=1.0),
@@ -110,13 +110,13 @@ class TestRead:
     def test_a_job_that_has_not_run_is_not_asked_for(self) -> None:
         assert stretch([1, 2, 3, 4, 6, 7, 8, 10], 3) == range(6, 9)
 
-    def test_where_gaps_leave_no_stretch_long_enough_the_longest_counts(self) -> None:
+    def test_the_longest_stretch_counts_if_gaps_leave_none_long_enough(self) -> None:
         assert stretch([1, 2, 4, 5, 6, 9, 9], 10) == range(4, 7)
 
-    def test_who_ran_nothing_has_nothing_to_read(self) -> None:
+    def test_a_process_without_runs_has_an_empty_tally(self) -> None:
         assert not stretch([], 10)
 
-    def test_what_the_newest_jobs_returned_is_read_back_and_compared(self) -> None:
+    def test_results_of_the_newest_jobs_are_read_and_compared(self) -> None:
         ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-sqlite", "storage": "sqlite", "rate": 1}, Entry)
         (cell,) = chosen(["echo_10"])
 
@@ -129,7 +129,7 @@ class TestRead:
 
 
 class TestTally:
-    def test_what_threads_note_is_read_once_and_in_full(self, tmp_path: Path) -> None:
+    def test_notes_of_threads_are_read_once_and_in_full(self, tmp_path: Path) -> None:
         tally, reader = Tally(str(tmp_path)), Reader(tmp_path)
 
         def note(first: int) -> None:

@@ -55,7 +55,7 @@ class TestGoals:
         assert judgement.ratio == pytest.approx(3.5)
         assert judgement.verdict == "**missed** by 50%"
 
-    def test_what_was_not_measured_is_neither(self) -> None:
+    def test_a_goal_without_a_measurement_is_neither_met_nor_missed(self) -> None:
         judgement = goal(judged(found(entry("tenure"), tenure=1_000), None), "fastest peer in Python")
 
         assert judgement.met is None
@@ -96,7 +96,7 @@ class TestPage:
 
         assert [one.key for one in order] == ["tenure", "taskiq", "saq", "huey", "floor"]
 
-    def test_it_names_versions_settings_spread_and_what_failed(self) -> None:
+    def test_a_page_shows_versions_settings_spread_and_failures(self) -> None:
         run = found(entry("tenure", versions={"tenure": "1.0"}), entry("saq"), tenure=1_000, saq=100)
         run.results.samples.append(Sample("saq", "enqueue_one", 1, 1.0, failed="it fell over"))
         text = page(run, None, [("a plot", "a.svg")])
@@ -108,7 +108,7 @@ class TestPage:
         assert "(plots/a.svg)" in text
         assert "Not for quoting" not in text
 
-    def test_it_says_why_a_peer_cannot_and_what_a_long_traceback_ends_with(self) -> None:
+    def test_a_page_shows_missing_features_and_the_end_of_long_tracebacks(self) -> None:
         run = found(entry("tenure"), entry("rq"), tenure=1_000)
         run.results.samples.append(Sample("rq", "recovery_tight", 1, 1.0, cannot="it has no setting for that"))
         run.results.samples.append(Sample("rq", "echo_10", 2, 1.0, failed=f"ended: {'frame ' * 99} OSError: no room"))

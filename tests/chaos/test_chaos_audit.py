@@ -75,7 +75,7 @@ def test_an_audit_of_a_run_without_jobs_fails() -> None:
     assert WORKED in red(empty)
 
 
-def test_the_figures_tell_what_was_taken_and_how_soon_it_was_back() -> None:
+def test_the_figures_show_each_recovery_and_its_delay() -> None:
     found = audit(honest())
 
     assert [(one.job, one.cause, one.delay, one.bound, one.seen) for one in found.recoveries] == [
@@ -295,7 +295,7 @@ ALSO: dict[Callable[[ChaosEvidence], None], tuple[str, ...]] = {
 """What cannot be told apart from a lie's own check."""
 
 
-def test_who_starts_while_the_storage_is_out_of_reach_may_give_up() -> None:
+def test_a_process_that_starts_during_an_outage_may_exit() -> None:
     case = honest()
     outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
     case.exits.append(Exit("reaper-0", 1, BEGAN, BEGAN + SECOND))
@@ -326,7 +326,7 @@ def test_only_the_loss_of_the_leading_reaper_extends_the_bound(pid: int, times: 
     assert recovery.clear == (times == 0)
 
 
-def test_who_cannot_hand_back_what_it_holds_is_a_cause_of_its_own() -> None:
+def test_a_worker_that_cannot_release_its_jobs_is_a_separate_cause() -> None:
     case = honest()
     case.deeds[1].effect = "leave"
     outage(case, at=BEGAN + SECOND, until=BEGAN + 5 * SECOND)
@@ -352,7 +352,7 @@ def test_a_run_reclaimed_twice_is_counted_from_its_first_loss() -> None:
     assert recovery.bound == BOUNDS.silence + BOUNDS.reaper
 
 
-def test_a_run_whose_worker_never_heard_of_its_claim_is_counted_from_that() -> None:
+def test_a_run_with_a_lost_claim_answer_is_timed_from_the_claim() -> None:
     case = honest()
     outage(case, at=BEGAN - SECOND, until=BEGAN + SECOND)
     case.deeds[1].pids = (99,)

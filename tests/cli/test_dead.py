@@ -21,7 +21,7 @@ def fail(there: Terminal, count: int) -> list[str]:
     return [there.enqueue("bad", number, tags=[f"n{number}"], work=number == count - 1) for number in range(count)]
 
 
-def test_a_list_tells_reason_fault_and_runs_and_no_arguments(there: Terminal) -> None:
+def test_a_list_shows_reason_fault_and_runs_without_arguments(there: Terminal) -> None:
     (job,) = fail(there, 1)
     there.enqueue("add", 1, 2)
     (seen,) = there.read("dead", "list")["letters"]
@@ -83,7 +83,7 @@ def test_groups_name_each_fault_once(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_a_redrive_has_a_cap_says_what_is_left_and_does_nothing_twice(there: Terminal) -> None:
+def test_a_redrive_is_limited_and_a_repeated_one_has_no_effect(there: Terminal) -> None:
     ids = fail(there, 3)
 
     first = there.read("dead", "redrive", "--limit", "2", "--yes")
@@ -139,7 +139,7 @@ def test_a_purge_needs_a_filter_or_all(there: Terminal) -> None:
     assert there.read("jobs", "list")["jobs"] == []
 
 
-def test_what_cannot_be_meant_is_one_line_and_exit_code_2(there: Terminal) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(there: Terminal) -> None:
     fail(there, 1)
 
     assert "--fault = 'abc' must be 12 hexadecimal digits" in there.refused("dead", "list", "--fault", "abc")

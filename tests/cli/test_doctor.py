@@ -59,7 +59,7 @@ def until(terminal: Terminal, condition: str, value: object, *, within: float = 
     raise AssertionError(f"never {value} {condition}")
 
 
-def test_of_a_healthy_storage_it_says_what_it_looked_at_and_exits_with_0(tasks: Terminal) -> None:
+def test_a_healthy_storage_lists_its_checks_and_exits_with_0(tasks: Terminal) -> None:
     tasks.enqueue("add", 1, 2, work=True)
     seen = tasks.read("doctor")
 
@@ -135,7 +135,7 @@ def test_a_missing_or_refusing_storage_is_a_finding_and_unchanged(there: Termina
     assert there.run("doctor", "--deep").exit_code == 1
 
 
-def test_what_names_no_storage_is_a_mistake(tasks: Terminal) -> None:
+def test_arguments_that_name_no_storage_are_refused(tasks: Terminal) -> None:
     assert "a memory storage belongs to one process" in tasks.refused("doctor", "--url", "memory://")
     assert "give either --url or the app" in tasks.refused("doctor", "tasks:app", "--url", tasks.url)
     assert "does not exist; run this in" in tasks.refused("doctor", "nope:app")
@@ -165,7 +165,7 @@ def test_an_active_job_without_a_reaper_is_an_error(tasks: Terminal) -> None:
 
 
 @pytest.mark.system
-def test_it_sees_who_works_and_whose_worker_is_gone(tasks: Terminal) -> None:
+def test_the_doctor_distinguishes_live_workers_and_orphaned_jobs(tasks: Terminal) -> None:
     tasks.enqueue("hang")
     with started(tasks, "worker", "tasks:app", "--no-reaper") as worker:
         until(tasks, "active", 1)
@@ -206,7 +206,7 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
 
 
 @pytest.mark.system
-def test_on_a_redis_deep_tells_what_the_sweeps_have_mended(tasks: Terminal, redis_server: RedisServer) -> None:
+def test_deep_reports_the_repairs_of_sweeps_on_redis(tasks: Terminal, redis_server: RedisServer) -> None:
     url = redis_server.url
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENURE_URL", url)

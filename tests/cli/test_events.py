@@ -27,7 +27,7 @@ def test_the_latest_events_are_listed_oldest_first_without_results(there: Termin
     assert latest == events[-1:]
 
 
-def test_a_line_says_when_what_whose_and_the_rest_by_name(there: Terminal) -> None:
+def test_a_line_has_time_cursor_name_job_and_fields(there: Terminal) -> None:
     job = there.enqueue("bad", 1, work=True)
     (line,) = there.run("events", "--kind", "failed").stdout.splitlines()
     at, cursor, name, whose, *rest = line.split("  ")
@@ -107,7 +107,7 @@ def followed(there: Terminal, *options: str, lines: int, cause: Callable[[], obj
 
 
 @pytest.mark.system
-def test_following_tells_what_happens_until_it_is_interrupted(there: Terminal) -> None:
+def test_following_prints_events_until_it_is_interrupted(there: Terminal) -> None:
     there.enqueue("add", 1, 2, work=True)
     start = there.read("events")["next"]
     jobs: list[str] = []

@@ -201,7 +201,7 @@ def test_an_invalid_threshold_is_refused(there: Terminal, backlog: str) -> None:
     assert "--backlog" in there.refused("serve", f"--backlog={backlog}")
 
 
-def test_without_uvicorn_it_says_what_to_install(there: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvicorn_the_error_names_the_package(there: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     # What Python does for a package that is not there.
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 

@@ -64,7 +64,7 @@ def test_check_exits_with_3_while_jobs_wait_without_a_worker(there: Terminal) ->
 
 
 @pytest.mark.system
-def test_on_a_cluster_who_leads_each_cell_is_named_once(there: Terminal, cluster_url: str) -> None:
+def test_one_leader_of_all_partitions_is_named_once(there: Terminal, cluster_url: str) -> None:
     app = Tenure(cluster_url)
 
     async def lead() -> None:
@@ -108,7 +108,7 @@ def test_check_judges_a_worker_as_health_does(there: Terminal, turned_ago: float
 
 
 @EVERYWHERE
-def test_runs_far_beyond_what_is_usual_for_their_task_are_named(there: Terminal) -> None:
+def test_runs_far_beyond_the_typical_duration_are_listed(there: Terminal) -> None:
     ann = Owner("one", "ann", "host", 7)
 
     async def run(app: Tenure, clock: ManualClock, task: str, times: int, *, ends: bool) -> list[str]:

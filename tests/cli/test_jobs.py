@@ -56,7 +56,7 @@ def test_an_invalid_cursor_is_refused(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_show_tells_all_there_is_of_a_job(there: Terminal) -> None:
+def test_show_prints_all_fields_of_a_job(there: Terminal) -> None:
     job = there.enqueue("bad", 7, work=True)
     seen = there.read("jobs", "show", job)
 
@@ -158,7 +158,7 @@ def test_a_reason_in_bytes_that_are_no_text_is_kept_as_far_as_it_is_one(there: T
     assert there.read("jobs", "show", job)["reason"] == "caf?"
 
 
-def test_what_cannot_be_cancelled_or_redriven_any_more_is_exit_code_1(there: Terminal) -> None:
+def test_a_refused_cancel_or_redrive_exits_with_1(there: Terminal) -> None:
     done = there.enqueue("add", 1, 2, work=True)
     redriven, cancelled = there.run("jobs", "redrive", done), there.run("jobs", "cancel", done)
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_cancelled_or_redriven_any_more_is_exit_code_1(there: Ter
     assert there.read("jobs", "cancel", done, code=1)[0]["verdict"] == "refused"
 
 
-def test_who_holds_the_key_of_what_is_redriven_is_named(there: Terminal) -> None:
+def test_a_refused_redrive_names_the_holder_of_the_key(there: Terminal) -> None:
     first = there.enqueue("bad", 1, unique="k", work=True)
     second = there.enqueue("bad", 2, unique="k")
 
@@ -186,7 +186,7 @@ def test_who_holds_the_key_of_what_is_redriven_is_named(there: Terminal) -> None
     assert report["held"] == [{"queue": "default", "id": first, "holder": second}]
 
 
-def test_what_a_job_has_gathered_is_shown_call_by_call(there: Terminal) -> None:
+def test_show_lists_each_collected_call(there: Terminal) -> None:
     app = there.app()
 
     @app.task(name="index", collect=Collect())
@@ -228,7 +228,7 @@ def test_an_empty_list_exits_with_0(there: Terminal, form: str) -> None:
         (("delete", "", "--yes"), "ID = '' must be a text of"),
     ],
 )
-def test_what_names_nothing_is_one_line_and_exit_code_2(there: Terminal, args: tuple[str, ...], named: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(there: Terminal, args: tuple[str, ...], named: str) -> None:
     there.enqueue("add", 1, 2)
 
     assert named in there.refused("jobs", *args)

@@ -145,7 +145,7 @@ def test_a_letter_that_the_output_does_not_know_is_written_as_its_number(there: 
     assert done.stdout == "\\u0441\\u0447\\u0451\\u0442\n"
 
 
-def test_what_several_processes_cannot_load_is_said_once(terminal: Terminal) -> None:
+def test_an_app_that_several_processes_cannot_load_is_reported_once(terminal: Terminal) -> None:
     done = terminal.ended("worker", "nowhere:app", "--processes", "3")
 
     assert done.returncode == 2

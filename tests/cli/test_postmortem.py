@@ -86,7 +86,7 @@ def test_a_failed_job_shows_its_error_once_with_its_last_post_mortem(there: Term
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_where_a_run_was_when_its_time_was_over_is_shown_once(there: Terminal, again: bool) -> None:
+def test_the_position_of_a_timed_out_run_is_shown_once(there: Terminal, again: bool) -> None:
     job = there.enqueue("hang")
     error = recorded(TimeoutError("the run passed its timeout of 5 s"))
     came_to(there, TimedOut(type(error)(error.type, error.message, f"{TRACE}TimeoutError: {error.message}")))

@@ -9,7 +9,7 @@ from tests.cli.terminal import EVERYWHERE, Terminal
 
 
 @EVERYWHERE
-def test_a_list_tells_how_each_queue_stands_and_what_is_set_for_it(there: Terminal) -> None:
+def test_a_list_shows_the_state_and_the_settings_of_each_queue(there: Terminal) -> None:
     app = there.app()
 
     async def prepare() -> None:
@@ -119,7 +119,7 @@ def test_a_rate_is_shown_as_it_is_written(there: Terminal) -> None:
         assert there.run("queues", "rate", given, "default").stdout == f"queue default is limited to {message}\n"
 
 
-def test_a_list_tells_what_is_set_for_tasks(there: Terminal) -> None:
+def test_a_list_shows_the_settings_of_tasks(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     there.run("queues", "rate", "7/s", "--task", "send", "--task", "add")
     there.run("queues", "rate", "none", "--task", "send")
@@ -142,7 +142,7 @@ def test_a_rate_that_cannot_be_set_is_a_mistake(there: Terminal) -> None:
     assert "give one or more queues to limit" in there.refused("queues", "rate", "1/s")
 
 
-def test_who_paused_a_queue_stands_in_the_log(there: Terminal) -> None:
+def test_the_log_names_the_user_that_paused_a_queue(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     there.run("queues", "pause", "default")
     there.run("queues", "pause", "default")
@@ -162,7 +162,7 @@ def test_nothing_to_pause_is_a_mistake(there: Terminal) -> None:
 
 
 @EVERYWHERE
-def test_stats_tell_what_ended_of_late_and_why_jobs_failed(there: Terminal) -> None:
+def test_stats_show_recent_outcomes_and_the_reasons_of_failures(there: Terminal) -> None:
     there.enqueue("bad", 1)
     there.enqueue("add", 1, 2, work=True)
     there.enqueue("add", 1, 2)

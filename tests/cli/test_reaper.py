@@ -21,7 +21,7 @@ os._exit(1)
 
 @pytest.mark.system
 @pytest.mark.parametrize("election", [(), ("--no-election",)])
-def test_it_recovers_what_the_dead_left_says_so_and_ends_on_a_signal(
+def test_a_reaper_recovers_jobs_of_a_dead_worker_and_exits_on_a_signal(
     there: Terminal, election: tuple[str, ...]
 ) -> None:
     job = there.enqueue("add", 1, 2)
@@ -85,7 +85,7 @@ def stalled(event: JobStalled) -> None:
 
 
 @pytest.mark.system
-def test_its_apps_handlers_hear_what_it_recovers(there: Terminal) -> None:
+def test_event_handlers_of_the_app_get_the_recoveries_of_its_reaper(there: Terminal) -> None:
     there.write("listening.py", LISTENING)
     job = there.enqueue("add", 1, 2)
     subprocess.run([sys.executable, "-c", MORTAL, there.url], check=False)

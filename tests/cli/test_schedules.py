@@ -27,7 +27,7 @@ def some(there: Terminal) -> Terminal:
 
 
 @EVERYWHERE
-def test_a_list_tells_what_is_enqueued_and_when(some: Terminal) -> None:
+def test_a_list_shows_the_job_and_the_ticks_of_each_schedule(some: Terminal) -> None:
     nightly, often = some.read("schedules", "list")
 
     assert nightly.keys() == {

@@ -24,7 +24,7 @@ def tasks(there: Terminal) -> Terminal:
 
 @pytest.mark.system
 @EVERYWHERE
-def test_a_burst_does_what_there_is_and_ends(tasks: Terminal) -> None:
+def test_a_burst_runs_the_waiting_jobs_and_exits(tasks: Terminal) -> None:
     job = tasks.enqueue("add", 1, 2)
     done = tasks.ended("worker", "tasks:app", "--burst", "--name", "bursting")
 
@@ -59,7 +59,7 @@ def test_a_signal_ends_it_though_a_thread_hangs_and_its_job_is_handed_back(tasks
 
 
 @pytest.mark.system
-def test_logs_are_json_if_asked_for_and_tell_no_arguments(tasks: Terminal) -> None:
+def test_json_logs_contain_no_arguments(tasks: Terminal) -> None:
     tasks.enqueue("add", 31337, 2)
     done = tasks.ended("worker", "tasks:app", "--burst", "--log-format", "json", "--log-level", "debug")
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -75,7 +75,7 @@ class Shy:
         raise RuntimeError("no")
 
 
-def test_a_line_of_what_no_json_can_hold_is_logged_anyway() -> None:
+def test_values_that_json_cannot_hold_are_logged_as_text() -> None:
     record = logging.makeLogRecord({"msg": "cannot read %s", "args": ("caf\udce9",), "who": Shy(), "count": 3})
     record_read = json.loads(JsonLines().format(record))
 
@@ -106,7 +106,7 @@ def add(a: int = 1, b: int = 2) -> int:
 
 @pytest.mark.system
 @pytest.mark.parametrize("options", [[], ["--no-reaper"]], ids=["reaper", "no reaper"])
-def test_what_its_code_schedules_otherwise_by_now_has_no_ticks_of_before(tasks: Terminal, options: list[str]) -> None:
+def test_a_schedule_changed_in_the_code_fires_no_old_ticks(tasks: Terminal, options: list[str]) -> None:
     tasks.write("scheduled.py", SCHEDULED)
     app = tasks.app()
 

@@ -59,7 +59,7 @@ def orders(there: Terminal, owner: Owner) -> Sequence[str]:
 
 
 @EVERYWHERE
-def test_a_list_tells_how_each_worker_does(there: Terminal) -> None:
+def test_a_list_shows_the_state_of_each_worker(there: Terminal) -> None:
     beat(
         there,
         RenewRequest(ANN, worker=INFO),
@@ -162,7 +162,7 @@ def test_an_unknown_or_ambiguous_worker_name_is_refused_without_effect(there: Te
 
 
 @EVERYWHERE
-def test_a_stack_tells_where_each_run_of_a_worker_is_and_how_long_ago(there: Terminal) -> None:
+def test_stack_shows_the_position_of_each_run_and_its_age(there: Terminal) -> None:
     known, young = running(there, ANN, TRACE, None)
     (other,) = running(there, BOB, TRACE)
     here, soon = there.read("workers", "stack", "host:7")

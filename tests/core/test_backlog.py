@@ -43,7 +43,7 @@ def test_a_recovery_resets_the_time() -> None:
     assert known.overdue("mail", FEW, now=121.5)
 
 
-def test_as_many_as_may_wait_are_not_too_many() -> None:
+def test_a_backlog_at_its_threshold_is_not_counted() -> None:
     assert fed([(0, 10), (100, 10)]) == Backlog()
 
 

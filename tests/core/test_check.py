@@ -23,7 +23,7 @@ def test_a_remark_is_kept_as_every_storage_can_hold_it() -> None:
     assert remark(None, field="reason") is None
 
 
-def test_what_is_sound_passes_as_it_is() -> None:
+def test_valid_values_are_returned_unchanged() -> None:
     assert whole(0, field="room", least=0) == 0
     assert whole(LARGEST, field="room", least=0) == LARGEST
     assert (flag(True, field="paused"), flag(False, field="paused"), flag(None, field="paused")) == (True, False, None)
@@ -55,7 +55,7 @@ def test_what_is_sound_passes_as_it_is() -> None:
         (lambda: no_others(["tll"], ["ttl", "queue"]), "option 'tll' is unknown; known are ttl, queue"),
     ],
 )
-def test_a_refusal_names_the_field_shows_the_value_and_tells_the_remedy(check: Callable[[], object], said: str) -> None:
+def test_an_error_has_the_field_the_value_and_the_remedy(check: Callable[[], object], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         check()
 

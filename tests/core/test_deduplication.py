@@ -29,7 +29,7 @@ def test_a_unique_key_is_held_in_the_states_of_its_scope(key: MergeKey, held_in:
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
-def test_what_has_run_takes_in_no_more_calls(key: MergeKey) -> None:
+def test_a_job_that_has_run_accepts_no_more_calls(key: MergeKey) -> None:
     waiting = structs.replace(ACTIVE, state=State.WAITING, starts=0, merge=key)
 
     assert accepts_merge(waiting, key)
@@ -58,7 +58,7 @@ def test_each_call_puts_the_job_off_but_never_beyond_its_longest_wait(key: Debou
 
 
 @pytest.mark.parametrize("key", [DEBOUNCE, COLLECT])
-def test_who_was_called_before_the_clock_was_set_back_waits_as_if_from_now(key: DebounceKey | CollectKey) -> None:
+def test_after_a_clock_set_back_a_job_waits_as_if_called_now(key: DebounceKey | CollectKey) -> None:
     assert due_at(key, first=NOW + 3600 * SECOND, calls=2, now=NOW) == NOW + 5 * SECOND
     short = structs.replace(key, max_wait=2 * SECOND)
     assert due_at(short, first=NOW + 3600 * SECOND, calls=2, now=NOW) == NOW + 2 * SECOND

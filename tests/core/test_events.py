@@ -151,7 +151,7 @@ def test_there_is_a_sample_of_every_event() -> None:
 
 
 @pytest.mark.parametrize("event", SAMPLES, ids=name_of)
-def test_the_log_gives_back_what_it_was_given(event: AnyEvent) -> None:
+def test_events_survive_the_encoding_of_the_log(event: AnyEvent) -> None:
     recorded = stamped(event, 17, NOW + 123_456)
     read = from_log(to_log(recorded))
 
@@ -173,7 +173,7 @@ def test_every_event_of_a_job_names_the_job_its_queue_and_its_task() -> None:
         assert {"queue", "id", "task", "run", "cursor", "at"} <= set(kind.__struct_fields__), kind
 
 
-def test_an_event_with_little_to_tell_is_short_in_the_log() -> None:
+def test_default_fields_of_an_event_are_omitted_in_the_log() -> None:
     assert to_log(JobCompleted(queue="q", id="a", task="t", attempt=1)) == (
         b'{"event":"completed","queue":"q","id":"a","task":"t","attempt":1}'
     )
@@ -204,6 +204,6 @@ def leaves(kind: type[Event]) -> list[type[Event]]:
 @pytest.mark.parametrize(
     "body", ['{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}']
 )
-def test_what_cannot_be_read_is_an_event_anyway(body: str) -> None:
+def test_an_undecodable_event_becomes_an_unreadable_event(body: str) -> None:
     assert from_log(body) == UnreadableEvent(body=body)
     assert from_log(body.encode()) == UnreadableEvent(body=body)

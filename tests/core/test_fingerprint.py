@@ -94,7 +94,7 @@ def test_line_numbers_install_paths_and_callers_do_not_change_the_fault(same: st
     assert of("connection refused", trace=TRACE) == of("connection refused", trace=same)
 
 
-def test_where_a_timeout_found_a_run_makes_no_other_fault() -> None:
+def test_the_position_of_a_timeout_does_not_change_the_fault() -> None:
     error = RecordedError("TimeoutError", "the run passed its timeout of 5 s", TRACE)
     elsewhere = structs.replace(error, traceback=TRACE.replace("in deliver", "in wait"))
 
@@ -156,7 +156,7 @@ def test_ids_and_numbers_in_a_message_do_not_change_the_fingerprint(template: st
 
 
 @given(st.text(), st.text())
-def test_what_is_quoted_as_python_does_it_is_a_value(one: str, other: str) -> None:
+def test_text_in_python_quotes_counts_as_a_value(one: str, other: str) -> None:
     # A KeyError's message is nothing but that.
     assert of(repr(one), kind="KeyError") == of(repr(other), kind="KeyError")
     assert of(f"no {one!r} here") == of(f"no {other!r} here")

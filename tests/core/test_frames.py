@@ -8,7 +8,7 @@ from tenure.core.frames import framed, unframed
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
-def test_what_was_framed_comes_out_whole_and_in_order(payloads: list[bytes]) -> None:
+def test_framed_payloads_are_decoded_whole_and_in_order(payloads: list[bytes]) -> None:
     assert unframed(b"".join(map(framed, payloads))) == payloads
 
 

@@ -28,14 +28,14 @@ def test_a_record_can_be_written_down_and_read_back() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=JobRecord) == job
 
 
-def test_no_two_wishes_share_what_can_be_changed() -> None:
+def test_new_jobs_share_no_mutable_fields() -> None:
     one, two = (NewJob(queue="mail", id=name, task="send", payload=b"") for name in "ab")
     one.headers["trace"] = "1"
 
     assert two.headers == {}
 
 
-def test_a_later_word_on_stalls_counts_for_what_it_names() -> None:
+def test_a_later_stall_setting_changes_only_the_fields_that_it_sets() -> None:
     before = StallSetting(lease=8, max_stalls=2)
 
     assert before.updated_with(StallSetting(max_stalls=0, renewed=False)) == StallSetting(

@@ -86,7 +86,7 @@ def test_a_follower_without_an_answer_is_a_follower() -> None:
 
 
 @pytest.mark.statement(115)
-def test_who_resigns_says_so_once() -> None:
+def test_a_resignation_is_announced_once() -> None:
     standing, events = after_resignation(LeaderStatus((TERM,), 104.0))
 
     assert (standing, events) == (

@@ -173,7 +173,7 @@ def test_a_renewal_that_measured_nothing_leaves_the_limits_of_its_run() -> None:
     assert limits() == (NOW + 1, NOW + 2)
 
 
-def test_a_renewal_counts_the_limits_from_what_its_keeper_measured() -> None:
+def test_a_renewal_counts_limits_from_the_times_of_its_keeper() -> None:
     beat = LENGTH // 4
 
     assert limits(ran=10 * SECOND) == (NOW + 50 * SECOND + beat, NOW + 2)

@@ -25,7 +25,7 @@ def test_a_terminal_state_leads_only_to_waiting_or_delayed_by_a_redrive() -> Non
     }
 
 
-def test_what_completed_is_never_run_again() -> None:
+def test_a_completed_job_never_runs_again() -> None:
     assert State.COMPLETED in TERMINAL
     assert State.COMPLETED not in REDRIVABLE
     assert {after for before, after in TRANSITIONS if before is State.COMPLETED} == set()

@@ -25,7 +25,7 @@ def test_the_newest_first_stand_before_all_others_and_each_other() -> None:
 
 
 @given(st.integers(0, 2 * NOW), st.integers(-500, 500).map(lambda steps: steps * STRICT), st.booleans())
-def test_a_score_tells_when_its_job_came_and_fits_a_double(at: int, boost: int, lifo: bool) -> None:
+def test_a_score_contains_the_arrival_time_and_fits_a_double(at: int, boost: int, lifo: bool) -> None:
     score = score_at(at, boost=boost, lifo=lifo)
 
     assert entered_at(score, boost=boost, lifo=lifo) == at

@@ -20,7 +20,7 @@ def test_another_identity_is_another_partition_however_long_its_log_is() -> None
         assert compare(SEEN, now) == StorageReplaced(partition="partition 2", old="0123", new="4567")
 
 
-def test_a_log_that_ends_before_what_was_seen_or_read_went_back_in_time() -> None:
+def test_a_log_that_ends_before_the_last_seen_event_was_rewound() -> None:
     assert compare(SEEN, replace(SEEN, last_event=47)) == StorageRewound(partition="partition 2", by=3)
     assert compare(SEEN, replace(SEEN, last_event=52), read=54) == StorageRewound(partition="partition 2", by=2)
 

@@ -60,7 +60,7 @@ def text(**options: Any) -> str:
         ("loop_blocked", "the event loop of its worker was blocked for longer than max_block of 10m"),
     ],
 )
-def test_the_cause_names_what_ran_out_and_its_length(reason: StallReason, expected: str) -> None:
+def test_the_cause_names_the_exceeded_limit_and_its_length(reason: StallReason, expected: str) -> None:
     job = taken(heartbeat_timeout=5 * SECOND)
 
     assert stall_cause(job, reason, silent_for=27 * SECOND, max_block=600 * SECOND) == expected
@@ -198,7 +198,7 @@ def test_the_last_log_lines_are_those_that_are_quoted() -> None:
     assert "info: sent 29" not in written
 
 
-def test_no_text_breaks_the_form_nor_what_a_storage_can_keep() -> None:
+def test_unusual_text_keeps_a_post_mortem_readable_and_storable() -> None:
     job = taken(progress=0.1, progress_note="a\0b\ud800")
     written = text(
         job=job, run=a_run(trace="\ud800 here\0"), log=[said(1, "one\n two\x1b[0m"), said(2, "\ud800" * 500)]

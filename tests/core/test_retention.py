@@ -26,7 +26,7 @@ def test_a_set_rule_counts_and_an_unset_rule_has_the_default(state: State) -> No
     assert [rules.of(other) for other in TERMINAL - {state}] == [KEPT[other] for other in TERMINAL - {state}]
 
 
-def test_a_later_word_counts_for_what_it_names() -> None:
+def test_a_later_retention_changes_only_the_rules_that_it_sets() -> None:
     before = RetentionRules(completed=SHORT, failed=SHORT)
 
     assert before.updated_with(RetentionRules(failed=LONG, expired=LONG)) == RetentionRules(

@@ -22,7 +22,7 @@ backoffs = st.builds(
 failures = st.integers(1, 10_000)
 
 
-def test_the_defaults_are_what_jobs_on_record_leave_out() -> None:
+def test_the_defaults_of_stored_backoffs_never_change() -> None:
     assert Backoff() == Backoff(max_attempts=3, kind="exponential", base=SECOND, cap=600 * SECOND, jitter=0.25)
 
 

@@ -44,7 +44,7 @@ def test_other_ticks_hold_from_when_they_are_put(other: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize("other", [{}, {"cron": "0 5 * * *"}])
-def test_what_is_put_after_the_clock_was_set_back_goes_on_from_then(other: dict[str, object]) -> None:
+def test_a_schedule_put_after_a_clock_set_back_starts_from_then(other: dict[str, object]) -> None:
     far = structs.replace(KNOWN, last_tick=NOW + DAY, next_tick=NOW + DAY + 9, paused=False)
     new = structs.replace(KNOWN, last_tick=NOW, next_tick=NOW + 9, **other)
     after = redefined(far, new, NOW)
@@ -52,7 +52,7 @@ def test_what_is_put_after_the_clock_was_set_back_goes_on_from_then(other: dict[
     assert (after.last_tick, after.next_tick, after.last_id) == (NOW, NOW + 9, "cron:x")
 
 
-def test_what_is_resumed_after_the_clock_was_set_back_goes_on_from_then() -> None:
+def test_a_schedule_resumed_after_a_clock_set_back_starts_from_then() -> None:
     far = structs.replace(KNOWN, last_tick=NOW + DAY)
 
     assert paused_at(far, NOW, paused=False, next_tick=NOW + 9).last_tick == NOW
@@ -63,7 +63,7 @@ def test_a_schedule_is_ahead_of_a_clock_set_back_by_more_than_a_moment(now: int,
     assert KNOWN.is_ahead(now) is ahead
 
 
-def test_what_went_by_in_a_pause_is_not_missed() -> None:
+def test_ticks_during_a_pause_are_not_missed() -> None:
     assert paused_at(KNOWN, NOW + 60, paused=True, next_tick=None).next_tick == NOW + 9
     resumed = paused_at(KNOWN, NOW + 60, paused=False, next_tick=NOW + 90)
 

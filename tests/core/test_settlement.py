@@ -131,7 +131,7 @@ def test_a_stall_with_a_cancel_request_records_only_a_cancellation(max_stalls: i
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_a_settlement_names_its_run_and_what_is_decided(outcome: Outcome) -> None:
+def test_a_settlement_has_its_run_and_its_decision(outcome: Outcome) -> None:
     asked = settlement(lease(), outcome, Random(5))
 
     assert (asked.ref, asked.fence) == (Ref("mail", "a"), ACTIVE.fence)

@@ -16,12 +16,12 @@ from tenure.core.text import storable
         ("lone \ud800 surrogate", "lone ? surrogate"),
     ],
 )
-def test_what_no_storage_can_hold_is_shown_as_a_question_mark(text: str, kept: str) -> None:
+def test_characters_that_no_storage_can_hold_become_question_marks(text: str, kept: str) -> None:
     assert storable(text) == kept
 
 
 @given(st.text(st.characters()))
-def test_what_is_storable_can_be_encoded_and_stays_as_it_is(text: str) -> None:
+def test_storable_text_can_be_encoded_and_does_not_change_again(text: str) -> None:
     kept = storable(text)
 
     assert "\0" not in kept

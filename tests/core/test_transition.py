@@ -153,7 +153,7 @@ def test_an_expired_job_says_why_it_never_started() -> None:
 
 
 @pytest.mark.parametrize("on_expire", ["fail", "discard"])
-def test_an_expiry_tells_how_long_the_job_might_wait_and_how_long_it_did(on_expire: OnExpire) -> None:
+def test_an_expiry_event_has_the_ttl_and_the_age(on_expire: OnExpire) -> None:
     job = structs.replace(
         WAITING, starts=2, ttl=60 * SECOND, expires_at=LATER - 5 * SECOND, policy=Policy(on_expire=on_expire)
     )
@@ -212,7 +212,7 @@ def test_silence_counts_from_the_last_sign_and_never_backwards(heard_at: int | N
     assert silence(structs.replace(ACTIVE, heard_at=heard_at), LATER) == silent
 
 
-def test_a_refused_write_tells_both_fences() -> None:
+def test_a_refused_write_records_both_fences() -> None:
     assert refused(ACTIVE, BOB.id, 7, "renew") == RunFenced(
         queue="mail", id="a", task="send", run=4, fence=7, current_fence=ACTIVE.fence, owner=BOB.id, write="renew"
     )

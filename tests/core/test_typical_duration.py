@@ -7,14 +7,14 @@ from tenure.core.typical_duration import FEW, is_unusually_long, typical_duratio
 SECOND = 1_000_000
 
 
-def test_what_is_usual_is_what_nineteen_in_twenty_do_not_pass() -> None:
+def test_the_typical_duration_is_the_95th_percentile() -> None:
     lengths = [SECOND] * 19 + [600 * SECOND]
 
     assert typical_duration(lengths) == SECOND
     assert typical_duration([*range(101)]) == 95
 
 
-def test_of_few_runs_nothing_is_usual() -> None:
+def test_few_runs_have_no_typical_duration() -> None:
     assert typical_duration([SECOND] * (FEW - 1)) is None
     assert typical_duration([SECOND] * FEW) == SECOND
     assert not is_unusually_long(10**12, None)

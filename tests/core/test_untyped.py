@@ -164,7 +164,7 @@ def test_a_value_that_would_change_is_refused_with_its_path_and_remedy(value: An
     ],
     ids=["text", "inner", "key", "integer", "keys", "object"],
 )
-def test_what_cannot_be_encoded_is_refused_with_its_path(value: Any, path: str) -> None:
+def test_a_value_that_cannot_be_encoded_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_encoded_is_refused_with_its_path(value: Any, path: str) 
     ],
     ids=repr,
 )
-def test_what_has_a_type_is_not_checked_a_second_time(hint: Any) -> None:
+def test_typed_parameters_are_not_checked_a_second_time(hint: Any) -> None:
     assert check_of(hint) is None
 
 
@@ -205,7 +205,7 @@ def test_a_circle_is_refused() -> None:
         free.call(CIRCLE)
 
 
-def test_what_is_annotated_comes_back_as_it_is() -> None:
+def test_annotated_values_are_decoded_unchanged() -> None:
     given: Any = (
         datetime(2026, 1, 1, tzinfo=UTC),
         Decimal("1.5"),

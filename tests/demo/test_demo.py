@@ -45,7 +45,7 @@ def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_the_demo_tells_everything_as_one_json_object(tmp_path: Path) -> None:
+def test_the_demo_prints_its_report_as_one_json_object(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'mine.db'}"
     done = run(tmp_path, "--jobs", "150", "--kills", "1", "--seed", "7", "--url", url, "-o", "json")
 

@@ -40,6 +40,6 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
         assert [event.write for event in await follower.catch_up() if isinstance(event, RunFenced)] == ["settle"]
 
 
-async def test_where_nothing_was_taken_away_there_is_nothing_to_replay() -> None:
+async def test_without_a_reclaimed_run_there_is_nothing_to_replay() -> None:
     async with Tenure("memory://") as app:
         assert await replay(app.storage, {"gone": None}, []) is None

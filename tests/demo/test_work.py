@@ -40,11 +40,11 @@ def test_a_last_line_without_a_break_counts() -> None:
 
 
 @pytest.mark.parametrize("data", [b"def (:\n", b"\x00\x01\xff", b"# coding: no-such\n", b"'''never closed"])
-def test_what_is_not_python_has_no_nodes(data: bytes) -> None:
+def test_bytes_that_are_not_python_have_no_nodes(data: bytes) -> None:
     assert examine(data, python=True).nodes == 0
 
 
-def test_what_does_not_claim_to_be_python_is_not_parsed() -> None:
+def test_only_python_files_are_parsed() -> None:
     facts = examine(SOURCE, python=False)
 
     assert (facts.tokens, facts.nodes) == (0, 0)
@@ -82,7 +82,7 @@ def test_the_corpus_leaves_out_compiled_huge_and_foreign_files(
     assert found == Corpus((str(tmp_path / "a.py"), str(tmp_path / "below" / "data.txt")), LIMITS[0])
 
 
-def test_where_files_are_large_on_average_the_limit_is_lower(tmp_path: Path) -> None:
+def test_a_large_average_file_size_lowers_the_limit(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"small{number}").write_bytes(b"x")
     (tmp_path / "large").write_bytes(b"x" * (LIMITS[1] + 1))

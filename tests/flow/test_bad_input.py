@@ -336,7 +336,7 @@ class Buffered(JsonCodec):
         return data if len(data) < 20 else cast(bytes, bytearray(data))
 
 
-def test_what_a_codec_gives_that_is_not_bytes_is_refused_and_never_stored(play: Play) -> None:
+def test_a_codec_result_that_is_not_bytes_is_refused_and_not_stored(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(codec=Buffered())
 
@@ -692,7 +692,7 @@ def test_the_task_of_a_handle_is_the_task_itself() -> None:
         Tenure("memory://").job("a", "pay")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-def test_who_intervenes_and_why_is_text_or_nothing_happens(play: Play) -> None:
+def test_a_caller_name_or_reason_that_is_not_text_is_refused(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 

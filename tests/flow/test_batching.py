@@ -66,7 +66,7 @@ def numbers(jobs: Iterable[NewJob | JobRecord]) -> list[int]:
     return [int(job.payload.removeprefix(b'{"number":').removesuffix(b"}")) for job in jobs]
 
 
-def test_who_is_alone_goes_at_once_and_makes_no_trip_longer() -> None:
+def test_a_single_caller_is_sent_at_once() -> None:
     async def scene(storage: Far, app: Tenure, noted: Task[[int], None]) -> None:
         began = asyncio.get_running_loop().time()
         for number in range(5):

@@ -171,7 +171,7 @@ def test_a_running_coroutine_is_cancelled_long_before_the_next_beat(play: Play) 
     play(scenario)
 
 
-def test_each_of_many_runs_hears_of_its_own_cancel_and_the_others_go_on(play: Play) -> None:
+def test_each_of_many_runs_gets_its_own_cancel_and_the_others_continue(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -323,7 +323,7 @@ def test_cancelling_twice_is_as_good_as_once(play: Play) -> None:
     play(scenario)
 
 
-def test_what_is_over_cannot_be_cancelled(play: Play) -> None:
+def test_an_ended_job_cannot_be_cancelled(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -404,7 +404,7 @@ def sleeping(app: Tenure) -> Any:
     return sleep
 
 
-def test_where_no_hint_comes_through_the_next_beat_tells() -> None:
+def test_without_notifications_the_next_beat_brings_the_cancel() -> None:
     async def scenario(stage: Stage, storage: Odd) -> None:
         app = stage.app()
         storage.mute = True

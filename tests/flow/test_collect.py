@@ -120,7 +120,7 @@ def _no_key_for_b(item: Doc) -> str | None:
     return None if item.tenant == "b" else item.tenant
 
 
-def test_what_is_gathered_can_be_looked_at(play: Play) -> None:
+def test_the_collected_calls_of_a_key_can_be_listed(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         index = indexing(app, [], collect=Collect("{item.tenant}", delay="5s", max_size=3, max_wait="60s"))
@@ -339,7 +339,7 @@ def test_a_call_with_its_own_id_adds_one_item_if_repeated(play: Play) -> None:
     play(scenario)
 
 
-def test_who_asks_for_it_hears_of_what_is_gathered(play: Play) -> None:
+def test_an_event_handler_gets_recorded_collected_calls(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         index = indexing(app, [], collect=Collect("{item.tenant}"))

@@ -83,7 +83,7 @@ def test_breaking_changes_are_reported_unless_the_version_is_raised(after: Calla
     assert incompatible(seen(base), seen(after, version=2)) == []
 
 
-def test_what_breaks_is_what_a_worker_of_the_new_code_cannot_read() -> None:
+def test_a_breaking_change_is_one_that_a_new_worker_cannot_decode() -> None:
     """The judgement on each pair is the one that the worker comes to."""
     functions = (base, same, more, optional, wider, gathered, fewer, kept, strict, added, retyped)
     calls: dict[Callable[..., Any], list[dict[str, Any]]] = {

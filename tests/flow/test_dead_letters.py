@@ -137,7 +137,7 @@ def test_every_failed_job_is_listed_with_its_reason_and_runs(play: Play) -> None
     play(scenario)
 
 
-def test_a_filter_lets_through_what_all_of_its_fields_name(play: Play) -> None:
+def test_all_fields_of_a_filter_must_match(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         await perish(stage, app)
@@ -414,7 +414,7 @@ def test_a_job_that_came_back_or_went_meanwhile_is_left_alone(verb: str) -> None
     simulate(main)
 
 
-def test_a_purge_deletes_what_matches_for_good(play: Play) -> None:
+def test_a_purge_deletes_matching_jobs_permanently(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         jobs = await perish(stage, app)

@@ -31,7 +31,7 @@ def saving(app: Tenure, ran: list[tuple[str, int]], **options: Unpack[TaskSettin
     return save
 
 
-def test_of_many_calls_in_a_row_the_last_one_runs_once_it_is_quiet(play: Play) -> None:
+def test_the_last_of_many_debounced_calls_runs_after_the_delay(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[tuple[str, int]] = []
         app = stage.app(timing=FAST)
@@ -55,7 +55,7 @@ def test_of_many_calls_in_a_row_the_last_one_runs_once_it_is_quiet(play: Play) -
 
 
 @pytest.mark.fault("W-T22")
-def test_who_never_pauses_is_heard_after_max_wait(play: Play) -> None:
+def test_a_steady_stream_of_calls_runs_after_max_wait(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         ran: list[tuple[str, int]] = []
         app = stage.app(timing=FAST)
@@ -120,7 +120,7 @@ def test_keys_of_two_tasks_never_meet_however_they_are_called(play: Play) -> Non
     play(scenario)
 
 
-def test_who_asks_for_it_hears_of_what_was_debounced_and_throttled(play: Play) -> None:
+def test_an_event_handler_gets_recorded_debounces_and_throttles(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         save = saving(app, [], debounce=Debounce("{doc}", delay="5s"))
@@ -182,7 +182,7 @@ def test_a_throttle_limits_jobs_per_window_and_raises_for_the_caller(play: Play)
     play(scenario)
 
 
-def test_what_is_skipped_says_so_by_its_handle(play: Play) -> None:
+def test_the_handle_of_a_skipped_call_raises_throttled_error(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         save = saving(app, [], throttle=Throttle(max=1, window="1m", on_limit="skip"))
@@ -282,12 +282,12 @@ def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
         ({"debounce": Debounce(delay="1h"), "ttl": "1h"}, "delay = 1h is not under the ttl of 1h"),
     ],
 )
-def test_what_contradicts_is_refused_when_the_task_is_defined(options: Any, told: str) -> None:
+def test_contradicting_options_are_refused_when_the_task_is_defined(options: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         saving(Tenure("memory://"), [], **options)
 
 
-def test_what_contradicts_is_refused_wherever_it_comes_together() -> None:
+def test_contradicting_options_are_refused_wherever_they_are_merged() -> None:
     save = saving(Tenure("memory://"), [], debounce=Debounce(delay=1))
 
     for options in ({"delay": 0}, {"run_at": None}, {"unique": True}, {"ttl": "1s"}):
@@ -304,7 +304,7 @@ def test_what_contradicts_is_refused_wherever_it_comes_together() -> None:
         save.options(throw_on_duplicate=True)
 
 
-def test_what_an_app_sets_for_all_its_tasks_one_of_them_undoes() -> None:
+def test_a_task_can_switch_off_options_of_the_app() -> None:
     common = TaskOptions(
         throttle=Throttle(max=1, window="1m"), rate="1/s", fair_key="{doc}", concurrency_key="{doc}", strict=True
     )

@@ -77,7 +77,7 @@ def index() -> tuple[Router, DeclaredCollectTask[Receipt, int]]:
     return router, index
 
 
-def test_a_declared_task_gathers_here_what_its_handler_gets_elsewhere(play: Play) -> None:
+def test_a_declared_collecting_task_sends_batches_to_the_other_app(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         producer, worker = stage.app(), stage.app()
         shared, declared = index()
@@ -207,7 +207,7 @@ def test_an_app_that_only_declares_serves_the_default_queue(play: Play) -> None:
     play(scenario)
 
 
-def test_what_declares_may_also_implement() -> None:
+def test_the_app_that_declares_a_task_may_implement_it() -> None:
     app = Tenure("memory://", defaults=TaskOptions(priority=3))
 
     @app.declare
@@ -222,7 +222,7 @@ def test_what_declares_may_also_implement() -> None:
     assert count.call("a").job.priority == counted.call("a").job.priority == 3
 
 
-def test_a_router_may_implement_what_another_declares() -> None:
+def test_a_router_may_implement_a_task_that_another_declares() -> None:
     for later in (False, True):
         app, handlers = Tenure("memory://"), Router(prefix="handlers.", defaults=TaskOptions(queue="handlers"))
         shared, send = mail()

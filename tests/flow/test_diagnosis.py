@@ -49,7 +49,7 @@ def one(survey: Survey = WELL, **evidence: Any) -> Finding:
     return finding
 
 
-def test_where_all_is_well_it_says_what_it_looked_at() -> None:
+def test_a_healthy_diagnosis_lists_all_subjects() -> None:
     findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
 
     assert {finding.level for finding in findings} == {"ok"}

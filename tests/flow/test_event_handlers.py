@@ -53,7 +53,7 @@ def listening(stage: Stage, heard: list[tuple[str, Any]], name: str, **options: 
 
 
 @pytest.mark.fault("W-P6")
-def test_an_event_is_heard_once_per_app_in_one_of_its_workers(play: Play) -> None:
+def test_an_event_is_handled_once_per_app_in_one_of_its_workers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[str, Any]] = []
         apps = [listening(stage, heard, f"worker-{number}") for number in range(3)]
@@ -71,7 +71,7 @@ def test_an_event_is_heard_once_per_app_in_one_of_its_workers(play: Play) -> Non
     play(scenario)
 
 
-def test_with_scope_every_each_process_hears_it_once(play: Play) -> None:
+def test_with_scope_every_each_process_handles_an_event_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[int, str]] = []
         apps: list[Tenure] = []
@@ -96,7 +96,7 @@ async def quick(number: int) -> int:
 
 
 @pytest.mark.statement(93, 115)
-def test_what_a_lone_reaper_recovered_is_heard_in_a_worker(play: Play) -> None:
+def test_a_recovery_by_a_reaper_reaches_handlers_in_a_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[tuple[str, Any]] = []
         app = listening(stage, heard, "worker")
@@ -127,7 +127,7 @@ async def left_by_a_dead_worker(stage: Stage, app: Tenure) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("scope", ["once", "every"])
-def test_a_reapers_handler_hears_what_stalled_where_only_reapers_run(play: Play, scope: str) -> None:
+def test_a_handler_of_a_reaper_gets_stalls_if_only_reapers_run(play: Play, scope: str) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[JobStalled] = []
         job, owner = await left_by_a_dead_worker(stage, listening(stage, [], "victim"))
@@ -161,7 +161,7 @@ def test_event_handlers_run_in_a_process_that_runs_only_a_reaper(play: Play) -> 
     play(scenario)
 
 
-def test_a_reapers_coroutine_handler_hears_of_its_own_leadership_once(play: Play) -> None:
+def test_a_coroutine_handler_gets_its_reapers_leadership_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         heard: list[str] = []
         reapers = [Reaper(stage.app(timing=FAST)) for _ in range(2)]
@@ -181,7 +181,7 @@ def test_a_reapers_coroutine_handler_hears_of_its_own_leadership_once(play: Play
 
 @pytest.mark.parametrize("scope", ["once", "every"])
 @pytest.mark.parametrize("others", [False, True])
-def test_a_handler_registered_while_a_worker_runs_hears_what_follows(play: Play, scope: str, *, others: bool) -> None:
+def test_a_handler_registered_while_a_worker_runs_gets_later_events(play: Play, scope: str, *, others: bool) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         task = app.task(name="quick")(quick)
@@ -219,7 +219,7 @@ class Slow(MemoryStorage):
 @pytest.mark.parametrize("scope", ["once", "every"])
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("lag", [0.5, 5.0])
-def test_a_late_handler_hears_what_precedes_its_place_in_the_log(scope: str, *, in_thread: bool, lag: float) -> None:
+def test_a_late_handler_gets_events_recorded_after_its_registration(scope: str, *, in_thread: bool, lag: float) -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Slow(clock=clock)
@@ -368,7 +368,7 @@ def test_a_failing_event_handler_does_not_affect_others(play: Play, caplog: pyte
     assert "broken handler" in caplog.text
 
 
-def test_a_tasks_handlers_hear_of_its_own_jobs_only(play: Play) -> None:
+def test_handlers_of_a_task_get_events_of_its_jobs_only(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         heard: list[str] = []

@@ -56,7 +56,7 @@ def senseless(scenario: Callable[[Stage, Senseless], Any]) -> None:
     simulate(main)
 
 
-def test_a_worker_whose_loop_fails_hands_back_what_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_with_a_failed_loop_releases_its_runs(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage, storage: Senseless) -> None:
         app = stage.app()
         stopped: list[int] = []
@@ -130,7 +130,9 @@ def test_every_second_put_back_by_failing_workers_is_charged_as_a_stall() -> Non
 
 
 @pytest.mark.parametrize("bad", [1, 2])
-def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+def test_a_partly_started_claim_releases_only_jobs_that_did_not_begin(
+    monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
     async def scenario(stage: Stage, storage: Senseless) -> None:
         app = stage.app(defaults=TaskOptions(stall=Stall(max_count=0)))
         at_work, overlaps = set[int](), list[int]()
@@ -178,7 +180,7 @@ def test_a_claim_taken_in_half_hands_back_only_what_did_not_begin(monkeypatch: p
     senseless(scenario)
 
 
-def test_what_was_done_when_the_loop_failed_is_recorded_anyway() -> None:
+def test_outcomes_from_before_a_loop_failure_are_recorded() -> None:
     async def scenario(stage: Stage, storage: Senseless) -> None:
         app = stage.app()
 

@@ -50,7 +50,7 @@ async def many(stage: Stage, task: Any, count: int) -> list[str]:
     return [job.id for job in jobs]
 
 
-def test_the_past_comes_first_then_what_happens_as_it_happens(play: Play) -> None:
+def test_past_events_come_first_and_new_ones_as_they_happen(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, quick = working(stage)
         await stage.start(app.worker(reaper=False))
@@ -219,7 +219,7 @@ def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureF
     assert caplog.text.count("cannot read events") == 1
 
 
-def test_what_no_waiting_mends_is_passed_on() -> None:
+def test_an_error_that_is_not_temporary_is_raised() -> None:
     async def scenario(stage: Stage, storage: Moody) -> None:
         storage.failure = StorageError("damaged")
         with pytest.raises(StorageError, match="damaged"):

@@ -465,7 +465,7 @@ def test_many_questions_at_once_are_one_to_the_storage(play: Play) -> None:
     play(scenario)
 
 
-def test_who_hangs_up_takes_no_answer_from_the_others(play: Play) -> None:
+def test_a_client_that_disconnects_does_not_affect_other_requests(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         storage = unsteady(stage)
         health = stage.app(storage=storage).health(token=TOKEN)
@@ -672,7 +672,7 @@ async def test_the_token_may_come_from_the_environment_and_none_must_be_said(mon
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused_and_no_token_is_shown(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused_without_showing_the_token(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
         Tenure("memory://").health(**options)
 
@@ -800,7 +800,7 @@ class Lifespan:
 # ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_metrics_tell_what_the_storage_holds_and_what_was_done(play: Play) -> None:
+def test_metrics_show_the_storage_and_the_finished_runs(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
 
@@ -849,7 +849,7 @@ def jobs_of(found: dict[str, Family]) -> list[tuple[str, frozenset[tuple[str, st
     return list(found["tenure_jobs_total"].samples)
 
 
-def test_metrics_are_for_those_who_have_the_token_and_need_no_worker(play: Play) -> None:
+def test_metrics_require_the_token_and_need_no_worker(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = mail_and_more(stage.app())
         await app.find_task("add").enqueue(1, 2)
@@ -883,7 +883,7 @@ def test_metrics_of_an_unreachable_storage_show_local_counters(play: Play) -> No
     play(scenario)
 
 
-async def test_what_lives_says_no_once_its_loop_is_blocked_for_too_long() -> None:
+async def test_liveness_fails_once_the_loop_is_blocked_for_too_long() -> None:
     said: list[str] = []
 
     async def opened() -> Any:

@@ -296,7 +296,7 @@ def test_current_job_outside_of_a_job_is_a_usage_error() -> None:
         current_job()
 
 
-def test_what_a_failed_beat_carried_comes_with_a_later_one() -> None:
+def test_reports_of_a_failed_beat_are_sent_with_a_later_one() -> None:
     async def main(loop: SimLoop) -> None:
         clock = SimClock(loop)
         storage = Away(clock=clock)

@@ -111,7 +111,7 @@ def test_a_handler_gets_injected_values_in_addition_to_its_arguments(play: Play)
     play(scenario)
 
 
-def test_each_provider_is_called_once_a_run_and_after_what_it_rests_on(play: Play) -> None:
+def test_each_provider_is_called_once_per_run_after_its_dependencies(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(), Ledger()
         pool = ledger.resource("pool")
@@ -183,7 +183,7 @@ def test_any_callable_can_be_a_provider_and_have_defaults(play: Play) -> None:
         ("lost", "CancelledError"),
     ],
 )
-def test_what_was_opened_is_closed_last_first_however_the_run_ends(play: Play, way: str, saw: str | None) -> None:
+def test_opened_providers_are_closed_in_reverse_order_in_any_outcome(play: Play, way: str, saw: str | None) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(timing=FAST), Ledger()
         one, two = ledger.resource("one"), ledger.resource("two")
@@ -233,7 +233,7 @@ def test_what_was_opened_is_closed_last_first_however_the_run_ends(play: Play, w
     play(scenario)
 
 
-def test_of_many_runs_that_end_in_every_way_none_leaves_anything_open(play: Play) -> None:
+def test_many_runs_with_all_outcomes_leave_no_provider_open(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ledger = stage.app(timing=FAST), Ledger()
         one, two = ledger.resource("one"), ledger.resource("two")
@@ -536,7 +536,7 @@ def test_an_override_is_of_one_app_and_ends_with_an_error_too() -> None:
     assert app.runtime().overrides == {}
 
 
-def test_middleware_may_bring_what_would_be_injected(play: Play) -> None:
+def test_middleware_may_supply_an_injected_value(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -562,7 +562,7 @@ def test_middleware_may_bring_what_would_be_injected(play: Play) -> None:
 # ── threads ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_is_plain_happens_in_one_thread_and_one_context() -> None:
+async def test_plain_providers_and_handler_share_one_thread_and_context() -> None:
     app = Tenure("memory://")
     threads: list[str] = []
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
@@ -612,7 +612,7 @@ async def test_what_is_plain_happens_in_one_thread_and_one_context() -> None:
         assert (len(threads), len(set(threads))) == (5, 1)
 
 
-async def test_what_a_thread_uses_that_is_left_to_itself_is_closed_after_it() -> None:
+async def test_providers_of_an_abandoned_thread_are_closed_after_it_ends() -> None:
     # The limit counts from before the providers are called: on a busy machine a short one may be over too early.
     for timeout in (0.1, 0.5, 2.5, 12.5):
         notes = await _notes_of_a_thread_left_to_itself(timeout)
@@ -701,7 +701,7 @@ async def test_nothing_closes_under_a_thread_that_middleware_abandoned() -> None
     assert notes == ["handler ended", "closed"]
 
 
-async def test_what_a_thread_opens_while_its_run_is_stopped_is_closed_anyway() -> None:
+async def test_a_provider_opened_while_its_run_is_stopped_is_closed() -> None:
     app = Tenure("memory://", timing=Timing.fast())
     opening, go, closed = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -824,19 +824,19 @@ def needy() -> Any:
         ((), {"cents": 2}, "user"),
     ],
 )
-def test_what_is_injected_cannot_be_passed(args: tuple[Any, ...], kwargs: dict[str, Any], says: str) -> None:
+def test_an_injected_argument_cannot_be_passed(args: tuple[Any, ...], kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         needy().call(*args, **kwargs)
 
 
-def test_what_stands_behind_it_goes_by_name() -> None:
+def test_arguments_after_an_injected_one_are_passed_by_name() -> None:
     pay = needy()
     call = pay.call(1, cents=5, note="n")
 
     assert pay.signature.decode(pay.binding.app.encoder.codec, call.job.payload) == ((1,), {"cents": 5, "note": "n"})
 
 
-def test_no_payload_brings_what_is_injected() -> None:
+def test_a_payload_cannot_set_an_injected_argument() -> None:
     app = Tenure("memory://")
 
     @app.task(name="pay")
@@ -925,7 +925,7 @@ def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:
     assert app.tasks == {}
 
 
-def test_a_replacement_that_asks_for_what_it_replaces_is_refused() -> None:
+def test_an_override_that_depends_on_its_original_is_refused() -> None:
     app = Tenure("memory://")
 
     def around(db: str = Inject(get_db)) -> str:
@@ -953,7 +953,7 @@ def annotated(db: Annotated[str, Inject(get_db)]) -> None: ...
         (annotated, "'db' is injected by its annotation; write db: "),
     ],
 )
-def test_where_it_could_not_be_filled_it_is_refused(handler: Callable[..., None], says: str) -> None:
+def test_an_injected_parameter_in_an_invalid_place_is_refused(handler: Callable[..., None], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Tenure("memory://").task(handler)
 

@@ -33,7 +33,7 @@ async def story(job: Any) -> list[str]:
         return [type(event).__name__ async for event in events]
 
 
-def test_a_job_tells_its_story_while_it_runs_and_ends_with_it(play: Play) -> None:
+def test_the_events_of_a_job_arrive_live_and_end_with_it(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -99,7 +99,7 @@ def test_a_stall_and_a_deletion_are_yielded(play: Play) -> None:
     play(scenario)
 
 
-def test_what_is_recorded_on_request_is_recorded_where_it_was_asked_for(play: Play) -> None:
+def test_optional_events_are_recorded_in_the_queues_that_request_them(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
 
@@ -182,7 +182,7 @@ def test_an_unknown_job_has_no_story(play: Play) -> None:
 
 
 @pytest.mark.parametrize("kind", [JobRetried, JobCompleted, "started", None])
-def test_only_what_is_recorded_on_request_is_requested(kind: Any) -> None:
+def test_only_optional_events_can_be_requested(kind: Any) -> None:
     queue = Tenure("memory://").queue("q")
 
     with pytest.raises(UsageError, match="is not recorded on request"):

@@ -78,7 +78,7 @@ def test_it_is_entered_before_the_first_claim_and_left_after_the_last_run(play: 
     play(scenario)
 
 
-def test_what_it_yields_is_at_hand_wherever_the_job_is(play: Play) -> None:
+def test_the_yielded_state_is_available_wherever_the_job_is(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(lifespan=Life())
         seen: list[Any] = []
@@ -202,9 +202,7 @@ def test_it_is_left_in_the_task_that_entered_it(play: Play) -> None:
 # ── failing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_where_it_cannot_be_entered_the_worker_does_not_start_and_says_so(
-    play: Play, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_at_the_start_of_a_lifespan_stops_the_start(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(stage: Stage) -> None:
         attempts: list[int] = []
 
@@ -484,7 +482,7 @@ def nothing(app: Tenure) -> None: ...
 
 
 @pytest.mark.parametrize("given", [plain, nothing])
-def test_what_makes_no_async_context_manager_is_refused_by_the_start(play: Play, given: Callable[..., Any]) -> None:
+def test_a_lifespan_without_an_async_context_manager_is_refused_at_start(play: Play, given: Callable[..., Any]) -> None:
     async def scenario(stage: Stage) -> None:
         with pytest.raises(
             UsageError, match=r"not an async context manager; decorate .* with contextlib\.asynccontext"

@@ -305,7 +305,7 @@ def test_a_result_ttl_outlives_the_retention_and_can_be_changed_later(play: Play
     play(scenario)
 
 
-def test_only_what_is_completed_is_retained(play: Play) -> None:
+def test_only_completed_jobs_can_be_retained(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         job = await quick(stage.app()).enqueue()
 

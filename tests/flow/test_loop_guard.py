@@ -141,7 +141,7 @@ async def _true(heard: list[str]) -> bool:
     return bool(heard)
 
 
-def test_where_the_cause_is_unknown_each_run_of_the_loop_stalls_once(play: Play) -> None:
+def test_each_run_of_the_loop_stalls_once_if_the_cause_is_unknown(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         test = asyncio.all_tasks()

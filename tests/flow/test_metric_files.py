@@ -59,7 +59,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_an_expression_asks_for_what_there_is(where: str, expression: str) -> None:
+def test_every_expression_uses_existing_metrics_and_labels(where: str, expression: str) -> None:
     there = metrics()
     asked = re.findall(r"\b(tenure_\w+)", expression)
     given: set[str] = {"le", "instance"}
@@ -78,7 +78,7 @@ def test_an_expression_asks_for_what_there_is(where: str, expression: str) -> No
     assert [expression.count(one) for one in "([{"] == [expression.count(one) for one in ")]}"]
 
 
-def test_an_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     (told,) = documents((HERE / "alerts.yaml").read_text())
     rules: list[Any] = told["groups"][0]["rules"]
 

@@ -163,7 +163,7 @@ def test_without_going_on_the_handler_is_not_called(play: Play) -> None:
     play(scenario)
 
 
-def test_to_go_on_twice_fails_the_run_and_says_whose_fault_it_is(play: Play) -> None:
+def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         calls: list[int] = []
@@ -199,7 +199,7 @@ def test_to_go_on_twice_fails_the_run_and_says_whose_fault_it_is(play: Play) -> 
     ],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_what_it_raises_is_judged_as_if_the_handler_had(
+def test_exceptions_of_middleware_count_like_those_of_the_handler(
     play: Play, said: Exception, state: State, ended: str, after: bool
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -223,7 +223,7 @@ def test_what_it_raises_is_judged_as_if_the_handler_had(
     play(scenario)
 
 
-def test_it_sees_what_the_handler_raises_and_may_answer_for_it(play: Play) -> None:
+def test_middleware_may_replace_an_exception_with_a_result(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -306,7 +306,7 @@ def test_the_runs_timeout_is_around_it(play: Play) -> None:
     play(scenario)
 
 
-def test_one_that_waits_hears_of_a_shutdown_and_its_job_is_handed_back(play: Play) -> None:
+def test_waiting_middleware_is_stopped_at_shutdown_and_its_job_released(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         notes: list[str] = []
@@ -337,7 +337,7 @@ def test_one_that_waits_hears_of_a_shutdown_and_its_job_is_handed_back(play: Pla
     play(scenario)
 
 
-async def test_it_is_around_plain_handlers_too_and_they_see_what_it_sets() -> None:
+async def test_middleware_wraps_plain_handlers_and_sets_their_context() -> None:
     app = Tenure("memory://")
     notes: list[Any] = []
 

@@ -114,7 +114,7 @@ async def told(storage: MemoryStorage, lease: Lease) -> str:
     return (await detail_of(storage, lease)).runs[0].detail or ""
 
 
-async def test_what_a_run_had_last_said_is_in_its_history_and_in_the_event() -> None:
+async def test_the_last_report_of_a_run_is_in_its_history_and_its_event() -> None:
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     lease, other = await held(storage, "send", "resize")
@@ -154,7 +154,7 @@ async def test_unreadable_evidence_shortens_a_post_mortem_without_delay(
     )
 
 
-async def test_what_is_on_record_may_be_anything() -> None:
+async def test_unusual_records_do_not_break_a_post_mortem() -> None:
     storage = Odd()
     (lease,) = await held(storage, "send")
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=DEATH)
@@ -162,7 +162,7 @@ async def test_what_is_on_record_may_be_anything() -> None:
     assert await told(storage, lease) == "its process was killed by signal 9 (SIGKILL), cause unknown"
 
 
-async def test_what_a_job_failed_by_says_how_its_last_run_ended_and_is_one_fault() -> None:
+async def test_the_error_of_a_failed_job_has_the_last_cause_and_one_fault() -> None:
     faults: set[str] = set()
     for how in ("crashed: signal 11 (SIGSEGV)", "was killed by signal 9 (SIGKILL), cause unknown"):
         storage = MemoryStorage()
@@ -325,7 +325,7 @@ async def test_a_post_mortem_leaves_out_isolated_and_unbegun_runs() -> None:
 
 
 @pytest.mark.parametrize(("lag", "reason"), [(600 * SECOND, "loop_blocked"), (599 * SECOND, "lease_expired")])
-async def test_a_reaper_tells_a_blocked_loop_from_a_silent_worker(lag: int, reason: str) -> None:
+async def test_a_reaper_distinguishes_a_blocked_loop_from_a_silent_worker(lag: int, reason: str) -> None:
     clock = ManualClock()
     storage = MemoryStorage(clock=clock)
     (lease,) = await held(storage, "send")

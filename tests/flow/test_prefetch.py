@@ -168,7 +168,7 @@ def test_no_more_are_begun_than_a_worker_may_do(play: Play) -> None:
     play(scenario)
 
 
-def test_what_is_handed_back_unbegun_does_not_wear_a_worker(play: Play) -> None:
+def test_prefetched_jobs_that_are_released_do_not_count_for_max_jobs(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         work = Short(stage.app())
         await stage.start(work.app.worker(concurrency=CONCURRENCY, prefetch=MOST_HELD, max_jobs=160))

@@ -205,7 +205,7 @@ def test_a_rate_is_checked_when_it_is_made(make: Any, told: str) -> None:
         make()
 
 
-async def test_what_is_set_for_all_jobs_has_no_key() -> None:
+async def test_a_rate_set_for_all_jobs_must_not_have_a_key() -> None:
     app = Tenure("memory://")
 
     @app.task(name="call")

@@ -43,7 +43,7 @@ async def abandoned(stage: Stage, app: Tenure, jobs: int = 1) -> list[str]:
 
 @pytest.mark.fault("W-P2")
 @pytest.mark.statement(106)
-def test_what_stalled_before_the_reaper_began_is_found(play: Play) -> None:
+def test_a_reaper_recovers_jobs_that_stalled_before_its_start(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         ids = await abandoned(stage, app, jobs=3)
@@ -188,7 +188,7 @@ def test_a_leader_out_of_reach_knows_that_it_leads_no_more_and_comes_back() -> N
 
 @pytest.mark.parametrize("coroutine", [False, True])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_what_a_handler_of_its_own_events_raises_does_not_end_a_reaper(
+def test_an_exception_of_an_event_handler_does_not_end_a_reaper(
     play: Play, error: type[BaseException], coroutine: bool
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -306,7 +306,7 @@ def test_a_stopping_leader_goes_inactive_before_it_resigns(play: Play) -> None:
 
 @pytest.mark.fault("W-P19")
 @pytest.mark.statement(116)
-def test_a_reaper_alone_an_embedded_one_and_a_url_agree_on_what_a_lease_is(play: Play) -> None:
+def test_every_kind_of_reaper_uses_the_lease_of_the_job(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         ids = await abandoned(stage, app)
@@ -357,7 +357,7 @@ def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: 
     [{"timing": FAST}, {"logger": logging.getLogger("mine")}, {"codec": JsonCodec()}],
     ids=lambda one: min(one),
 )
-def test_a_reaper_refuses_what_its_app_has(play: Play, option: dict[str, Any]) -> None:
+def test_a_reaper_of_an_app_refuses_options_of_the_app(play: Play, option: dict[str, Any]) -> None:
     async def scenario(stage: Stage) -> None:
         with pytest.raises(UsageError, match=min(option)):
             Reaper(stage.app(), **option)

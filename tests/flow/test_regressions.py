@@ -441,7 +441,7 @@ def test_a_recovered_job_is_not_left_until_a_worker_happens_to_look(play: Play) 
 
 
 @pytest.mark.fault("W-T18", "W-P1")
-def test_what_a_zombie_reports_spoils_no_later_run_and_makes_no_ghost(play: Play) -> None:
+def test_reports_of_a_fenced_run_change_no_later_run(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, other = stage.app(timing=FAST), stage.app(timing=FAST)
         reports: list[float] = []
@@ -756,7 +756,7 @@ def test_waiting_for_a_job_that_has_ended_returns_at_once(play: Play) -> None:
 
 
 @pytest.mark.fault("W-P6")
-def test_retries_and_cancels_are_heard_of_like_completions_and_each_once(play: Play) -> None:
+def test_retries_and_cancels_reach_event_handlers_once_each(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         apps = [stage.app(timing=FAST) for _ in range(2)]
         heard: list[tuple[str, str]] = []
@@ -877,7 +877,7 @@ def test_a_deleted_id_enqueued_again_runs_once_and_with_its_new_arguments(play: 
 
 
 @pytest.mark.fault("W-P15")
-def test_what_belongs_to_a_job_is_never_taken_for_another_and_goes_with_it(play: Play) -> None:
+def test_jobs_with_similar_ids_keep_separate_data(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         task = quick(app, result_ttl="5s")
@@ -896,7 +896,7 @@ def test_what_belongs_to_a_job_is_never_taken_for_another_and_goes_with_it(play:
 
 
 @pytest.mark.fault("W-P17")
-def test_of_many_enqueues_of_one_id_at_once_one_makes_it_and_none_fails(tmp_path: Path) -> None:
+def test_concurrent_enqueues_of_one_id_create_one_job_without_errors(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
 
     async def enqueue() -> list[bool]:

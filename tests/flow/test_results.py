@@ -151,7 +151,7 @@ def test_never_wins_over_on_and_one_attempt_is_never_again(play: Play) -> None:
     play(scenario)
 
 
-def test_a_handler_says_what_shall_become_of_its_job(play: Play) -> None:
+def test_a_handler_decides_about_its_job_by_exceptions(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 
@@ -244,7 +244,7 @@ def test_a_job_due_later_starts_then_and_not_before(play: Play) -> None:
 
 
 @pytest.mark.fault("W-T10", "W-B12")
-def test_higher_priority_goes_first_among_those_who_wait(play: Play) -> None:
+def test_waiting_jobs_of_higher_priority_start_first(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         order: list[int] = []
@@ -326,7 +326,7 @@ def test_waiting_longer_than_asked_for_is_a_timeout_of_the_wait_only(play: Play)
     play(scenario)
 
 
-async def test_who_will_not_wait_gets_the_result_of_a_job_that_is_over(tmp_path: Path) -> None:
+async def test_a_result_with_timeout_zero_returns_only_for_an_ended_job(tmp_path: Path) -> None:
     app = Tenure(f"sqlite:///{tmp_path / 'jobs.db'}")
 
     @app.task

@@ -94,7 +94,7 @@ def test_without_a_prefix_a_routers_task_is_named_as_an_apps() -> None:
     assert plain.name.startswith("tests.flow.test_routers.")
 
 
-def test_a_task_of_a_router_that_no_app_includes_says_what_to_do() -> None:
+def test_a_call_of_a_task_without_an_app_raises_an_error_with_the_remedy() -> None:
     router = Router(prefix="billing.")
 
     @router.task
@@ -138,7 +138,7 @@ def test_options_said_before_the_router_is_included_hold_in_the_app() -> None:
     assert (job.task, job.queue, job.delay, job.priority) == ("a.task", "app", 5_000_000, 3)
 
 
-def test_what_a_router_gets_after_it_is_included_the_app_gets_at_once() -> None:
+def test_additions_to_an_included_router_reach_the_app_at_once() -> None:
     app, outer, inner = Tenure("memory://"), Router(prefix="outer."), Router(prefix="inner.")
     app.include(outer)
 
@@ -321,7 +321,7 @@ def test_middleware_of_routers_stands_between_the_apps_and_the_tasks(play: Play)
     play(scenario)
 
 
-def test_what_implements_a_declaration_has_the_middleware_of_where_it_is(play: Play) -> None:
+def test_an_implementation_has_the_middleware_of_its_own_router(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, contract, handlers, seen = stage.app(), Router(), Router(), list[str]()
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.thorough
 # ── what code declares, and what a person does ────────────────────────────────────────────────────────────────────
 
 
-def test_what_code_declares_keeps_what_the_storage_knows(play: Play) -> None:
+def test_a_declared_schedule_keeps_its_stored_progress(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         def declare(app: Tenure) -> ScheduleDecorator:
             return app.every("10s", name="often", overlap="allow")
@@ -77,7 +77,7 @@ def test_a_changed_text_takes_effect_from_now_on(play: Play) -> None:
     play(scenario)
 
 
-def test_what_is_taken_out_of_the_code_goes_on_until_it_is_removed(play: Play) -> None:
+def test_a_schedule_deleted_from_the_code_fires_until_it_is_removed(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         async with sweeping(scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))):
             await asyncio.sleep(1.5)

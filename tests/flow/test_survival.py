@@ -425,7 +425,7 @@ def test_a_beat_hands_back_the_claim_of_a_worker_that_gets_no_more_answers() -> 
     simulate(main)
 
 
-def test_a_drain_lasts_until_what_came_of_the_runs_is_recorded() -> None:
+def test_a_drain_lasts_until_all_outcomes_are_recorded() -> None:
     async def scenario(stage: Stage, storage: Wayward) -> None:
         app = stage.app()
         away = False
@@ -502,7 +502,7 @@ def test_waiting_for_a_worker_ends_with_the_worker(play: Play) -> None:
     play(scenario)
 
 
-def test_a_visibility_timeout_hears_of_its_cancel(play: Play) -> None:
+def test_a_run_without_lease_renewal_still_gets_its_cancel(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
 

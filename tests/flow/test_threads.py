@@ -128,7 +128,7 @@ async def test_a_plain_handler_past_its_timeout_gives_its_slot_back(url: str) ->
         go.set()
 
 
-async def test_a_timeout_tells_where_it_found_the_handler(url: str) -> None:
+async def test_a_timeout_error_has_the_stack_of_the_handler(url: str) -> None:
     app = Tenure(url)
     go = threading.Event()
 

@@ -35,7 +35,7 @@ DAY = 86_400 * SECOND
 # ── ticks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_tick_is_one_job_that_knows_what_it_is_for(play: Play) -> None:
+def test_each_tick_is_one_job_that_knows_its_tick(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, ran = stage.app(timing=FAST), list[tuple[str, str, datetime | None]]()
 

@@ -352,7 +352,7 @@ def test_a_redrive_is_refused_while_another_job_holds_the_key(play: Play) -> Non
     play(scenario)
 
 
-def test_who_asks_for_it_hears_of_duplicates(play: Play) -> None:
+def test_an_event_handler_gets_recorded_duplicates(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(timing=FAST)
         send = sending(app)

@@ -59,7 +59,7 @@ def test_each_kill_accounts_for_one_death(tmp_path: Path) -> None:
     assert [kills.explains(KILLED, 1.0) for _ in range(3)] == [True, True, False]
 
 
-def test_a_kill_of_what_a_child_had_started_accounts_for_no_later_death(tmp_path: Path) -> None:
+def test_an_oom_kill_of_a_grandchild_does_not_explain_a_later_death(tmp_path: Path) -> None:
     events = unified(tmp_path)
     counted(events, 0)
     kills = looking(tmp_path)
@@ -90,7 +90,7 @@ def test_control_groups_version_1_are_read_also_in_a_container(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shape", ["nothing", "no count", "no file", "garbage", "an old kernel"])
-def test_where_nothing_can_be_read_no_kill_is_called_one_for_memory(tmp_path: Path, shape: str) -> None:
+def test_without_readable_counts_no_kill_is_called_an_oom_kill(tmp_path: Path, shape: str) -> None:
     match shape:
         case "no count":
             (tmp_path / "own").write_text("0::/app\n3:cpu:/\n")

@@ -115,7 +115,7 @@ async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
     one.kill_group()
 
 
-async def test_what_it_had_started_goes_when_it_is_swept_up() -> None:
+async def test_kill_group_ends_the_processes_that_it_had_started() -> None:
     one = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
     child = int((await heard(one)).split()[0])
     await ended(one)

@@ -33,7 +33,7 @@ def newcomers() -> Iterator[None]:
     MUTANTS.update(known)
 
 
-def test_there_are_more_than_a_few_and_each_says_what_it_does() -> None:
+def test_there_are_twenty_mutants_with_different_descriptions() -> None:
     harmful = [one for one in MUTANTS.values() if not one.harmless]
 
     assert len(harmful) >= 20
@@ -62,7 +62,7 @@ def test_a_mutant_is_caught_in_a_world_that_holds_without_it(name: str, invarian
     assert trial.invariant == invariant
 
 
-def test_what_is_harmless_is_not_caught() -> None:
+def test_a_harmless_mutant_is_not_caught() -> None:
     trial = tried("always_leader", seeds=3)
 
     assert trial.passed

@@ -19,7 +19,7 @@ def test_hours_pass_in_no_time() -> None:
     assert simulate(main) == pytest.approx(7_200)
 
 
-def test_what_asyncio_offers_works() -> None:
+def test_the_usual_tools_of_asyncio_work() -> None:
     async def main(loop: SimLoop) -> list[str]:
         told: list[str] = []
         queue: asyncio.Queue[str] = asyncio.Queue()
@@ -124,7 +124,7 @@ def test_two_nodes_take_turns_by_the_dice_and_one_node_keeps_its_order() -> None
             assert [word for word in order.split() if word[0] == name] == [f"{name}{number}" for number in range(8)]
 
 
-def test_what_a_callback_raises_ends_the_simulation() -> None:
+def test_an_exception_in_a_callback_ends_the_simulation() -> None:
     async def main(loop: SimLoop) -> None:
         loop.call_later(1, lambda: 1 // 0)
         await asyncio.sleep(10)

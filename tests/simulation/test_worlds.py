@@ -110,7 +110,7 @@ def test_the_merging_world_produces_every_kind_of_receipt() -> None:
 
 
 @pytest.mark.slow
-def test_a_handler_gets_what_several_calls_brought() -> None:
+def test_some_world_collects_several_calls_for_one_handler() -> None:
     def most_items(seed: int) -> int:
         entries = World(seed, SCENARIOS["merging"], name="merging").run().environment.journal.entries
         return max((len(entry.items) for entry in entries if entry.items is not None), default=0)

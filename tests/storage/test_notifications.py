@@ -17,7 +17,7 @@ async def woken(listener: Listener) -> bool:
     return False
 
 
-async def test_only_those_who_listen_for_it_hear_a_hint() -> None:
+async def test_only_listeners_of_a_topic_are_woken_by_it() -> None:
     hub = NotificationHub()
     one, other, both = hub.listen(["a"]), hub.listen(["b"]), hub.listen(["a", "b"])
     hub.notify(["a", "unheard-of"])
@@ -57,7 +57,7 @@ async def test_a_knock_at_every_door_wakes_everybody() -> None:
     assert [await woken(listener) for listener in listeners] == [True, True]
 
 
-async def test_who_listens_no_more_hears_no_more() -> None:
+async def test_a_closed_listener_is_not_woken() -> None:
     hub = NotificationHub()
     listener, other = hub.listen(["a"]), hub.listen(["a"])
     listener.close()
@@ -76,7 +76,7 @@ async def test_a_notification_without_listeners_is_dropped() -> None:
     assert not await woken(listener)
 
 
-async def test_a_hint_from_another_thread_is_heard() -> None:
+async def test_a_notification_from_another_thread_arrives() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     await asyncio.to_thread(hub.notify, ["a"])
@@ -84,7 +84,7 @@ async def test_a_hint_from_another_thread_is_heard() -> None:
         await listener.__anext__()
 
 
-async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() -> None:
+async def test_a_notification_of_the_same_loop_arrives_in_its_next_turn() -> None:
     hub = NotificationHub()
     listener = hub.listen(["a"])
     wait = asyncio.ensure_future(listener.__anext__())
@@ -97,7 +97,7 @@ async def test_a_hint_from_the_listeners_own_loop_is_heard_in_its_next_turn() ->
     assert not await woken(listener)
 
 
-async def test_who_wants_to_be_called_is_called_at_each_hint_and_not_woken() -> None:
+async def test_a_listener_with_a_callback_is_called_and_not_woken() -> None:
     hub, calls = NotificationHub(), [0]
     listener = hub.listen(["a"])
 
@@ -133,7 +133,7 @@ async def test_an_iteration_yields_once_for_each_hint() -> None:
     assert heard == 3
 
 
-def test_a_listener_whose_loop_has_closed_is_in_nobodys_way() -> None:
+def test_a_listener_of_a_closed_loop_does_not_disturb_others() -> None:
     hub = NotificationHub()
 
     async def listen() -> None:

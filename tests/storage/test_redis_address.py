@@ -120,7 +120,7 @@ def test_no_password_is_shown(url: str, shown: str) -> None:
         ("unix://run/redis.sock", "unix:///path"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused_naming_what_is_wrong(url: str, named: str) -> None:
+def test_an_invalid_address_is_refused_with_the_cause(url: str, named: str) -> None:
     with pytest.raises(UsageError) as caught:
         locate(url)
 

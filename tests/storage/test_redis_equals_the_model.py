@@ -59,7 +59,7 @@ async def test_every_answer_is_that_of_the_model(redis_url: str, seed: int, monk
     await twins.storage.close()
 
 
-async def test_what_is_too_old_and_what_is_too_much_go_together(redis_url: str) -> None:
+async def test_jobs_over_the_age_and_over_the_count_are_trimmed_together(redis_url: str) -> None:
     twins = twins_on(redis_url, 0)
     await too_old_and_too_much(twins)
     await twins.storage.close()

@@ -147,7 +147,7 @@ def size_of(client: redis.Redis, key: bytes) -> int:
     return size
 
 
-async def test_what_is_known_of_a_lane_of_claims_is_forgotten_by_itself(redis_url: str) -> None:
+async def test_the_state_of_a_claim_lane_expires_by_itself(redis_url: str) -> None:
     storage = RedisStorage(read(redis_url))
     await storage.exchange(Owner("a"), (), ClaimRequest(QUEUES, 1, Lane(0, 1)))
     await storage.close()

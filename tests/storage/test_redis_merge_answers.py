@@ -94,7 +94,7 @@ def test_a_cell_whose_clock_goes_ahead_keeps_its_order_and_loses_nothing() -> No
     assert told(merge_event_pages([one, other], 10)) == [("b", "0.1"), ("a", "1.1"), ("a", "2.1")]
 
 
-def test_what_was_looked_at_and_not_asked_for_is_not_looked_at_again() -> None:
+def test_a_filtered_page_does_not_read_skipped_events_again() -> None:
     assert merge_event_pages([EventPage((drained(10, 5),), "9"), EventPage((), "3")], 10).next == "9.3"
 
 
@@ -174,7 +174,7 @@ def test_a_page_that_is_just_full_is_the_last() -> None:
 # ── surveys ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_survey_of_all_cells_has_what_each_has() -> None:
+def test_a_merged_survey_has_the_entries_of_all_partitions() -> None:
     terms = [Term(f"partition {number}", "o", 1, 9) for number in range(2)]
     alice, bob = (WorkerSurvey(owner=Owner(name), started=at) for name, at in (("alice", 5), ("bob", 3)))
     rate = RateKey("task:t", 5)

@@ -174,7 +174,7 @@ async def test_a_silent_node_is_not_asked_for_the_slot_map_each_time(
     assert max(took) < 2
 
 
-async def test_hints_of_all_cells_are_heard_also_of_those_that_have_moved(
+async def test_notifications_arrive_from_all_partitions_after_a_move(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))
@@ -265,7 +265,7 @@ async def test_a_master_is_not_forgotten_because_no_sentinel_can_be_asked(
     assert await connections.call(ADD, base, 1) == 3
 
 
-async def test_who_was_deposed_and_lacks_its_replicas_is_left_for_the_new_master(
+async def test_a_former_master_without_replicas_is_replaced_by_the_new_master(
     connect: Connect, redis_sentinels: RedisSentinels
 ) -> None:
     connections = connect(redis_sentinels.url)
@@ -299,7 +299,7 @@ async def test_a_service_unknown_to_sentinels_is_reported_by_name(
         await connections.call(ECHO, "{tenure}")
 
 
-async def test_hints_are_heard_from_the_master_that_comes_after(
+async def test_notifications_arrive_from_the_new_master(
     connect: Connect, redis_sentinels: RedisSentinels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ears, "RETRY_DELAY", ExponentialDelay(0.01, 0.1))

@@ -94,9 +94,7 @@ async def test_the_log_of_all_partitions_is_in_order_and_resumes_at_any_event(
     assert names(list((await storage.events(ref=Ref(QUEUES[5], "j1"))).events)) == [(QUEUES[5], "j1")]
 
 
-async def test_a_named_reader_hears_of_each_event_once_however_many_ask(
-    storage: RedisStorage, clock: ManualClock
-) -> None:
+async def test_a_named_reader_gets_each_event_once_with_many_callers(storage: RedisStorage, clock: ManualClock) -> None:
     await storage.events(reader=EventReader("app", "process-0"))
     await deleted(storage, clock, 2)
     heard: list[AnyEvent] = []

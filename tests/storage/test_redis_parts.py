@@ -136,7 +136,7 @@ async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Par
     assert wire.calls["exchange"] > 1
 
 
-async def test_what_was_claimed_before_the_way_was_cut_is_handed_out(cell: Partition, wire: Wire) -> None:
+async def test_jobs_claimed_before_a_lost_connection_are_returned(cell: Partition, wire: Wire) -> None:
     # Whose keys are to be looked at one by one.
     keyed = (Key("k", 1000),)
     await cell.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
@@ -327,7 +327,7 @@ async def test_all_that_a_reclaim_may_take_is_taken(cell: Partition, wire: Wire)
     assert (len(rest.stalled), rest.more) == (10, False)
 
 
-async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Partition, wire: Wire) -> None:
+async def test_jobs_reclaimed_before_a_lost_connection_are_returned(cell: Partition, wire: Wire) -> None:
     await held(cell, SWEEP_LIMIT)
     wire.cut_after = 1
     taken = await cell.reclaim(ALICE.id, REAPER)
@@ -336,7 +336,7 @@ async def test_what_was_reclaimed_before_the_way_was_cut_is_handed_out(cell: Par
     assert (taken.more, taken.incomplete) == (True, True)
 
 
-async def test_what_was_swept_up_before_the_way_was_cut_is_handed_out(
+async def test_jobs_swept_before_a_lost_connection_are_returned(
     cell: Partition, wire: Wire, clock: ManualClock
 ) -> None:
     await held(cell, SWEEP_LIMIT)

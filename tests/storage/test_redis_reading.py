@@ -197,7 +197,7 @@ async def test_a_long_log_is_read_in_one_go_or_in_pages(world: World) -> None:
     ],
     ids=repr,
 )
-async def test_what_cannot_be_read_is_shown_as_it_is_and_holds_nothing_up(
+async def test_an_unreadable_event_is_shown_unchanged_and_blocks_no_other(
     redis_url: str, body: bytes, shown: str
 ) -> None:
     storage = RedisStorage(read(redis_url))

@@ -112,7 +112,7 @@ async def test_an_outdated_due_time_is_checked_once(redis_url: str, storage: Sto
     assert [lease.ref.id for lease in answer.leases] == ["late"]
 
 
-async def test_what_a_claim_has_let_come_into_line_is_due_no_more(
+async def test_jobs_promoted_by_a_claim_are_not_promoted_again(
     redis_url: str, storage: Storage, clock: ManualClock
 ) -> None:
     await storage.enqueue([new_job(f"{n}", queue=queue, delay=SECOND) for queue in QUEUES[:50] for n in range(2)])

@@ -46,7 +46,7 @@ def test_a_kept_record_has_every_field_of_a_job() -> None:
     assert (fixed | rare | set(PLACED)) - SPREAD - OWN == set(JobRecord.__struct_fields__) - BESIDE - {"stall"}
 
 
-def test_those_who_look_from_outside_know_the_same_fields() -> None:
+def test_external_readers_know_the_same_fields() -> None:
     assert {*IN_HEAD, *COUNTED, *FENCES, *IN_RUN, "state"} == {*PLACED, *OWN} - RARE
     assert set(RareFields.__struct_fields__) == RARE
 
@@ -62,7 +62,7 @@ def test_different_calls_of_one_task_are_each_encoded_correctly() -> None:
     assert [fixed.headers for fixed in read] == [f'{{"n":"{number % 3}"}}' for number in range(12)]
 
 
-def test_a_record_has_of_a_policy_what_differs_from_the_defaults() -> None:
+def test_a_record_stores_only_the_policy_fields_that_differ() -> None:
     def told(retry: Retry) -> str | None:
         like = JobTemplate.of_task("t", TaskOptions(retry=retry), Timing(), Signature("t", lambda: None)).common
         return msgspec.msgpack.decode(encode_fixed(like) or b"", type=FixedFields).policy

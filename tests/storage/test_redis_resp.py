@@ -88,7 +88,7 @@ def test_an_error_is_a_value_also_within_a_list(make: type[PythonReplyParser]) -
 
 @pytest.mark.parametrize("raw", [b"HTTP/1.1 400 Bad Request\r\n", b"$four\r\nfour\r\n"])
 @pytest.mark.parametrize("make", READERS)
-def test_what_is_another_language_is_not_read(make: type[PythonReplyParser], raw: bytes) -> None:
+def test_bytes_of_another_protocol_are_refused(make: type[PythonReplyParser], raw: bytes) -> None:
     by = make(ResponseError)
     by.feed(raw)
 

@@ -49,7 +49,7 @@ async def parked(storage: RedisStorage) -> int:
     return (await storage.survey(["q"])).queues[0].parked
 
 
-async def test_what_a_pause_has_kept_is_not_looked_for_among_thousands(storage: RedisStorage) -> None:
+async def test_resuming_a_task_does_not_search_thousands_of_parked_jobs(storage: RedisStorage) -> None:
     full, kept = 3_000, 2 * PROMOTE_LIMIT + 50
     for first in range(0, full, 500):
         await storage.enqueue([job(f"full-{n}", keys=(Key(f"{n:05}", 0),)) for n in range(first, first + 500)])

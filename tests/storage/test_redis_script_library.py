@@ -108,7 +108,7 @@ def test_a_script_names_no_globals_but_those_that_it_is_given(name: str, redis_u
     assert not [name for name, written in named if written]
 
 
-def test_a_part_asks_for_nothing_but_what_it_requires() -> None:
+def test_a_part_uses_only_the_parts_that_it_requires() -> None:
     parts = files("tenure.storage.redis") / "lua" / "parts"
     texts = {file.name.removesuffix(".lua"): file.read_text() for file in parts.iterdir()}
     table_of = {

@@ -90,14 +90,14 @@ async def test_a_server_without_a_command_that_scripts_need_is_refused(
         await guarded(server.url).admit()
 
 
-def test_what_a_server_must_be_able_to_do_is_what_the_scripts_ask_of_it() -> None:
+def test_the_required_commands_are_those_of_the_scripts() -> None:
     called = {name for verb_ in module.VERBS for name in re.findall(r"call\('([A-Z]+)'", verb(verb_).text)}
 
     # Whether anybody listens may remain unknown: then all is told to all.
     assert (called - {"PUBSUB"}) | {"EVALSHA", "SCRIPT", "SSUBSCRIBE"} == set(module.NEEDED)
 
 
-async def test_a_service_that_hides_config_but_tells_its_policy_is_admitted(
+async def test_a_server_that_hides_config_but_shows_its_policy_is_accepted(
     guarded: Guarded, start_redis: StartRedis
 ) -> None:
     await guarded(start_redis(rename_command="CONFIG HIDDEN", **SOUND).url).admit()
@@ -128,7 +128,7 @@ def without_channels(server: RedisServer) -> str:
     return server.url.replace("//", "//app:secret@")
 
 
-async def test_a_user_without_channels_is_warned_of_once_with_what_gives_them(
+async def test_a_user_without_channel_rights_is_warned_about_once(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_redis(**SOUND)
@@ -173,7 +173,7 @@ async def test_a_notice_that_may_not_be_published_fails_no_verb(start_redis: Sta
 
 
 @pytest.mark.parametrize("rules", [RULES, RULES.replace("~* &*", "~{tenure}* &{tenure}*")])
-async def test_a_user_who_is_allowed_what_we_advise_can_do_all_of_it(start_redis: StartRedis, rules: str) -> None:
+async def test_a_user_with_the_advised_rights_can_use_all_verbs(start_redis: StartRedis, rules: str) -> None:
     server = start_redis(**SOUND)
     server.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules.split())
     storage = locate(server.url.replace("//", "//app:secret@"))
@@ -269,7 +269,7 @@ def as_valkey(**info: str) -> ServerFacts:
         (as_valkey(server_mode="cluster"), r"belongs to a Cluster; use redis\+cluster://db:6379"),
     ],
 )
-def test_what_a_server_tells_of_itself_decides(server: ServerFacts, refused: str | None) -> None:
+def test_a_server_is_accepted_or_refused_by_its_info(server: ServerFacts, refused: str | None) -> None:
     address = read("redis://db")
     if refused is None:
         check([server], address)
@@ -333,7 +333,7 @@ async def test_a_server_without_the_replica_that_shall_confirm_is_warned_of_once
     assert "has no replica, so no write can be confirmed" in warned
 
 
-async def test_what_goes_wrong_later_is_seen_within_a_minute_and_logged_once(
+async def test_a_later_problem_is_found_within_a_minute_and_logged_once(
     guarded: Guarded, start_redis: StartRedis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_redis(**SOUND)
@@ -436,7 +436,7 @@ async def test_each_node_of_a_cluster_is_looked_at(guarded: Guarded, cluster_url
     assert [finding.level for finding in findings if finding.subject == "cluster"] == ["ok"]
 
 
-async def test_of_a_cluster_every_node_must_keep_its_keys(guarded: Guarded, redis_cluster: RedisCluster) -> None:
+async def test_every_node_of_a_cluster_must_keep_its_keys(guarded: Guarded, redis_cluster: RedisCluster) -> None:
     redis_cluster.masters[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
 
     with pytest.raises(StorageError, match=redis_cluster.masters[1].address):

@@ -158,9 +158,7 @@ async def test_listeners_share_one_connection_and_one_subscription_per_topic(
     await until(lambda: subscribers(redis_server, "queue:0") == 0)
 
 
-async def test_a_topic_that_is_left_and_listened_to_again_is_heard(
-    make_subscriptions: Hear, redis_server: RedisServer
-) -> None:
+async def test_a_topic_can_be_left_and_subscribed_again(make_subscriptions: Hear, redis_server: RedisServer) -> None:
     subscriptions = make_subscriptions(redis_server.url)
     stays = subscriptions.listen(["queue:other"])
     await subscribed(redis_server, "queue:other")
@@ -366,7 +364,7 @@ async def test_closing_ends_every_task_and_listeners_are_notified_after_resume(
     await woken(listener)
 
 
-async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
+async def test_each_event_loop_has_its_own_subscription_and_closes_it(
     make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
     subscriptions = make_subscriptions(redis_server.url)
@@ -394,7 +392,7 @@ async def test_each_event_loop_hears_for_itself_and_leaves_nothing_when_it_ends(
     await until(lambda: lines(redis_server) == 1)
 
 
-async def test_a_forked_child_hears_for_itself_and_leaves_its_parents_line_alone(
+async def test_a_forked_child_subscribes_itself_and_keeps_its_parents_connection(
     make_subscriptions: Hear, redis_server: RedisServer
 ) -> None:
     subscriptions = make_subscriptions(redis_server.url)

@@ -158,7 +158,7 @@ async def test_a_slot_whose_holder_is_gone_is_free_again(cell: Cell) -> None:
     assert [event.id for event in await events_of(cell.storage, JobRepaired)] == ["nobody"]
 
 
-async def test_a_parked_job_whose_place_is_forgotten_is_let_in(cell: Cell) -> None:
+async def test_a_parked_job_that_is_missing_in_the_index_is_released(cell: Cell) -> None:
     one = (Key("one"),)
     first = await start(cell.storage, new_job("first", keys=one))
     await enqueue(cell.storage, new_job(keys=one))
@@ -355,7 +355,7 @@ async def test_data_that_beats_store_apart_from_the_record_ends_with_the_run(cel
     assert not cell.client.exists(cell.key("leases"))
 
 
-async def test_a_beat_comes_upon_what_someone_asks_between_two(cell: Cell) -> None:
+async def test_a_beat_finds_a_cancel_requested_since_the_last_one(cell: Cell) -> None:
     lease = await start(cell.storage)
     beats = [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
     await cell.storage.revise([CancelJob(lease.ref, "enough")])

@@ -25,7 +25,7 @@ async def audited(storage: SQLiteStorage) -> Finding:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_what_the_jobs_contradict_is_found(tmp_path: Path, wrong: str) -> None:
+async def test_counts_that_contradict_the_jobs_are_found(tmp_path: Path, wrong: str) -> None:
     storage = SQLiteStorage(tmp_path / "jobs.db")
     collected = CollectKey("k", 1, 9)
     await storage.enqueue([job("plain", keys=(Key("k"),)), *(job(f"call-{n}", merge=collected) for n in range(3))])

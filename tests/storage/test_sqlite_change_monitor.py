@@ -58,7 +58,7 @@ async def test_a_cancel_by_another_process_wakes_only_the_owner_of_the_run(tmp_p
     await there.close()
 
 
-async def test_who_begins_to_listen_hears_nothing_of_before(tmp_path: Path) -> None:
+async def test_a_new_listener_gets_no_earlier_changes(tmp_path: Path) -> None:
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.open()
     await there.enqueue([job("1")])
@@ -75,7 +75,7 @@ async def test_who_begins_to_listen_hears_nothing_of_before(tmp_path: Path) -> N
     assert not before
 
 
-async def test_who_never_rests_hears_of_others_anyway(tmp_path: Path) -> None:
+async def test_a_busy_process_still_notices_changes_of_others(tmp_path: Path) -> None:
     here, there = SQLiteStorage(tmp_path / "jobs.db"), SQLiteStorage(tmp_path / "jobs.db")
     await here.open()
     notices = here.notices([queue_topic("other")])

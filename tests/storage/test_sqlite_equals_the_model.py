@@ -54,7 +54,7 @@ async def test_every_answer_is_that_of_the_model(tmp_path: Path, seed: int, monk
     await twins.storage.close()
 
 
-async def test_what_is_too_old_and_what_is_too_much_go_together(tmp_path: Path) -> None:
+async def test_jobs_over_the_age_and_over_the_count_are_trimmed_together(tmp_path: Path) -> None:
     twins = twins_on(tmp_path / "jobs.db", 0)
     await too_old_and_too_much(twins)
     await twins.storage.close()

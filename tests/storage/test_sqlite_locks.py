@@ -185,7 +185,7 @@ def test_a_kill_frees_an_owners_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leading", [False, True])
-async def test_a_sweep_takes_what_a_killed_process_held_at_once(tmp_path: Path, leading: bool) -> None:
+async def test_a_sweep_reclaims_leases_of_a_killed_process_at_once(tmp_path: Path, leading: bool) -> None:
     path = tmp_path / "jobs.db"
     dead, by = owner(), owner()
     process = child(WORKER, path, dead.id, *(["lead"] if leading else []))

@@ -38,7 +38,7 @@ def test_every_answer_and_every_state_is_the_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken", ["no_fence", "no_owner", "no_state_guard", "no_duplicate_rule", "reclaim_keeps_fence", "run_left_open"]
 )
-def test_the_machine_sees_what_is_broken(broken: str) -> None:
+def test_the_state_machine_detects_mutants_of_the_model(broken: str) -> None:
     def make(clock: ManualClock) -> Storage:
         storage = MemoryStorage(clock=clock)
         storage.model = MUTANTS[broken].model(clock)

@@ -219,7 +219,7 @@ async def test_the_repair_of_an_ended_job_leaves_the_limit_of_its_key(
 
 @pytest.mark.parametrize("state", ["active", "lost"])
 @pytest.mark.parametrize("column", EMPTIED)
-async def test_an_active_job_that_lacks_what_it_must_have_stops_no_neighbour(
+async def test_an_active_job_with_a_missing_field_does_not_block_others(
     storage: SQLiteStorage, clock: ManualClock, state: str, column: str
 ) -> None:
     bad, _ = await go_on_beside(storage, clock, state, lambda: damage(storage, column, None))

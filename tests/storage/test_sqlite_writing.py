@@ -42,7 +42,7 @@ class Onlooker:
         self._connection.close()
 
 
-async def test_what_waits_together_is_committed_together(tmp_path: Path) -> None:
+async def test_operations_that_wait_together_are_committed_together(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.open()
@@ -215,7 +215,7 @@ async def test_calls_come_from_several_threads_and_loops(tmp_path: Path) -> None
     assert made == ["created"] * 100
 
 
-async def test_a_beat_goes_before_what_already_waits(tmp_path: Path) -> None:
+async def test_a_beat_precedes_waiting_operations(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     by = owner()
@@ -250,7 +250,7 @@ async def main():
 )
 
 
-async def test_a_job_of_another_process_is_heard_of_within_fifty_milliseconds(tmp_path: Path) -> None:
+async def test_a_job_of_another_process_is_noticed_within_50_milliseconds(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     storage = SQLiteStorage(path)
     await storage.open()

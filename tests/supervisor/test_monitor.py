@@ -352,7 +352,7 @@ async def test_no_run_is_killed_for_a_timeout_if_the_gil_holder_is_unknown() -> 
     assert (kill_reason.reason, kill_reason.causes) == ("loop_blocked", ())
 
 
-async def test_who_is_known_to_have_blocked_the_loop_beyond_its_limit_is_named() -> None:
+async def test_the_run_that_blocked_the_loop_beyond_max_block_is_named() -> None:
     world = World(max_block=5.0)
     await world.claim("beside")
     world.blocks(await world.claim("hog"))
@@ -369,7 +369,7 @@ async def test_a_run_past_its_timeout_on_a_loop_that_turns_is_left_to_that(world
     assert not world.kill_reasons
 
 
-async def test_who_holds_the_interpreter_is_named_once_with_the_line(
+async def test_the_run_that_holds_the_interpreter_is_named_once_with_its_line(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.claim("a")
@@ -381,7 +381,7 @@ async def test_who_holds_the_interpreter_is_named_once_with_the_line(
     assert "/app/mail.py:31 in send" in said
 
 
-async def test_who_blocks_the_loop_only_is_left_to_the_workers_own_thread(
+async def test_a_run_that_blocks_only_the_loop_is_reported_by_the_worker(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.claim("a")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tenure.supervisor.reload import Sources
 
 
-def test_what_is_written_made_and_deleted_is_a_change_and_is_one_once(tmp_path: Path) -> None:
+def test_written_created_and_deleted_files_are_reported_as_changed_once(tmp_path: Path) -> None:
     written, made, deleted = tmp_path / "a.py", tmp_path / "package" / "b.py", tmp_path / "c.py"
     made.parent.mkdir()
     written.write_text("1")

@@ -151,7 +151,7 @@ async def test_a_restart_after_kill_9_of_the_only_worker_runs_its_jobs_again(mak
         assert detail.runs[0].reason == "process_died"
 
 
-async def test_a_restart_takes_up_what_a_crash_left_even_without_a_reaper(make_fleet: MakeFleet) -> None:
+async def test_a_restarted_worker_recovers_its_jobs_without_a_reaper(make_fleet: MakeFleet) -> None:
     here = make_fleet(lease="20s", grace="3s", sweep="2s")
     worker = here.alone("-c", "5", "--no-reaper")
     refs = here.enqueue("nap", 1, times=5)
@@ -193,7 +193,7 @@ async def test_children_die_with_a_killed_supervisor_and_a_restart_reruns_jobs(
     assert all(detail.runs[-1].ended == "completed" for detail in await here.details(refs))
 
 
-async def test_what_a_dead_child_had_started_does_not_work_on(make_fleet: MakeFleet) -> None:
+async def test_processes_that_a_dead_child_had_started_are_killed(make_fleet: MakeFleet) -> None:
     here = make_fleet()
     here.worker("--processes", "2", "-c", "1")
     here.enqueue("spawning", 30)
@@ -361,7 +361,7 @@ async def test_children_that_cannot_start_are_not_started_for_ever(make_fleet: M
     assert "nothing" in done.stderr
 
 
-async def test_an_event_is_heard_once_in_one_of_many_workers(make_fleet: MakeFleet) -> None:
+async def test_an_event_is_handled_once_in_one_of_many_workers(make_fleet: MakeFleet) -> None:
     here = make_fleet()
     for _ in range(3):
         here.worker("-c", "2")

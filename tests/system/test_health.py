@@ -158,7 +158,7 @@ async def test_an_unreadable_storage_gives_503_within_two_seconds(make_fleet: Ma
 
 
 @pytest.mark.statement(46)
-async def test_without_the_token_a_worker_tells_strangers_only_that_it_lives(make_fleet: MakeFleet) -> None:
+async def test_requests_without_the_token_get_only_liveness_and_readiness(make_fleet: MakeFleet) -> None:
     crew = make_fleet()
     crew.env["TENURE_HTTP_TOKEN"] = TOKEN
     http(crew, "worker", "crew:app")
@@ -302,7 +302,7 @@ async def test_liveness_of_an_unsupervised_worker_fails_beyond_max_block(make_fl
 
 
 @pytest.mark.statement(44, 51)
-async def test_a_reaper_serves_too_and_tells_its_age(make_fleet: MakeFleet) -> None:
+async def test_a_reaper_serves_health_with_the_age_of_its_sweep(make_fleet: MakeFleet) -> None:
     crew = make_fleet()
     reaper = http(crew, "reaper", "crew:app")
     port = await served(crew)

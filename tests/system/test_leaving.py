@@ -59,7 +59,7 @@ def children(pid: int) -> list[int]:
     ),
     indirect=["here"],
 )
-async def test_a_sigterm_ends_claiming_and_hands_back_what_the_drain_cannot_end(here: WorkerFleet, told: str) -> None:
+async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(here: WorkerFleet, told: str) -> None:
     leaving = here.worker("-c", "8", "--drain", "2s")
     coroutines, threads = here.enqueue("nap", 60, times=2), here.enqueue("blocking", 60, times=2)
     long = [*coroutines, *threads]
@@ -418,7 +418,7 @@ def test_a_program_ends_although_a_plain_event_handler_hangs(what: str) -> None:
     assert (said, process.returncode) == ("stopped\n", 0)
 
 
-async def test_systemd_hears_that_it_is_ready_alive_and_about_to_stop(
+async def test_systemd_gets_ready_watchdog_and_stopping_messages(
     make_fleet: Callable[..., WorkerFleet], tmp_path: Path
 ) -> None:
     here = make_fleet(**USUAL)

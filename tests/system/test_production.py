@@ -327,7 +327,7 @@ def seconds(text: str) -> float:
     return float(found[1])
 
 
-def test_the_compose_file_says_what_the_commands_understand() -> None:
+def test_the_compose_file_uses_valid_commands() -> None:
     (told,) = documents((HERE / "compose.yaml").read_text())
     services = told["services"]
 
@@ -345,7 +345,7 @@ def test_the_compose_file_says_what_the_commands_understand() -> None:
         assert "127.0.0.1:8080" in service["command"]
 
 
-def test_the_kubernetes_manifest_says_what_the_commands_understand() -> None:
+def test_the_kubernetes_manifest_uses_valid_commands() -> None:
     told = documents((HERE / "kubernetes.yaml").read_text())
 
     assert [(one["kind"], one["spec"]["replicas"]) for one in told] == [("Deployment", 3), ("Deployment", 2)]
@@ -369,7 +369,7 @@ UNITS = sorted((HERE / "systemd").iterdir())
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_a_unit_says_what_the_commands_understand(unit: Path, tmp_path: Path) -> None:
+def test_a_systemd_unit_uses_valid_commands(unit: Path, tmp_path: Path) -> None:
     read = configparser.ConfigParser(interpolation=None, strict=True, delimiters=("=",))
     read.optionxform = str  # type: ignore[assignment, method-assign]
     read.read_string(unit.read_text())
@@ -394,7 +394,7 @@ def test_a_unit_says_what_the_commands_understand(unit: Path, tmp_path: Path) ->
         assert (done.returncode, complaints) == (0, []), done.stderr
 
 
-def test_the_readme_says_what_was_not_run() -> None:
+def test_the_readme_marks_files_that_were_not_run() -> None:
     text = (HERE / "README.md").read_text()
 
     for name in ("compose.yaml", "kubernetes.yaml", "systemd/", "Dockerfile"):

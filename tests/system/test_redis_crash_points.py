@@ -44,7 +44,7 @@ def place_of(server: RedisServer, name: str) -> RedisCrashStorage:
 
 
 @pytest.mark.timeout(300)
-async def test_of_what_a_server_has_half_written_nothing_is_there(start_redis: Callable[..., RedisServer]) -> None:
+async def test_a_half_written_command_has_no_effect_after_a_restart(start_redis: Callable[..., RedisServer]) -> None:
     print(f"TENURE_SEED={SEED}")
     server, dice, start = start_redis(appendonly=True, appendfsync="always"), Random(SEED), begun()
     states = await snapshots(start)

@@ -29,7 +29,7 @@ SHARE = 0.3
 
 
 @pytest.mark.parametrize("which", ["first", "either"])
-async def test_where_scripts_arrive_twice_no_job_stalls_that_has_not_run(redis_server: RedisServer, which: str) -> None:
+async def test_scripts_that_arrive_twice_stall_no_job_that_did_not_run(redis_server: RedisServer, which: str) -> None:
     second = {verb("exchange").sha.encode()} if which == "either" else set[bytes]()
     with Proxy(redis_server.port, seed=15, doubled=SHARE, second=second) as proxy:
         app = Tenure(f"redis://{proxy.address}/0", defaults=TaskOptions(stall=Stall(max_count=0)))

@@ -56,7 +56,7 @@ async def test_a_restart_of_a_server_with_appendfsync_always_loses_nothing(
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-async def test_who_waits_for_a_result_goes_on_waiting_over_a_restart(start_redis: StartRedis, bounded: bool) -> None:
+async def test_waiting_for_a_result_continues_over_a_restart(start_redis: StartRedis, bounded: bool) -> None:
     server = start_redis(**SAFE)
     app = Tenure(server.url, name="waiting")
 

@@ -21,7 +21,7 @@ def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(asked: Loop) ->
         assert isinstance(runner.run(here()), uvloop.Loop) == (asked != "asyncio")
 
 
-def test_without_uvloop_only_who_insists_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvloop_only_a_request_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     with loop_runner("auto") as runner:
         assert not isinstance(runner.run(here()), uvloop.Loop)

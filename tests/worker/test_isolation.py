@@ -97,7 +97,7 @@ async def test_plain_functions_and_coroutines_run_in_a_reused_process(mod: Any) 
     assert not children()
 
 
-async def test_what_a_handler_says_there_is_kept_with_its_job(mod: Any) -> None:
+async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None:
     async with mod.app, mod.app.worker():
         job = await mod.telling.enqueue()
         await job.result(timeout=30)
@@ -139,7 +139,7 @@ async def test_a_failure_there_is_logged_with_its_type_message_and_traceback(
     assert "in raising" in caplog.text
 
 
-async def test_what_a_handler_raises_there_decides_as_anywhere(mod: Any) -> None:
+async def test_exceptions_of_an_isolated_run_have_their_usual_effect(mod: Any) -> None:
     expected: dict[str, tuple[State, str, str | None]] = {
         "error": (State.FAILED, "raised", "ValueError"),
         "reject": (State.FAILED, "rejected", "Reject"),
@@ -665,7 +665,7 @@ async def test_many_deaths_in_a_row_leave_no_zombie_and_no_descriptor(mod: Any) 
     assert not children()
 
 
-def test_where_a_handler_runs_is_set_like_any_option_and_checked() -> None:
+def test_the_option_run_has_defaults_and_is_validated() -> None:
     app = Tenure("memory://", defaults=TaskOptions(run="process"))
     apart, here = app.task(name="apart")(lambda: None), app.task(name="here", run="auto")(lambda: None)
 

@@ -72,11 +72,11 @@ def test_words_come_through_whole_however_they_are_torn(cuts: list[int]) -> None
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-def test_every_outcome_arrives_as_what_it_was(outcome: Outcome) -> None:
+def test_every_outcome_survives_the_encoding(outcome: Outcome) -> None:
     assert answer_reader().feed(encode_frame(RunEnded(7, outcome))) == [RunEnded(7, outcome)]
 
 
-def test_what_a_handler_says_arrives_as_it_was() -> None:
+def test_signs_of_a_handler_survive_the_encoding() -> None:
     said = RunSigns(7, 1.5, (0.5, None), ((1.25, "info", "so far", {"seen": "yes"}, 1),), True, "Traceback")
 
     assert answer_reader().feed(encode_frame(said)) == [said]

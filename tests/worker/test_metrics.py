@@ -87,7 +87,7 @@ def test_nothing_is_lost_when_threads_count_the_same() -> None:
     assert figures.totals() == {("tenure_fenced_total", "settle"): (20_000,)}
 
 
-def test_what_is_added_up_never_goes_down_and_another_form_is_left_out() -> None:
+def test_summed_series_omit_values_of_another_shape() -> None:
     one: dict[Key, tuple[float, ...]] = {("a",): (1.0,), ("b",): (1.0, 2.0)}
     other: dict[Key, tuple[float, ...]] = {("a",): (2.0,), ("b",): (1.0,), ("c",): (4.0,)}
 
@@ -107,7 +107,7 @@ def test_unknown_metrics_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
+def test_many_series_fit_into_messages_that_are_all_read(seed: int) -> None:
     dice = random.Random(seed)
     totals: dict[Key, tuple[float, ...]] = {
         ("m", "x" * dice.randrange(1_000), str(number)): (dice.random(),) * 13 for number in range(600)
@@ -125,7 +125,7 @@ def test_many_series_are_said_in_words_that_are_all_heard(seed: int) -> None:
     } == totals
 
 
-def test_a_hello_is_heard_however_many_queues_there_are() -> None:
+def test_a_start_message_is_read_with_any_number_of_queues() -> None:
     names = [f"{number:04}" + "ü" * 1_000 for number in range(200)]
     hello = ChildStarted("sqlite:///" + "x" * 1_000, queues=names_that_fit(names), serves=names_that_fit(names))
 

@@ -40,7 +40,7 @@ class Liar(OSError):
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_an_error_that_tells_of_a_shortage_is_known_by_its_number(number: int) -> None:
+def test_an_error_about_a_shortage_is_recognized_by_its_number(number: int) -> None:
     assert is_shortage(OSError(number, "no more"))
     assert is_shortage(ExceptionGroup("several", [ValueError(), OSError(number, "no more")]))
 

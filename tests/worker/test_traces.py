@@ -87,7 +87,7 @@ async def test_a_stack_includes_async_generators_and_awaited_tasks() -> None:
         assert functions(stack_of(run)) == ["walks", "each", "nap", "sleep"]
 
 
-async def test_of_what_is_gathered_the_place_is_seen_where_it_is_waited_for() -> None:
+async def test_a_stack_of_gathered_coroutines_ends_where_they_are_awaited() -> None:
     async def gathers() -> None:
         await asyncio.gather(nap(), nap())
 
@@ -119,7 +119,7 @@ async def test_a_coroutine_that_blocks_its_loop_is_seen_from_another_thread() ->
     assert functions(seen[-1])[:3] == ["hog", "blocks", "wait"]
 
 
-async def test_a_plain_function_is_seen_in_its_thread_without_what_is_ours() -> None:
+async def test_a_stack_of_a_plain_function_omits_frames_of_tenure() -> None:
     go, begun = threading.Event(), threading.Event()
 
     def plain() -> None:
@@ -185,7 +185,7 @@ async def test_only_new_stacks_are_returned_of_runs_older_than_a_beat() -> None:
         assert functions(moved) == ["moves", "nap", "sleep"]
 
 
-async def test_what_a_run_elsewhere_tells_of_itself_is_passed_on_once() -> None:
+async def test_the_position_reported_by_an_isolated_run_is_sent_once() -> None:
     traces, run = Traces(), held()
     run.isolated_position = "there"
 
@@ -224,7 +224,7 @@ async def test_a_function_that_comes_back_to_the_same_line_is_not_news() -> None
 
 
 @pytest.mark.parametrize("count", [2_000])
-async def test_to_look_at_sleeping_runs_again_takes_next_to_nothing(count: int) -> None:
+async def test_reading_the_stacks_of_sleeping_runs_again_is_cheap(count: int) -> None:
     traces = Traces()
     runs = [held(handler("x"), id_=str(number)) for number in range(count)]
     for _ in range(5):
