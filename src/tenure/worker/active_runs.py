@@ -1,6 +1,6 @@
 """The runs that this process holds, shared by the loop that runs them and the keeper that renews them.
 
-It also counts the abandoned runs, whose handlers are at work although their jobs are settled. A thread cannot be ended,
+It also counts the abandoned runs, whose handlers still run although their jobs are settled. A thread cannot be ended,
 and neither can a coroutine that swallows its cancellation. Such handlers keep the resources that they use, so a process
 with too many of them is recycled.
 """
@@ -35,7 +35,7 @@ class Abandoned:
 
     def __init__(self, too_many: Callable[[], None] = lambda: None) -> None:
         self.count = 0
-        """The number that is at work."""
+        """The number of abandoned handlers that still run."""
         self._too_many = too_many
         self._none = asyncio.Event()
         self._none.set()
@@ -51,7 +51,7 @@ class Abandoned:
         task.add_done_callback(lambda _: self._ended())
 
     async def wait(self) -> None:
-        """Wait until none is at work."""
+        """Wait until no abandoned handler runs."""
         await self._none.wait()
 
     def _count_up(self) -> None:
@@ -138,9 +138,9 @@ class ActiveRun:
     stop_detail: str | None = None
     renewed_at: float = 0.0
     in_thread: bool = False
-    """True if the handler or its hook is at work in a thread. A thread can only be asked to stop."""
+    """True if the handler or its hook runs in a thread. A thread can only be asked to stop."""
     in_hook: bool = False
-    """True if the handler has ended and its on_cancel hook is at work."""
+    """True if the handler has ended and its on_cancel hook runs."""
     thread: WorkerThread | None = None
     """The thread of its plain functions, if there is one."""
     abandoned_tasks: "tuple[asyncio.Task[None], ...]" = ()
@@ -204,7 +204,7 @@ class ActiveRun:
 
     @property
     def goes_on(self) -> bool:
-        """True if a thread or task of the handler is at work, although the wait for the handler has ended."""
+        """True if a thread or task of the handler still runs, although the wait for the handler has ended."""
         return (self.thread is not None and self.thread.busy) or not all(task.done() for task in self.abandoned_tasks)
 
     def abandon_task(self, task: "asyncio.Task[None]") -> None:

@@ -21,7 +21,7 @@ class InjectedValues:
 
     `async with` returns the values by parameter name. Plain providers run in the run's thread. If the run raises, each
     open provider gets the exception, and the exception propagates even if a provider suppresses it. If the run does not
-    raise, the first exception of a closing provider becomes the run's. If the thread is still at work, a task closes
+    raise, the first exception of a closing provider becomes the run's. If the thread still runs, a task closes
     the open providers later, and the run does not wait for it.
     """
 

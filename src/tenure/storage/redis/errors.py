@@ -114,6 +114,6 @@ def _answered(text: str, shown: str, script: str) -> StorageError:
 
 def _full(shown: str) -> StorageFullError:
     return StorageFullError(
-        f"{shown} has reached its maxmemory; nothing was written. Raise maxmemory, or let jobs that are over be "
-        "forgotten sooner (app.queue(name).set_retention)"
+        f"{shown} has reached its maxmemory; nothing was written. Raise maxmemory, or delete ended jobs sooner "
+        "(app.queue(name).set_retention)"
     )

@@ -543,5 +543,5 @@ def _memory(server: ServerFacts, name: str) -> Finding:
         "error" if used >= most else "warning",
         "memory",
         f"{message}: {'enqueueing is refused' if used >= most else 'soon enqueueing is refused'}",
-        "raise its maxmemory, or let jobs that are over be forgotten sooner (app.queue(name).set_retention)",
+        "raise its maxmemory, or delete ended jobs sooner (app.queue(name).set_retention)",
     )
