@@ -192,7 +192,11 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed(brand: Brand, tmp_p
 
 
 def outcome(
-    *, path: str, chosen: str = "nothing_else or frozen_server or run_that_is_killed", of: str = __file__, **more: str
+    *,
+    path: str,
+    chosen: str = "namespaces_of_the_session or frozen_server or run_that_is_killed",
+    of: str = __file__,
+    **more: str,
 ) -> str:
     """Return what a run says of some tests; without `of` and `chosen`, of three of the tests above."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_TEST_")}
