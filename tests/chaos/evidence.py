@@ -47,7 +47,7 @@ TAKEN = {"struck": SECOND // 10, "held": 24 * SECOND, "returned": SECOND, "falle
 
 def honest() -> ChaosEvidence:
     return ChaosEvidence(
-        wishes=[
+        enqueued_calls=[
             *(EnqueuedCall(job, what, BEGAN - SECOND) for job in RUNS for what in ("asked", "acked")),
             EnqueuedCall("refused", "asked", BEGAN),
             EnqueuedCall("refused", "refused", BEGAN, "StorageUnavailableError"),

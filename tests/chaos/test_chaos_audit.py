@@ -70,7 +70,7 @@ def test_an_honest_case_is_green() -> None:
 
 
 def test_an_audit_of_a_run_without_jobs_fails() -> None:
-    empty = structs.replace(honest(), wishes=[], jobs={}, lines=[], events=[])
+    empty = structs.replace(honest(), enqueued_calls=[], jobs={}, lines=[], events=[])
 
     assert WORKED in red(empty)
 
@@ -101,7 +101,7 @@ def never_over(case: ChaosEvidence) -> None:
 
 
 def ghost(case: ChaosEvidence) -> None:
-    case.wishes = [wish for wish in case.wishes if wish.job != "plain"]
+    case.enqueued_calls = [call for call in case.enqueued_calls if call.job != "plain"]
 
 
 def announced_twice(case: ChaosEvidence) -> None:

@@ -78,7 +78,7 @@ def test_an_outcome_is_judged_by_its_attempts_alone(outcome: Outcome, fresh: Dec
         expected = last if last is not None and failures == 2 else fresh
 
         assert decide(active(failures=failures), outcome, Random(0)) == expected
-        # Neither the other budgets nor a wish to cancel speaks here: the holder has heard of it, or not.
+        # Neither the other budgets nor a cancel request matters here: the holder has seen it, or not.
         assert decide(active(failures=failures, stalls=9, releases=9), outcome, Random(0)) == expected
         assert decide(active(failures=failures, cancelled=True), outcome, Random(0)) == expected
 

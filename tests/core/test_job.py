@@ -7,9 +7,9 @@ from tests.core.cases import ACTIVE
 
 
 def test_a_job_is_named_by_its_queue_and_its_id() -> None:
-    wish = NewJob(queue="mail", id="a", task="send", payload=b"")
+    job = NewJob(queue="mail", id="a", task="send", payload=b"")
 
-    assert wish.ref == ACTIVE.ref == Ref("mail", "a")
+    assert job.ref == ACTIVE.ref == Ref("mail", "a")
     assert Ref("a", "z") < Ref("b", "a") < Ref("b", "b")
 
 

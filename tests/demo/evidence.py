@@ -23,7 +23,7 @@ SOUND = Owner("sound", pid=13)
 HUNG = Owner("hung", pid=14)
 GIL_HOLDER = Owner("gil_holder", pid=15)
 
-WISHED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gil_holder": "c.py"}
+ENQUEUED = {"plain": "a.py", "struck": "b.py", "held": "c.py", "returned": "a.py", "hung": "b.py", "gil_holder": "c.py"}
 
 PLACE = 'File "/demo/bad_handlers.py", line 29'
 POST_MORTEM = f"its process was killed\n  {PLACE}, in wait_forever"
@@ -43,11 +43,11 @@ def honest() -> DemoEvidence:
         "gil_holder": [run(1, GIL_HOLDER, "completed", end=START + 6 * SECOND)],
     }
     return DemoEvidence(
-        wished=dict(WISHED),
-        expected={path: facts(path) for path in WISHED.values()},
-        details={job: detail(job, runs[job]) for job in WISHED},
-        found=[Ref("demo", job) for job in WISHED],
-        lines=[line for job in WISHED for one in runs[job] for line in noted(job, one)],
+        enqueued=dict(ENQUEUED),
+        expected={path: facts(path) for path in ENQUEUED.values()},
+        details={job: detail(job, runs[job]) for job in ENQUEUED},
+        found=[Ref("demo", job) for job in ENQUEUED],
+        lines=[line for job in ENQUEUED for one in runs[job] for line in noted(job, one)],
         events=[
             stalled("struck", KILLED, "process_died", START + SECOND // 10),
             stalled("held", PAUSED, "lease_expired", START + 3 * SECOND),
@@ -56,7 +56,7 @@ def honest() -> DemoEvidence:
             RunFenced(
                 queue="demo", id="held", task="t", run=2, fence=101, current_fence=102, owner="paused", write="settle"
             ),
-            *(completed(job, len(runs[job])) for job in WISHED),
+            *(completed(job, len(runs[job])) for job in ENQUEUED),
         ],
         faults=[
             Fault("kill", KILLED, True, START, (HeldRun("struck", 1, 101),)),
@@ -95,7 +95,7 @@ def detail(job: str, runs: list[RunRecord]) -> JobDetail:
         created=START,
         fence=100 + len(runs),
         starts=len(runs),
-        result=msgspec.json.encode(facts(WISHED[job])),
+        result=msgspec.json.encode(facts(ENQUEUED[job])),
     )
     return JobDetail(record, tuple(runs))
 
@@ -110,7 +110,7 @@ def noted(job: str, one: RunRecord) -> list[HandlerLogLine]:
     if (job, one.number) == ("hung", 2):
         # In quarantine.
         begun = structs.replace(begun, pid=99, parent=one.pid)
-    answer = None if one.ended == "released" else facts(WISHED[job])
+    answer = None if one.ended == "released" else facts(ENQUEUED[job])
     held = 6 * SECOND if one.owner == GIL_HOLDER.id else None
     return [begun, structs.replace(begun, mark="end", answer=answer, held=held)]
 

@@ -203,8 +203,8 @@ def test_a_task_that_no_live_worker_has_known_for_ten_minutes_is_a_warning() -> 
 
 
 def test_an_overdue_schedule_is_an_error() -> None:
-    wish = NewJob(queue="q", id="", task="t", payload=b"[]")
-    due = Schedule(name="nightly", job=wish, every=HOUR, next_tick=NOW - 60 * SECOND)
+    job = NewJob(queue="q", id="", task="t", payload=b"[]")
+    due = Schedule(name="nightly", job=job, every=HOUR, next_tick=NOW - 60 * SECOND)
     finding = one(structs.replace(WELL, schedules=(due, structs.replace(due, name="off", paused=True))))
 
     assert (finding.level, finding.subject) == ("error", "schedules")

@@ -97,7 +97,7 @@ class Hand:
         dice = self.dice
         match dice.randrange(20):
             case 0 | 1 | 2 | 3 | 4:
-                wishes = [
+                enqueued_calls = [
                     job(
                         f"{self.number}-{turn}-{n}",
                         keys=dice.choice(KEYS),
@@ -107,9 +107,9 @@ class Hand:
                     )
                     for n in range(dice.randrange(1, 6))
                 ]
-                await self.storage.enqueue(wishes)
+                await self.storage.enqueue(enqueued_calls)
                 with self.ledger.lock:
-                    self.ledger.made.update(wish.ref for wish in wishes)
+                    self.ledger.made.update(call.ref for call in enqueued_calls)
             case 5 | 6 | 7 | 8 | 9 | 10 | 11 | 12:
                 chosen = dice.sample(self.held, dice.randrange(len(self.held) + 1))
                 await self.settle(chosen, ClaimRequest(("q",), dice.choice((0, 1, 4))))

@@ -99,9 +99,9 @@ def audit(evidence: ChaosEvidence) -> AuditFinding:
 
 
 def _none_lost(case: EvidenceIndex) -> Check:
-    wishes = case.evidence.wishes
-    asked = {wish.job for wish in wishes}
-    acked = dict.fromkeys(wish.job for wish in wishes if wish.what == "acked")
+    enqueued_calls = case.evidence.enqueued_calls
+    asked = {call.job for call in enqueued_calls}
+    acked = dict.fromkeys(call.job for call in enqueued_calls if call.what == "acked")
     doubtful = asked - acked.keys()
     lost = [job for job in acked if job not in case.jobs]
     return _check(
@@ -125,7 +125,7 @@ def _all_over(case: EvidenceIndex) -> Check:
 
 
 def _nothing_unexpected(case: EvidenceIndex) -> Check:
-    asked = {wish.job for wish in case.evidence.wishes}
+    asked = {call.job for call in case.evidence.enqueued_calls}
     return _check(
         "every job was asked for",
         f"{len(asked):,} asked for, {len(case.jobs):,} found",
@@ -362,7 +362,7 @@ def _struck(case: EvidenceIndex) -> Check:
 
 def _worked(case: EvidenceIndex) -> Check:
     """Fail an audit that has nothing to check. All other checks of jobs pass if there are none."""
-    acked = sum(wish.what == "acked" for wish in case.evidence.wishes)
+    acked = sum(call.what == "acked" for call in case.evidence.enqueued_calls)
     counts = {
         "acknowledged jobs": acked,
         "completed jobs": sum(job.state is State.COMPLETED for job in case.jobs.values()),

@@ -14,7 +14,7 @@ from tenure_testing.demo.handler_log import note
 
 NAME_VARIABLE = "TENURE_CHAOS_RUN_PRODUCER"
 SEED_VARIABLE = "TENURE_CHAOS_RUN_SEED"
-WISHES_VARIABLE = "TENURE_CHAOS_RUN_WISHES"
+CALLS_VARIABLE = "TENURE_CHAOS_RUN_CALLS"
 
 PAUSE = 0.2
 """Seconds on average between two calls. Each call has one to three jobs."""
@@ -29,11 +29,11 @@ LENGTHS = (0.6, 0.9)
 class Producer:
     """Draws jobs, enqueues them, and records the answers."""
 
-    def __init__(self, name: str, rng: Random, clock: Clock, wishes: str) -> None:
+    def __init__(self, name: str, rng: Random, clock: Clock, enqueued_calls: str) -> None:
         self._name = name
         self._rng = rng
         self._clock = clock
-        self._wishes = wishes
+        self._enqueued_calls = enqueued_calls
         self._made = 0
 
     async def run(self, leaving: asyncio.Event) -> None:
@@ -76,7 +76,7 @@ class Producer:
 
     def _note(self, ids: list[str], what: Answer, why: str = "") -> None:
         for job in ids:
-            note(self._wishes, EnqueuedCall(job, what, uptime(self._clock), why))
+            note(self._enqueued_calls, EnqueuedCall(job, what, uptime(self._clock), why))
 
 
 async def _run() -> None:
@@ -84,7 +84,7 @@ async def _run() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.set)
     name = os.environ[NAME_VARIABLE]
     rng = Random(f"{os.environ[SEED_VARIABLE]} {name}")
-    await Producer(name, rng, SystemClock(), os.environ[WISHES_VARIABLE]).run(leaving)
+    await Producer(name, rng, SystemClock(), os.environ[CALLS_VARIABLE]).run(leaving)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class ChaosEvidence(Struct, kw_only=True):
     the storage's own check found.
     """
 
-    wishes: list[EnqueuedCall]
+    enqueued_calls: list[EnqueuedCall]
     jobs: dict[str, JobDetail]
     lines: list[HistoryLine]
     pieces: int = 0

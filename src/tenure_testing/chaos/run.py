@@ -153,7 +153,7 @@ class _Act:
         self._say = say
         self._rng = Random(f"{act.seed} {act.name}")
         self._history = folder / "history"
-        self._wishes = folder / "wishes"
+        self._enqueued_calls = folder / "calls"
         self._log = folder / "crew.log"
         self._crew = ChaosProcesses(
             [
@@ -186,9 +186,9 @@ class _Act:
             await follower.catch_up()
             jobs = await _jobs(storage)
         lines, pieces = read(self._history, HistoryLine)
-        wishes, torn = read(self._wishes, EnqueuedCall)
+        enqueued_calls, torn = read(self._enqueued_calls, EnqueuedCall)
         evidence = ChaosEvidence(
-            wishes=wishes,
+            enqueued_calls=enqueued_calls,
             jobs=jobs,
             lines=lines,
             pieces=pieces + torn,
@@ -229,7 +229,7 @@ class _Act:
             tasks.TIMING_VARIABLE: tasks.spoken(self._act.timing),
             producer.NAME_VARIABLE: f"{name}.{{life}}",
             producer.SEED_VARIABLE: str(self._act.seed),
-            producer.WISHES_VARIABLE: str(self._wishes),
+            producer.CALLS_VARIABLE: str(self._enqueued_calls),
         }
         return ChaosProcess(name, role, command, env, self._log, self._clock)
 

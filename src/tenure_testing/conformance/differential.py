@@ -229,10 +229,10 @@ class History:
         self._sent += [(owner, settlement) for settlement in asked]
         queues = tuple(self._dice.sample(QUEUES, self._dice.randint(1, 2)))
         known = self._dice.choice((None, None, {"add": 1}, {"send": 2, "mail": 1}, {}))
-        wish = ClaimRequest(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
-        self._note("exchange", owner.name, asked, wish)
-        mine = await self._storage.exchange(owner, asked, wish)
-        self._agree(mine, await self._model.exchange(owner, asked, wish))
+        request = ClaimRequest(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
+        self._note("exchange", owner.name, asked, request)
+        mine = await self._storage.exchange(owner, asked, request)
+        self._agree(mine, await self._model.exchange(owner, asked, request))
         self._leases += [(owner, lease) for lease in mine.leases]
 
     def _outcome(self) -> Outcome:

@@ -64,7 +64,7 @@ class _Case:
             if detail is not None:
                 self.jobs[job] = detail.job
                 self.runs[job] = {run.number: run for run in detail.runs}
-        events = [event for event in evidence.events if getattr(event, "id", None) in evidence.wished]
+        events = [event for event in evidence.events if getattr(event, "id", None) in evidence.enqueued]
         self.completed = Counter(event.id for event in events if isinstance(event, JobCompleted))
         self.stalled = [event for event in events if isinstance(event, JobStalled)]
         self.released = [event for event in events if isinstance(event, JobReleased)]
@@ -82,11 +82,11 @@ class _Case:
 def _none_lost(case: _Case) -> Check:
     evidence = case.evidence
     found = Counter(ref.id for ref in evidence.found)
-    lost = [job for job in evidence.wished if evidence.details.get(job) is None or job not in found]
-    strange = [job for job, times in found.items() if job not in evidence.wished or times > 1]
+    lost = [job for job in evidence.enqueued if evidence.details.get(job) is None or job not in found]
+    strange = [job for job, times in found.items() if job not in evidence.enqueued or times > 1]
     return _check(
         "no job is lost",
-        f"{len(evidence.wished):,} enqueued, {len(evidence.wished) - len(lost):,} found, {len(strange):,} others",
+        f"{len(evidence.enqueued):,} enqueued, {len(evidence.enqueued) - len(lost):,} found, {len(strange):,} others",
         [*(f"job {job} is gone" for job in lost), *(f"job {job} was not enqueued so" for job in strange)],
     )
 
@@ -109,20 +109,20 @@ def _answers_right(case: _Case) -> Check:
     answers = [
         (job.id, "the queue's result", _read(job.result))
         for job in case.jobs.values()
-        if job.state is State.COMPLETED and job.id in evidence.wished
+        if job.state is State.COMPLETED and job.id in evidence.enqueued
     ]
     answers += [
         (line.job, f"the answer noted by run {line.run}", line.answer)
         for line in case.ends
-        if line.answer is not None and line.job in evidence.wished
+        if line.answer is not None and line.job in evidence.enqueued
     ]
     return _check(
         "every answer is right",
         f"{len(answers):,} answers compared with {len(evidence.expected):,} files computed one by one",
         [
-            f"job {job}: {where} is not the right answer for {evidence.wished[job]}"
+            f"job {job}: {where} is not the right answer for {evidence.enqueued[job]}"
             for job, where, answer in answers
-            if answer != evidence.expected.get(evidence.wished[job])
+            if answer != evidence.expected.get(evidence.enqueued[job])
         ],
     )
 
@@ -146,7 +146,7 @@ def _starts_are_runs(case: _Case) -> Check:
     apart = 0
     seen: Counter[tuple[str, int]] = Counter()
     for line in case.starts:
-        if line.job in case.evidence.wished and line.job not in case.jobs:
+        if line.job in case.evidence.enqueued and line.job not in case.jobs:
             continue
         run = case.runs.get(line.job, {}).get(line.run)
         seen[line.job, line.run] += 1

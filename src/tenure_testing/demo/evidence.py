@@ -66,14 +66,14 @@ class DemoBounds(Struct, frozen=True, kw_only=True):
 class DemoEvidence(Struct, kw_only=True):
     """The complete input of the audit.
 
-    `wished`: the file of each enqueued job. `expected`: the facts of each file, computed again in this process.
+    `enqueued`: the file of each enqueued job. `expected`: the facts of each file, computed again in this process.
     `details`: the storage's answer for each job. `found`: every job that the storage lists in the demo's queue.
     `pieces`: incomplete lines that killed handlers left in their log file. `kills`: how many kills were requested.
     `hung`, `gil_holder`: the job whose handler hangs until its worker is killed, and the job whose handler holds the
     interpreter; None if it was not enqueued.
     """
 
-    wished: dict[str, str]
+    enqueued: dict[str, str]
     expected: dict[str, Facts]
     details: dict[str, JobDetail | None]
     found: list[Ref]

@@ -26,7 +26,7 @@ PAGE = 200
 async def gather(
     storage: Storage,
     follower: EventFollower,
-    wished: dict[str, str],
+    enqueued: dict[str, str],
     *,
     queue: str,
     kills: int,
@@ -37,13 +37,13 @@ async def gather(
 ) -> tuple[DemoEvidence, float]:
     """Return the input of the audit, and the CPU seconds that it took to compute the answers again."""
     lines, pieces = await asyncio.to_thread(handler_logs.read, handler_log, handler_logs.HandlerLogLine)
-    details = await _details(storage, queue, wished)
+    details = await _details(storage, queue, enqueued)
     # A file without an answer needs no comparison.
     answered = {job for job, detail in details.items() if detail is not None and detail.job.result is not None}
     answered |= {line.job for line in lines if line.answer is not None}
     began = _core_seconds()
     expected: dict[str, Facts] = {}
-    for path in sorted({wished[job] for job in answered & wished.keys()}):
+    for path in sorted({enqueued[job] for job in answered & enqueued.keys()}):
         # Use a thread, so that Ctrl-C works. Compute one file at a time, so that Ctrl-C need not wait long.
         if (facts := await asyncio.to_thread(_computed, path)) is not None:
             expected[path] = facts
@@ -54,9 +54,9 @@ async def gather(
         replayed = await replay(storage, details, faults)
         # The audit must see any effect of the replay.
         await follower.catch_up()
-        details = await _details(storage, queue, wished)
+        details = await _details(storage, queue, enqueued)
     evidence = DemoEvidence(
-        wished=wished,
+        enqueued=enqueued,
         expected=expected,
         details=details,
         found=await _found(storage, queue),
@@ -92,8 +92,8 @@ async def replay(storage: Storage, details: dict[str, JobDetail | None], faults:
     return Replay(HeldRun(job.id, run.number, run.fence), answer.verdicts[0].verdict)
 
 
-async def _details(storage: Storage, queue: str, wished: dict[str, str]) -> dict[str, JobDetail | None]:
-    refs = [Ref(queue, job) for job in wished]
+async def _details(storage: Storage, queue: str, enqueued: dict[str, str]) -> dict[str, JobDetail | None]:
+    refs = [Ref(queue, job) for job in enqueued]
     details: dict[str, JobDetail | None] = {}
     for start in range(0, len(refs), PAGE):
         page = refs[start : start + PAGE]

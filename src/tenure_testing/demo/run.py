@@ -102,7 +102,7 @@ class _Demo:
             # The last files are for the handlers that misbehave, which are enqueued later.
             *plain, to_hold_gil = paths
             to_hang = plain.pop() if self._plan.kills > 1 else ""
-            wished: dict[str, str] = {}
+            enqueued: dict[str, str] = {}
             self._show.say(
                 f"{len(paths):,} jobs for {len(set(paths)):,} of the {len(known.files):,} files of up to "
                 f"{known.limit // 1024} KiB below this Python's standard library and packages "
@@ -111,12 +111,12 @@ class _Demo:
 
             async def enqueue(task: Task[[str], Facts], path: str) -> Ref:
                 job = await task.enqueue(path)
-                wished[job.id] = path
+                enqueued[job.id] = path
                 return Ref(self._queue, job.id)
 
             async def fill() -> None:
                 handles = await app.enqueue_many(ours.examine.call(path) for path in plain)
-                wished.update({handle.id: path for handle, path in zip(handles, plain, strict=True)})
+                enqueued.update({handle.id: path for handle, path in zip(handles, plain, strict=True)})
                 self._filled_at = self._uptime()
 
             faults = Faults(
@@ -147,7 +147,7 @@ class _Demo:
             evidence, computing = await gather(
                 storage,
                 follower,
-                wished,
+                enqueued,
                 queue=self._queue,
                 kills=self._plan.kills,
                 faults=faults.done,
@@ -162,12 +162,12 @@ class _Demo:
                 seed=self._plan.seed,
                 url=self._url,
                 kept=str(self._folder) if self._plan.keep else None,
-                jobs=len(wished),
+                jobs=len(enqueued),
                 files=len(evidence.expected),
                 seconds=round(self._uptime() - self._began, 3),
                 working_seconds=round(working, 3),
                 core_seconds=round(computing, 3),
-                per_second=round(len(wished) / working, 1),
+                per_second=round(len(enqueued) / working, 1),
                 counts=counts,
                 runs=sum(len(detail.runs) for detail in evidence.details.values() if detail is not None),
                 faults=faults.done,

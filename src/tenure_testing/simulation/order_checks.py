@@ -16,7 +16,7 @@ from tenure.storage.protocol import (
 )
 from tenure_testing.simulation.accounts import Accounts
 
-WISHED = tuple(
+COPIED_FIELDS = tuple(
     name
     for name in NewJob.__struct_fields__
     if name in JobRecord.__struct_fields__ and name not in ("id", "payload", "run_at")
@@ -38,7 +38,7 @@ class OrderChecks:
         """Check that a new job equals its request, and has the right place in its queue."""
         if job is None:
             return
-        other = [name for name in WISHED if getattr(job, name) != getattr(new, name)]
+        other = [name for name in COPIED_FIELDS if getattr(job, name) != getattr(new, name)]
         self._require(not other, "I17", f"{job.ref} differs from its request in {other}")
         shared = new.fair_key is not None or self._accounts.sharing.counts(job.queue)
         if job.state is State.WAITING and shared and not new.lifo:
