@@ -23,12 +23,17 @@ from tenure import (
     Batch,
     Collect,
     Debounce,
+    DeleteReport,
     Inject,
     Job,
     JobContext,
+    JobFilter,
+    JobInfo,
+    JobPage,
     JobStalled,
     Proceed,
     ProceedSending,
+    PurgeReport,
     Rate,
     Retry,
     Router,
@@ -497,6 +502,15 @@ async def right() -> None:
     assert_type(await add.options(delay="5m", priority=5).enqueue(3, 4), Job[int])
     assert_type(await app.enqueue_many(add.call(i, i) for i in range(3)), list[Job[int]])
     assert_type(app.job("id", export), Job[str])
+    assert_type(app.job("id"), Job[Any])
+    assert_type([job async for job in app.jobs.list(JobFilter(states=["waiting"], since="2h"))], list[JobInfo])
+    assert_type(list(app.jobs.list_sync(limit=5)), list[JobInfo])
+    assert_type(await app.jobs.page(after="7"), JobPage)
+    assert_type(await app.jobs.counts("task"), dict[str, int])
+    assert_type(await app.jobs.delete([job, app.job("id")]), DeleteReport)
+    assert_type(await app.jobs.purge(JobFilter(queues=["mail"]), by="ops"), PurgeReport)
+    await app.jobs.counts("colour")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await app.jobs.delete("id")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await job.cancel("not needed")
     await job.retain("2d")
     assert_type(await charge.enqueue_and_wait(7), bytes)

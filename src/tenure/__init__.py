@@ -7,6 +7,8 @@ from tenure.client.collecting import Batch, CollectTask, DeclaredCollectTask
 from tenure.client.compatibility import incompatible
 from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
 from tenure.client.handle import Job
+from tenure.client.job_info import JobInfo
+from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
 from tenure.client.queue import Queue
 from tenure.client.router import Router
 from tenure.client.schedules import Schedules
@@ -61,7 +63,9 @@ from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.errors import (
+    AmbiguousJobError,
     DuplicateJobError,
+    JobActiveError,
     JobCancelledError,
     JobError,
     JobExpiredError,
@@ -109,6 +113,7 @@ from tenure.worker.worker import Worker
 __all__ = [
     "TTL",
     "All",
+    "AmbiguousJobError",
     "AutoRedrive",
     "Batch",
     "Cancel",
@@ -125,11 +130,13 @@ __all__ = [
     "Debounce",
     "DeclaredCollectTask",
     "DeclaredTask",
+    "DeleteReport",
     "DuplicateJobError",
     "Event",
     "EventsTrimmed",
     "Inject",
     "Job",
+    "JobActiveError",
     "JobCancelled",
     "JobCancelledError",
     "JobCollected",
@@ -146,7 +153,10 @@ __all__ = [
     "JobExpiredError",
     "JobFailed",
     "JobFailedError",
+    "JobFilter",
+    "JobInfo",
     "JobNotFoundError",
+    "JobPage",
     "JobProgressed",
     "JobRecord",
     "JobRedriven",
@@ -160,6 +170,7 @@ __all__ = [
     "JobStopIgnored",
     "JobSuspected",
     "JobThrottled",
+    "Jobs",
     "JsonCodec",
     "Keep",
     "LeaderElection",
@@ -172,6 +183,7 @@ __all__ = [
     "PayloadTooLargeError",
     "Proceed",
     "ProceedSending",
+    "PurgeReport",
     "Queue",
     "QueueDrained",
     "QueuePaused",

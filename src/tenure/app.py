@@ -18,6 +18,7 @@ from tenure.client.decorators import Decorators, ScheduleDefinition, TaskDefinit
 from tenure.client.encoder import CallEncoder
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall
+from tenure.client.jobs import Jobs
 from tenure.client.queue import Queue
 from tenure.client.router import (
     DefinitionScope,
@@ -302,16 +303,25 @@ class Tenure(Decorators):
     def job(self, job_id: str, task: Task[Any, Any] | None = None, *, queue: str | None = None) -> Job[Any]:
         """Return the handle of a job by its id, typed by its task; this does not call the storage.
 
+        Without a queue, the queue is the task's. Without both, the first method of the handle that reads or changes
+        the job searches all queues, in one call per partition of the storage; it raises `JobNotFoundError` if no queue
+        has the job, and `AmbiguousJobError` if several have one with this id.
+
         Raises:
             UsageError: the id or the queue name is invalid, or `task` is not a Task.
         """
         if task is not None:
             of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
-        default = "default" if task is None else task.queue
+        default = "" if task is None else task.queue
         job_queue = default if queue is None else named(queue, field="queue")
         return Job(
             Ref(job_queue, named(job_id, field="id")), self._client.access(None if task is None else task.signature)
         )
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of the storage: to list, count, delete and purge."""
+        return Jobs(self.opened)
 
     @property
     def dead(self) -> DeadLetters:

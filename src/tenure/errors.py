@@ -6,6 +6,8 @@ TenureError
 │   ├── UnknownTaskError
 │   ├── UnknownScheduleError
 │   ├── DuplicateJobError
+│   ├── AmbiguousJobError
+│   ├── JobActiveError
 │   └── ThrottledError
 ├── StorageError
 │   ├── StorageUnavailableError   wait: it may come back
@@ -78,6 +80,41 @@ class DuplicateJobError(UsageError):
 
     def __reduce__(self) -> tuple[type["DuplicateJobError"], tuple[str, str, str]]:
         return type(self), (self.task, self.queue, self.job_id)
+
+
+class AmbiguousJobError(UsageError):
+    """Several queues have a job with this id, and the caller named none of them; `queues` names the queues."""
+
+    def __init__(self, job_id: str, queues: tuple[str, ...]) -> None:
+        super().__init__(
+            f"the id {job_id!r} is in several queues ({', '.join(queues)}); name one of them: app.job(id, queue=...), "
+            "or --queue on the command line"
+        )
+        self.job_id = job_id
+        self.queues = queues
+
+    def __reduce__(self) -> tuple[type["AmbiguousJobError"], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.job_id, self.queues)
+
+
+class JobActiveError(UsageError):
+    """A running job cannot be deleted. `jobs`: the queue and the id of each running job; `deleted`: how many others
+    the same call deleted.
+    """
+
+    def __init__(self, jobs: tuple[tuple[str, str], ...], deleted: int = 0) -> None:
+        named = ", ".join(f"{job_id!r} of queue {queue!r}" for queue, job_id in jobs[:3])
+        more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+        others = f" The other {deleted} jobs are deleted." if deleted else ""
+        super().__init__(
+            f"running jobs cannot be deleted: {named}{more}; cancel them first, and delete them when they have ended."
+            + others
+        )
+        self.jobs = jobs
+        self.deleted = deleted
+
+    def __reduce__(self) -> tuple[type["JobActiveError"], tuple[tuple[tuple[str, str], ...], int]]:
+        return type(self), (self.jobs, self.deleted)
 
 
 class ThrottledError(UsageError):

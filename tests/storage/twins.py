@@ -471,6 +471,8 @@ class Twins:
             tasks=dice.choice(((), ("u",))),
             reasons=dice.choice(((), ("exhausted", "enough"))),
             tags=dice.choice(((), ("x",), ("x", "y"), ("y", "z"))),
+            created_after=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
+            created_before=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
             ended_after=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
             ended_before=dice.choice((None, None, self.clock.now() - dice.randrange(60 * SECOND))),
             id=dice.choice((None, None, f"j{dice.randrange(self.made + 1)}")),

@@ -17,7 +17,8 @@ from tenure.cli.exits import OK
 from tenure.cli.lookup import current_user
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
-from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of, in_order
+from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of
+from tenure.client.filters import in_order
 from tenure.core.duration import instant, moment
 from tenure.errors import UsageError
 from tenure.ops.views import (

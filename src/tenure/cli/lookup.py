@@ -5,10 +5,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 from tenure.cli.exits import NotFound
+from tenure.client.job_search import find_record
 from tenure.core.job import JobRecord
 from tenure.core.text import storable
-from tenure.errors import JobNotFoundError, UsageError
-from tenure.storage.protocol import Query, Storage, Survey, WorkerSurvey
+from tenure.errors import UsageError
+from tenure.storage.protocol import Storage, Survey, WorkerSurvey
 
 SHOWN = 10
 """How many matches an error message lists if a name is ambiguous."""
@@ -19,20 +20,9 @@ async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecor
 
     Raises:
         JobNotFoundError: the job does not exist.
-        UsageError: several queues have a job with this id, and no queue was named.
+        AmbiguousJobError: several queues have a job with this id, and no queue was named.
     """
-    queues = () if queue is None else (queue,)
-    found = (await storage.find(Query(id=job_id, queues=queues, limit=SHOWN))).jobs
-    if not found:
-        place = "any queue" if queue is None else f"queue {queue!r}"
-        raise JobNotFoundError(
-            job_id, f"no job {job_id!r} in {place}: never enqueued there, deleted, or past its retention"
-        )
-    first, *others = found
-    if others:
-        names = ", ".join(sorted(job.queue for job in found))
-        raise UsageError(f"the id {job_id!r} is in several queues ({names}); name one with --queue")
-    return first
+    return await find_record(storage, job_id, queue)
 
 
 async def find_jobs(storage: Storage, ids: Sequence[str], queue: str | None) -> list[JobRecord]:
@@ -40,7 +30,7 @@ async def find_jobs(storage: Storage, ids: Sequence[str], queue: str | None) -> 
 
     Raises:
         JobNotFoundError: one of the jobs does not exist.
-        UsageError: several queues have a job with one of the ids, and no queue was named.
+        AmbiguousJobError: several queues have a job with one of the ids, and no queue was named.
     """
     return [await find_job(storage, job_id, queue) for job_id in dict.fromkeys(ids)]
 

@@ -12,8 +12,9 @@ from typing import get_args
 from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
+from tenure.client.filters import Since, in_order, instant_of, names_of, when
 from tenure.core.check import named, of_kind, one_of, remark, several, shown, whole
-from tenure.core.duration import Duration, duration, instant, micros, moment
+from tenure.core.duration import moment
 from tenure.core.fingerprint import LENGTH, fingerprint
 from tenure.core.job import DeadReason, JobRecord, Ref, RunRecord
 from tenure.core.lifecycle import State
@@ -35,12 +36,6 @@ NEWEST_KEPT = 5
 MESSAGE_SHOWN = 200
 
 REASONS: tuple[DeadReason, ...] = get_args(DeadReason)
-
-Since = datetime | Duration
-"""A point in time: an aware datetime, or a duration, which means how long ago by the storage's clock."""
-
-Instant = datetime | timedelta
-"""A checked `Since`."""
 
 
 @dataclass(frozen=True, init=False)
@@ -81,14 +76,14 @@ class DeadFilter:
         """
         fill(
             self,
-            queues=_names(queues, field="queues"),
-            tasks=_names(tasks, field="tasks"),
+            queues=names_of(queues, field="queues"),
+            tasks=names_of(tasks, field="tasks"),
             reasons=tuple(one_of(reason, REASONS, field="reasons") for reason in several(reasons, field="reasons")),
             error=None if error is None else named(error, field="error"),
             fingerprint=None if fingerprint is None else fault_named(fingerprint, field="fingerprint"),
-            tags=_names(tags, field="tags"),
-            since=_when(since, field="since"),
-            until=_when(until, field="until"),
+            tags=names_of(tags, field="tags"),
+            since=when(since, field="since"),
+            until=when(until, field="until"),
         )
         in_order(self.since, self.until, fields=("since", "until"))
 
@@ -105,8 +100,8 @@ class DeadFilter:
             tasks=self.tasks,
             reasons=self.reasons,
             tags=self.tags,
-            ended_after=_instant(self.since, now),
-            ended_before=_instant(self.until, now),
+            ended_after=instant_of(self.since, now),
+            ended_before=instant_of(self.until, now),
             limit=PAGE,
         )
 
@@ -378,26 +373,6 @@ def fault_named(value: object, *, field: str) -> str:
     return value
 
 
-def in_order(
-    since: datetime | timedelta | None, until: datetime | timedelta | None, *, fields: tuple[str, str]
-) -> None:
-    """Check that `since` is before `until`, as far as that is possible without a clock.
-
-    Raises:
-        UsageError: it is not.
-    """
-    match since, until:
-        case datetime() as first, datetime() as last:
-            empty = first >= last
-        case timedelta() as longest, timedelta() as shortest:
-            empty = longest <= shortest
-        case _:
-            empty = False
-    if empty:
-        message = f"{fields[0]} = {_time_text(since)} must lie before {fields[1]} = {_time_text(until)}"
-        raise UsageError(f"{message}; swap or widen them")
-
-
 def gap_of(rate: object, *, field: str) -> float:
     """Return the microseconds between two jobs at a rate of jobs per second; 0 for None.
 
@@ -516,35 +491,3 @@ def _valid_filter(where: DeadFilter | None) -> DeadFilter:
     if where is None:
         return DeadFilter()
     return of_kind(where, DeadFilter, field="filter", remedy='write DeadFilter(tasks=["send"])')
-
-
-def _names(values: Sequence[str], *, field: str) -> tuple[str, ...]:
-    return tuple(named(value, field=field) for value in several(values, field=field))
-
-
-def _when(value: object, *, field: str) -> datetime | timedelta | None:
-    match value:
-        case None:
-            return None
-        case datetime():
-            return moment(instant(value, field=field))
-        case int() | float() | str() | timedelta():
-            return duration(value, field=field)
-        case _:
-            raise UsageError(
-                f'{field} = {shown(value)} is not a time; give an aware datetime, or how long ago, such as "2h"'
-            )
-
-
-def _time_text(when: datetime | timedelta | None) -> str:
-    return when.isoformat() if isinstance(when, datetime) else f"{when} ago"
-
-
-def _instant(when: datetime | timedelta | None, now: int) -> int | None:
-    match when:
-        case None:
-            return None
-        case datetime():
-            return instant(when, field="")
-        case timedelta():
-            return now - micros(when)

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
+from tenure.client.job_search import find_record
 from tenure.core.check import remark
 from tenure.core.deduplication import Made
 from tenure.core.duration import Duration, duration, micros
@@ -20,6 +21,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.errors import (
+    JobActiveError,
     JobCancelledError,
     JobExpiredError,
     JobFailedError,
@@ -34,6 +36,7 @@ from tenure.errors import (
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
     CancelJob,
+    DeleteJob,
     RedriveJob,
     RescheduleJob,
     RetainJob,
@@ -120,16 +123,44 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     @property
     def queue(self) -> str:
-        """The job's queue."""
-        return self._ref.queue
+        """The job's queue.
+
+        Raises:
+            UsageError: the handle is from `app.job(id)`, and no method has looked the job up yet.
+        """
+        return self.ref.queue
 
     @property
     def ref(self) -> Ref:
-        """The job's queue and id."""
+        """The job's queue and id.
+
+        Raises:
+            UsageError: the handle is from `app.job(id)`, and no method has looked the job up yet.
+        """
+        if not self._ref.queue:
+            raise UsageError(
+                f"the queue of job {self.id!r} is not known yet; await job.locate() first, or give it: "
+                "app.job(id, queue=...)"
+            )
         return self._ref
 
     def __repr__(self) -> str:
-        return f"Job(queue={self.queue!r}, id={self.id!r})"
+        return f"Job(queue={self._ref.queue!r}, id={self.id!r})" if self._ref.queue else f"Job(id={self.id!r})"
+
+    async def locate(self) -> Ref:
+        """Return the job's queue and id. A handle from `app.job(id)` looks its queue up once, in all queues.
+
+        Every method that needs the storage does this by itself.
+
+        Raises:
+            JobNotFoundError: no queue has a job with this id.
+            AmbiguousJobError: several queues have one; use `app.job(id, queue=...)`.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
+        """
+        if not self._ref.queue:
+            await self._opened()
+        return self._ref
 
     async def state(self) -> State:
         """Return the job's current state.
@@ -286,6 +317,23 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only the result of a completed job is retained")
 
+    async def delete(self, *, by: str | None = None) -> None:
+        """Delete the job with its runs, its log and its result. A waiting job never runs.
+
+        Raises:
+            JobActiveError: the job is running; cancel it first.
+            UsageError: `by` is not a string.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
+        """
+        if (await self._revise(DeleteJob(self._ref, remark(by, field="by")))).verdict == "refused":
+            raise JobActiveError(((self.queue, self.id),))
+
+    def locate_sync(self) -> Ref:
+        """Call `locate` from code without a running event loop."""
+        return PORTAL.call(self.locate(), verb="locate")
+
     def state_sync(self) -> State:
         """Call `state` from code without a running event loop."""
         return PORTAL.call(self.state(), verb="state")
@@ -313,6 +361,10 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     def retain_sync(self, ttl: Duration) -> None:
         """Call `retain` from code without a running event loop."""
         PORTAL.call(self.retain(ttl), verb="retain")
+
+    def delete_sync(self, *, by: str | None = None) -> None:
+        """Call `delete` from code without a running event loop."""
+        PORTAL.call(self.delete(by=by), verb="delete")
 
     async def _wait(self, outage: float) -> R_co:
         """Wait until the job has ended. Raise if the storage is unreachable for `outage` seconds in a row."""
@@ -383,16 +435,23 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     async def _revise(self, revision: Revision) -> RevisionResult:
         storage = await self._opened()
-        revised = (await storage.revise([revision]))[0]
+        # The revision was made before the queue was known.
+        revised = (await storage.revise([structs.replace(revision, ref=self._ref)]))[0]
         if revised.verdict == "gone":
             raise self._not_found()
         return revised
 
     async def _opened(self) -> Storage:
-        """Return the storage, or raise the refusal: a throttled call must not read or change another call's job."""
+        """Return the storage, or raise the refusal: a throttled call must not read or change another call's job.
+
+        After this call the queue of the job is known.
+        """
         if self.refusal is not None:
             raise self.refusal
-        return await self._access.storage()
+        storage = await self._access.storage()
+        if not self._ref.queue:
+            self._ref = Ref((await find_record(storage, self.id)).queue, self.id)
+        return storage
 
     def _existing(self, detail: JobDetail | None) -> JobDetail:
         if detail is None:

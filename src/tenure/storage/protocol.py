@@ -340,7 +340,7 @@ class RedriveJob(Struct, frozen=True, tag="redrive"):
 
 
 class DeleteJob(Struct, frozen=True, tag="delete"):
-    """Delete a job that is not active. `ended`: only if its end is still the one at this instant."""
+    """Delete a job that is not active. `ended`: only if its end is still the one at this instant; 0: if it has none."""
 
     ref: Ref
     by: str | None = None
@@ -472,7 +472,8 @@ class Query(Struct, frozen=True, kw_only=True):
     """Which jobs to list, newest first. `after` is the previous page's cursor; an invalid cursor raises ValueError.
 
     `merge`: only unfinished jobs with this key (`merge_name`). `reasons`: why they failed. `tags`: jobs that have all
-    of these. `ended_after` (inclusive) and `ended_before` (exclusive): the instants between which the jobs ended.
+    of these. `created_after` (inclusive) and `created_before` (exclusive): the instants between which the jobs were
+    enqueued. `ended_after` (inclusive) and `ended_before` (exclusive): the instants between which the jobs ended.
     """
 
     queues: tuple[str, ...] = ()
@@ -480,6 +481,8 @@ class Query(Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    created_after: int | None = None
+    created_before: int | None = None
     ended_after: int | None = None
     ended_before: int | None = None
     id: str | None = None

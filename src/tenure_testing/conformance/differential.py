@@ -141,6 +141,7 @@ class History:
         for query in (
             Query(queues=QUEUES[:1], tags=("eu",), limit=5),
             Query(tasks=TASKS[:1], reasons=("exhausted", "stalled")),
+            Query(created_after=START + 20 * SECOND, created_before=self._clock.now() - 20 * SECOND),
             Query(ended_after=START + 20 * SECOND, ended_before=self._clock.now() - 20 * SECOND),
         ):
             mine_found, theirs_found = await self._storage.find(query), await self._model.find(query)

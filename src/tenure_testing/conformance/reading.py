@@ -184,6 +184,24 @@ class ReadingConformance(Conformance):
         assert await found(Query(id="a")) == {(QUEUE, "a"), ("mail", "a")}
         assert await found(Query(id="a", queues=("mail",))) == {("mail", "a")}
 
+    async def test_jobs_are_found_by_when_they_were_enqueued(self, storage: Storage, clock: ManualClock) -> None:
+        begin = clock.now()
+        for number in range(4):
+            await enqueue(storage, new_job(str(number), delay=number * SECOND))
+            clock.advance(1)
+
+        async def found(after: int | None, before: int | None, *states: State) -> list[str]:
+            query = Query(created_after=after, created_before=before, states=states)
+            return [job.id for job in (await storage.find(query)).jobs]
+
+        # The range includes its first instant and excludes its last one.
+        assert await found(begin + SECOND, begin + 3 * SECOND) == ["2", "1"]
+        assert await found(begin + 2 * SECOND, None) == ["3", "2"]
+        assert await found(None, begin + SECOND) == ["0"]
+        assert await found(begin + SECOND, begin + SECOND) == []
+        assert await found(begin + SECOND, None, State.DELAYED, State.WAITING) == ["3", "2", "1"]
+        assert await found(None, None, State.WAITING) == ["0"]
+
     async def test_pages_of_a_filtered_listing_join(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(30))
         for lease in (await claim(storage, room=30))[::2]:

@@ -45,6 +45,23 @@ from tenure_testing.conformance.helpers import (
 class ReviseConformance(Conformance):
     """An operator changes jobs that are not active, and asks active jobs to stop."""
 
+    async def test_a_job_that_ended_since_its_listing_is_not_deleted(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("waiting"), new_job("ran"))
+        await settle(storage, ALICE, next(lease for lease in await claim(storage) if lease.ref.id == "ran"))
+        ran, waiting = new_job("ran").ref, new_job("waiting").ref
+
+        assert [result.verdict for result in await storage.revise([DeleteJob(ran, ended=0)])] == ["refused"]
+        assert (await record(storage, ran)).state is State.COMPLETED
+
+        await enqueue(storage, new_job("later", delay=SECOND))
+        refs = [new_job("later").ref, ran]
+        assert [one.verdict for one in await storage.revise([DeleteJob(ref, ended=0) for ref in refs])] == [
+            "done",
+            "refused",
+        ]
+        # An active job stays, whatever the listing said about it.
+        assert [one.verdict for one in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
+
     async def test_a_waiting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job())
         clock.advance(1)

@@ -436,13 +436,15 @@ queries = st.builds(
     tasks=st.sampled_from(((), ("u",), ("t", "u"))),
     reasons=st.sampled_from(((), ("exhausted", "why"), ("stalled",))),
     tags=st.sampled_from(((), ("x",), ("x", "y"))),
+    created_after=st.none() | st.sampled_from((-10 * SECOND, 0)),
+    created_before=st.none() | st.sampled_from((-SECOND, 1)),
     ended_after=st.none() | st.sampled_from((-10 * SECOND, 0)),
     ended_before=st.none() | st.sampled_from((-SECOND, 1)),
     id=st.sampled_from((None, None, "j3")),
     merge=st.sampled_from((None, None, None, "unique:m", "debounce:m", "collect:m")),
     limit=st.sampled_from((1, 2, 50)),
 )
-"""Listing queries. `ended_after` and `ended_before` are relative to now."""
+"""Listing queries. Their instants are relative to now."""
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -743,6 +745,8 @@ class StorageMachine(RuleBasedStateMachine):
         now = self.clock.now()
         query = structs.replace(
             query,
+            created_after=None if query.created_after is None else now + query.created_after,
+            created_before=None if query.created_before is None else now + query.created_before,
             ended_after=None if query.ended_after is None else now + query.ended_after,
             ended_before=None if query.ended_before is None else now + query.ended_before,
         )

@@ -669,7 +669,7 @@ class Model(ScheduleStore):
         job = self._jobs.get(revision.ref)
         if job is None or self._is_past_retention(job, now):
             return RevisionResult(revision.ref, "gone")
-        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+        if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
             return RevisionResult(job.ref, "refused", job.state)
         match revision:
             case CancelJob() if job.state is State.ACTIVE:
@@ -917,6 +917,8 @@ def _matches(job: JobRecord, query: Query) -> bool:
         and (not query.tasks or job.task in query.tasks)
         and (not query.reasons or job.reason in query.reasons)
         and set(query.tags) <= set(job.tags)
+        and (query.created_after is None or job.created >= query.created_after)
+        and (query.created_before is None or job.created < query.created_before)
         and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
         and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
         and (query.id is None or job.id == query.id)

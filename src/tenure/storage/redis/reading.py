@@ -66,6 +66,8 @@ class _Find(Struct, omit_defaults=True, kw_only=True):
     tasks: Sequence[str] | None = None
     reasons: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    created_after: int | None = None
+    created_before: int | None = None
     ended_after: int | None = None
     ended_before: int | None = None
     id: str | None = None
@@ -242,6 +244,8 @@ def encode_find(
             tasks=query.tasks or None,
             reasons=query.reasons or None,
             tags=query.tags or None,
+            created_after=query.created_after,
+            created_before=query.created_before,
             ended_after=query.ended_after,
             ended_before=query.ended_before,
             id=query.id,

@@ -156,6 +156,8 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> list[int
         "tasks": _named(query.tasks),
         "reasons": _named(query.reasons),
         "tags": _named(query.tags),
+        "created_after": query.created_after,
+        "created_before": query.created_before,
         "ended_after": query.ended_after,
         "ended_before": query.ended_before,
         "now": tx.now,

@@ -37,7 +37,7 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
     if found is None or is_past_lifetime(found[1], tx.now):
         return RevisionResult(revision.ref, "gone")
     seq, job = found
-    if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished):
+    if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
         return RevisionResult(job.ref, "refused", job.state)
     match revision:
         case CancelJob() if job.state is State.ACTIVE:

@@ -2,8 +2,8 @@
 -- requires: record
 -- find: return one page of a listing, newest first, as far as one call gets.
 --
--- Request: {queues, after, span, states, tasks, reasons, tags, ended_after, ended_before, id, merge, before, above,
--- limit}. Without `queues`, it looks in `span` of the partition's queues, those after the number `after`. `before`,
+-- Request: {queues, after, span, states, tasks, reasons, tags, created_after, created_before, ended_after,
+-- ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of the partition's queues, those after the number `after`. `before`,
 -- `above`: only jobs with sequence numbers between these.
 -- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
 -- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
@@ -35,6 +35,10 @@ local function has_tags(job)
   return true
 end
 
+local function created_between(job)
+  return (REQUEST.created_after or -math.huge) <= job.created and job.created < (REQUEST.created_before or math.huge)
+end
+
 local function ended_between(job)
   if REQUEST.ended_after and not (job.finished and job.finished >= REQUEST.ended_after) then
     return false
@@ -52,6 +56,7 @@ local function asked_for(job)
     and (not tasks or tasks[job.task])
     and (not reasons or reasons[job.reason or false])
     and (not REQUEST.tags or has_tags(job))
+    and created_between(job)
     and ended_between(job)
     and (not REQUEST.id or job.id == REQUEST.id)
     and (not REQUEST.merge or holds_key(job))

@@ -1,7 +1,7 @@
 -- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
 -- whose own lifetime is over counts as deleted, even before a sweep.
--- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); ended_after, ended_before; now; before
--- (a seq), limit.
+-- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
+-- ended_after, ended_before; now; before (a seq), limit.
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
@@ -21,6 +21,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now)
@@ -43,6 +45,8 @@ SELECT seq, state
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now);
@@ -68,6 +72,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND :ended_after IS NULL
    AND :ended_before IS NULL
  ORDER BY seq DESC
@@ -89,6 +95,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now)
@@ -111,6 +119,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now)
@@ -138,6 +148,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now)
@@ -161,6 +173,8 @@ SELECT seq
                WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
        )
    )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
    AND (:ended_after IS NULL OR finished >= :ended_after)
    AND (:ended_before IS NULL OR finished < :ended_before)
    AND (kept_until IS NULL OR kept_until > :now)

@@ -1,0 +1,77 @@
+"""The fields that filters of jobs have in common: names, and times as instants or ages."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from tenure.core.check import named, several, shown
+from tenure.core.duration import Duration, duration, instant, micros, moment
+from tenure.errors import UsageError
+
+Since = datetime | Duration
+"""A point in time: an aware datetime, or a duration, which means how long ago by the storage's clock."""
+
+Instant = datetime | timedelta
+"""A checked `Since`."""
+
+
+def names_of(values: Sequence[str], *, field: str) -> tuple[str, ...]:
+    """Return a list of names as a tuple.
+
+    Raises:
+        UsageError: it is not a list of valid names.
+    """
+    return tuple(named(value, field=field) for value in several(values, field=field))
+
+
+def when(value: object, *, field: str) -> datetime | timedelta | None:
+    """Return an instant or an age as it is given, checked.
+
+    Raises:
+        UsageError: it is neither an aware datetime nor a duration.
+    """
+    match value:
+        case None:
+            return None
+        case datetime():
+            return moment(instant(value, field=field))
+        case int() | float() | str() | timedelta():
+            return duration(value, field=field)
+        case _:
+            raise UsageError(
+                f'{field} = {shown(value)} is not a time; give an aware datetime, or how long ago, such as "2h"'
+            )
+
+
+def in_order(
+    since: datetime | timedelta | None, until: datetime | timedelta | None, *, fields: tuple[str, str]
+) -> None:
+    """Check that `since` is before `until`, as far as that is possible without a clock.
+
+    Raises:
+        UsageError: it is not.
+    """
+    match since, until:
+        case datetime() as first, datetime() as last:
+            empty = first >= last
+        case timedelta() as longest, timedelta() as shortest:
+            empty = longest <= shortest
+        case _:
+            empty = False
+    if empty:
+        message = f"{fields[0]} = {_time_text(since)} must lie before {fields[1]} = {_time_text(until)}"
+        raise UsageError(f"{message}; swap or widen them")
+
+
+def instant_of(when: datetime | timedelta | None, now: int) -> int | None:
+    """Return an instant or an age in microseconds since 1970. `now`: the time of the storage's clock."""
+    match when:
+        case None:
+            return None
+        case datetime():
+            return instant(when, field="")
+        case timedelta():
+            return now - micros(when)
+
+
+def _time_text(when: datetime | timedelta | None) -> str:
+    return when.isoformat() if isinstance(when, datetime) else f"{when} ago"
