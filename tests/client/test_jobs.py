@@ -310,3 +310,37 @@ async def test_invalid_arguments_are_refused() -> None:
             await call()
     with pytest.raises(UsageError):
         [job async for job in jobs.list(limit=0)]
+
+
+async def test_a_waiting_job_gets_another_priority(app: Tenure, add: Task[[int], Any]) -> None:
+    first, second, third = await app.enqueue_many(add.call(number) for number in range(3))
+    later = await add.options(delay="1h").enqueue(7)
+    await third.set_priority(5, by="ops")
+    await first.set_priority(-5)
+    await later.set_priority(100)
+
+    assert [(await start(app)).id for _ in range(3)] == [third.id, second.id, first.id]
+    assert {job.id: job.priority async for job in app.jobs.list()}[later.id] == 100
+    assert await later.state() is State.DELAYED
+    with pytest.raises(UsageError, match="is active; only the priority"):
+        await first.set_priority(1)
+    with pytest.raises(UsageError, match="priority"):
+        await later.set_priority(501)
+    await asyncio.to_thread(later.set_priority_sync, 3)
+
+
+async def test_a_strict_job_stays_strict_at_another_priority(app: Tenure) -> None:
+    @app.task(priority=1, strict=True)
+    async def urgent() -> None: ...
+
+    @app.task(priority=500)
+    async def usual() -> None: ...
+
+    strict = await urgent.enqueue()
+    await strict.set_priority(2)
+    await usual.enqueue()
+    assert (await start(app)).id == strict.id
+
+    low = await urgent.enqueue()
+    await low.set_priority(1, strict=False)
+    assert (await start(app)).id != low.id

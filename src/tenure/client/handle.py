@@ -13,13 +13,14 @@ from msgspec import Struct, structs
 from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_search import find_record
-from tenure.core.check import remark
+from tenure.core.check import flag, remark
 from tenure.core.deduplication import Made
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.events import AnyEvent, JobCompleted, JobExpired
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.order import boost_of, is_strict
 from tenure.errors import (
     JobActiveError,
     JobCancelledError,
@@ -33,6 +34,7 @@ from tenure.errors import (
     ThrottledError,
     UsageError,
 )
+from tenure.options.tasks import valid_priority
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
     CancelJob,
@@ -304,6 +306,30 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         if revised.verdict == "refused":
             raise UsageError(f"job {self.id} is {revised.state}; only a job that is waiting or delayed is rescheduled")
 
+    async def set_priority(self, priority: int, *, strict: bool | None = None, by: str | None = None) -> None:
+        """Change the priority of a job that is waiting or delayed, as if it had been enqueued with it.
+
+        The job keeps the time at which it joined its queue, its keys, and its place under a full key or rate. `strict`:
+        as the option of a task; if it is not given, the job stays strict or not, and one of priority 0 is not.
+
+        Raises:
+            UsageError: the job is running or has ended, `priority` is not a whole number from -500 to 500, or `by` is
+                not a string.
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
+        """
+        new, operator = valid_priority(priority), remark(by, field="by")
+        if flag(strict, field="strict") is None:
+            job = self._existing((await (await self._opened()).get([self._ref]))[0]).job
+            strict = is_strict(job.priority, job.boost)
+        boost = boost_of(new, strict=bool(strict))
+        revised = await self._revise(RescheduleJob(self._ref, priority=new, boost=boost, by=operator))
+        if revised.verdict == "refused":
+            raise UsageError(
+                f"job {self.id} is {revised.state}; only the priority of a job that is waiting or delayed changes"
+            )
+
     async def retain(self, ttl: Duration) -> None:
         """Keep a completed job and its result for `ttl` from now, instead of its former retention.
 
@@ -357,6 +383,10 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     def reschedule_sync(self, delay: Duration, *, by: str | None = None) -> None:
         """Call `reschedule` from code without a running event loop."""
         PORTAL.call(self.reschedule(delay, by=by), verb="reschedule")
+
+    def set_priority_sync(self, priority: int, *, strict: bool | None = None, by: str | None = None) -> None:
+        """Call `set_priority` from code without a running event loop."""
+        PORTAL.call(self.set_priority(priority, strict=strict, by=by), verb="set_priority")
 
     def retain_sync(self, ttl: Duration) -> None:
         """Call `retain` from code without a running event loop."""

@@ -23,6 +23,7 @@ from tenure.core.job import (
     ThrottleKey,
     UniqueKey,
 )
+from tenure.core.order import boost_of
 from tenure.core.text import storable
 from tenure.errors import DuplicateJobError, ThrottledError, UsageError
 from tenure.options import (
@@ -51,9 +52,6 @@ from tenure.storage.protocol import EnqueueResult
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
-STEP = 60_000_000
-"""One step of priority equals this many microseconds of waiting."""
-
 TAGS = 100
 """The most tags of a job."""
 
@@ -61,9 +59,6 @@ MERGED = frozenset(
     ("concurrency_key", "concurrency_limit", "fair_key", "fair_weight", "unique", "lifo", "throw_on_duplicate")
 )
 """The options of a call that are merged over the task's options, because their effect depends on the arguments."""
-
-STRICT_STEP = 10_000_000_000_000
-"""One step of a strict task's priority, in microseconds: about four months, more than any waiting."""
 
 
 class EncodedCall(Struct, Generic[R_co], eq=False):
@@ -169,11 +164,6 @@ class JobTemplate(Struct, frozen=True, eq=False):
             arguments = Arguments(args, kwargs, lambda: signature.arguments(args, kwargs))
             job = keys.apply(job, arguments, lambda: encoder.digest(signature, payload))
         return EncodedCall(signature, job, keys.throws, keys.skips)
-
-
-def boost(priority: int, *, strict: bool) -> int:
-    """Return how many microseconds a priority moves a job ahead of its time."""
-    return priority * (STRICT_STEP if strict else STEP)
 
 
 def collect_key(task: str, collect: Collect, key: str | None, version: int) -> CollectKey:
@@ -300,7 +290,7 @@ def _common(name: str, settings: TaskOptions, timing: Timing, *, version: int = 
         task=name,
         payload=b"",
         priority=priority,
-        boost=boost(priority, strict=bool(settings.strict)),
+        boost=boost_of(priority, strict=bool(settings.strict)),
         lifo=bool(settings.lifo),
         timeout=None if settings.timeout is None else micros(settings.timeout),
         heartbeat_timeout=None if settings.heartbeat_timeout is None else micros(settings.heartbeat_timeout),
@@ -389,7 +379,7 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
         changes["run_at"] = instant(options["run_at"], field="run_at")
     if "priority" in options:
         changes["priority"] = priority = valid_priority(options["priority"])
-        changes["boost"] = boost(priority, strict=bool(settings.strict))
+        changes["boost"] = boost_of(priority, strict=bool(settings.strict))
     if "stall" in options:
         own = valid_stall(options["stall"])
         changes["stall"] = (own if settings.stall is None else overlay(own, settings.stall)).terms(

@@ -19,6 +19,23 @@ FAIR_WEIGHT = 1000
 """The largest weight: a thousand jobs for each job of a tenant of weight 1."""
 
 
+PRIORITY_STEP = 60_000_000
+"""One step of priority equals this many microseconds of waiting."""
+
+STRICT_STEP = 10_000_000_000_000
+"""One step of a strict task's priority, in microseconds: about four months, more than any waiting."""
+
+
+def boost_of(priority: int, *, strict: bool) -> int:
+    """Return how many microseconds a priority moves a job ahead of its time."""
+    return priority * (STRICT_STEP if strict else PRIORITY_STEP)
+
+
+def is_strict(priority: int, boost: int) -> bool:
+    """Return True if a job with this boost has a strict priority; a job of priority 0 never has."""
+    return priority != 0 and boost == boost_of(priority, strict=True)
+
+
 def score_at(at: int, *, boost: int, lifo: bool = False) -> int:
     """Return the score of a job that enters its queue at an instant."""
     return (-at if lifo else at) - boost

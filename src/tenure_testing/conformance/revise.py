@@ -4,7 +4,7 @@ import pytest
 
 from tenure.clock import SECOND
 from tenure.core.events import JobCancelled, JobDeleted, JobRedriven
-from tenure.core.job import Key, Ref
+from tenure.core.job import DebounceKey, Key, RateKey, Ref, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Interrupted, Outcome, Rejected, Returned
 from tenure.storage.protocol import (
@@ -61,6 +61,50 @@ class ReviseConformance(Conformance):
         ]
         # An active job stays, whatever the listing said about it.
         assert [one.verdict for one in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
+
+    async def test_a_new_priority_moves_a_job_and_keeps_its_keys(self, storage: Storage, clock: ManualClock) -> None:
+        unique, rate = UniqueKey("u"), RateKey("mail", interval=10 * SECOND)
+        running = await start(storage, new_job("running", keys=(Key("printer"),), rates=(rate,)))
+        clock.advance(0.000_001)
+        await start(storage, new_job("also", rates=(rate,)))
+        await enqueue(storage, *(new_job(f"key-{name}", keys=(Key("printer"),)) for name in "ab"))
+        await enqueue(storage, *(new_job(f"rate-{name}", rates=(rate,)) for name in "ab"))
+        assert await claim(storage, room=9) == []
+        await enqueue(storage, new_job("plain"), new_job("unique", merge=unique), new_job("later", delay=SECOND))
+
+        names = ("key-b", "rate-b", "unique", "later")
+        await storage.revise([RescheduleJob(Ref(QUEUE, name), priority=2, boost=120 * SECOND) for name in names])
+
+        # The parked jobs stay parked, the unique key is still held, and the delay is not over yet.
+        assert all([(await record(storage, Ref(QUEUE, name))).parked_under for name in ("key-b", "rate-b")])
+        assert (await storage.enqueue([new_job("again", merge=unique)]))[0].ref.id == "unique"
+        assert (await record(storage, Ref(QUEUE, "later"))).state is State.DELAYED
+        assert [lease.ref.id for lease in await claim(storage, room=1)] == ["unique"]
+
+        clock.advance(1)
+        await sweep_all(storage)
+        assert [lease.ref.id for lease in await claim(storage, room=1)] == ["later"]
+        await settle(storage, ALICE, running)
+        assert [lease.ref.id for lease in await claim(storage, room=1)] == ["key-b"]
+        clock.advance(9)
+        await sweep_all(storage)
+        assert [lease.ref.id for lease in await claim(storage, room=9)] == ["rate-b", "plain"]
+
+    async def test_a_new_priority_leaves_a_debounced_job_as_it_is(self, storage: Storage, clock: ManualClock) -> None:
+        key = DebounceKey("save", delay=10 * SECOND)
+        await enqueue(storage, new_job("first", merge=key), new_job("other", delay=12 * SECOND))
+        first = new_job("first").ref
+        await storage.revise([RescheduleJob(first, priority=-1, boost=-60 * SECOND)])
+        clock.advance(2)
+        (receipt,) = await storage.enqueue([new_job("second", merge=key)])
+
+        assert receipt.made == "replaced"
+        clock.advance(9)
+        await sweep_all(storage)
+        assert await claim(storage) == []
+        clock.advance(1)
+        await sweep_all(storage)
+        assert len(await claim(storage, room=9)) == 2
 
     async def test_a_waiting_job_is_cancelled_at_once(self, storage: Storage, clock: ManualClock) -> None:
         await enqueue(storage, new_job())
