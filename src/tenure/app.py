@@ -43,7 +43,7 @@ from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
 from tenure.errors import UnknownTaskError, UsageError
 from tenure.events.bus import Handlers
-from tenure.events.registration import register
+from tenure.events.registration import event_class, register
 from tenure.handlers.functions import is_async, yields
 from tenure.handlers.injection import Provider, needs, provider_of, refuse_injections
 from tenure.handlers.middleware import Middleware, valid_middleware
@@ -198,6 +198,18 @@ class Tenure(Decorators):
         return register(
             kind, scope=scope, of=Event, add=lambda handler: self._event_handlers.add(kind, handler, scope=scope)
         )
+
+    def off(self, handler: Callable[[E], object], kind: type[E] | None = None) -> bool:
+        """Remove an event handler that this app, a router or a task has registered; return True if it was registered.
+
+        `handler`: the function that was given to `on`. `kind`: only its registration for this event class. No call of
+        the handler begins in this process after `off` has returned. A call that has begun goes on to its end, so a
+        handler may remove itself. The remaining handlers of the event are called. Other processes are not affected.
+
+        Raises:
+            UsageError: `kind` is not an event class.
+        """
+        return self._event_handlers.remove(handler, None if kind is None else event_class(kind))
 
     # ── middleware and injection ──────────────────────────────────────────────────────────────────────────────────
 

@@ -414,3 +414,72 @@ def test_only_event_classes_can_be_subscribed_to() -> None:
         app.on(ValueError)(print)  # type: ignore[type-var]
     with pytest.raises(UsageError, match="scope"):
         app.on(JobCompleted, scope="all")(print)
+
+
+def test_a_removed_handler_is_called_no_more(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[str] = []
+        app = stage.app()
+        app.task(name="quick")(quick)
+
+        @app.on(JobCompleted)
+        async def once(event: JobCompleted) -> None:
+            assert app.off(once)
+            await asyncio.sleep(0)
+            heard.append("once")
+            # The next handler of the same event is removed before its turn.
+            app.off(never)
+
+        @app.on(JobCompleted)
+        async def never(event: JobCompleted) -> None:
+            heard.append("never")
+
+        @app.on(JobCompleted, scope="once")
+        def always(event: JobCompleted) -> None:
+            heard.append("always")
+
+        await stage.start(app.worker(), "worker")
+        for number in range(2):
+            await (await app.tasks["quick"].enqueue(number)).result()
+            await asyncio.sleep(2)
+
+        assert heard == ["once", "always", "always"]
+        assert not app.off(once)
+
+        app.on(JobCompleted)(once)
+        assert app.off(always)
+        await (await app.tasks["quick"].enqueue(2)).result()
+        await asyncio.sleep(2)
+
+        assert heard == ["once", "always", "always", "once"]
+
+    play(scenario)
+
+
+def test_a_handler_is_removed_for_one_kind_of_event(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        heard: list[str] = []
+        app = stage.app()
+        task = app.task(name="quick")(quick)
+
+        async def note(event: Event) -> None:
+            heard.append(type(event).__name__)
+
+        task.on(JobCompleted)(note)
+        app.on(WorkerStarted)(note)
+        assert app.off(note, JobCompleted)
+        assert not app.off(note, JobFailed)
+        with pytest.raises(UsageError, match="not an event class"):
+            app.off(note, int)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+        reaper = Reaper(app)
+        reaper.on(LeadershipAcquired)(note)
+        assert reaper.off(note)
+        assert not reaper.off(note)
+
+        await stage.start(app.worker(), "worker")
+        await (await app.tasks["quick"].enqueue(1)).result()
+        await asyncio.sleep(2)
+
+        assert heard == ["WorkerStarted"]
+
+    play(scenario)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import threading
 from collections.abc import Callable, Generator
 from random import Random
 from typing import Any, get_args
@@ -35,6 +36,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self._all: list[Handler] = []
+        self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
 
     def add(self, kind: type[Any], handler: Callable[[Any], object], *, scope: str, task: str | None = None) -> None:
@@ -47,9 +49,23 @@ class Handlers:
             raise UsageError(f"{kind!r} is not an event; use a class such as JobStalled")
         if scope not in ("once", "every"):
             raise UsageError(f'scope = {scope!r} is unknown; use "once" or "every"')
-        self._all.append(Handler(kind, handler, scope, task))
+        with self._lock:
+            self._all = [*self._all, Handler(kind, handler, scope, task)]
         for watcher in tuple(self._watchers):
             watcher()
+
+    def remove(self, handler: object, kind: type[Event] | None = None) -> bool:
+        """Remove all registrations of a handler, or only those for one kind of event; return True if there was one.
+
+        No call of it begins after this. Safe to call from any thread, also from within the handler.
+        """
+        with self._lock:
+            removed = [one for one in self._all if one.handler == handler and kind in (None, one.kind)]
+            for one in removed:
+                one.registered = False
+            # A new list: another thread may be reading the old one.
+            self._all = [one for one in self._all if one.registered]
+        return bool(removed)
 
     @contextlib.contextmanager
     def watched(self, watcher: Callable[[], None]) -> Generator[None]:

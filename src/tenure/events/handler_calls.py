@@ -17,19 +17,25 @@ from tenure.handlers.functions import is_async
 from tenure.threads import DaemonExecutor, NoThreadError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Handler:
-    """One registered handler: its kind of event, its task (None: all tasks), and its scope."""
+    """One registered handler: its kind of event, its task (None: all tasks), and its scope.
+
+    `registered`: False once it is removed; then no further call of it begins.
+    """
 
     kind: type[Event]
     handler: Callable[[Any], object]
     scope: str
     task: str | None
+    registered: bool = True
 
     def accepts(self, event: Event) -> bool:
         """Return True if the handler gets this event."""
-        return isinstance(event, self.kind) and (
-            self.task is None or (isinstance(event, JobEvent) and event.task == self.task)
+        return (
+            self.registered
+            and isinstance(event, self.kind)
+            and (self.task is None or (isinstance(event, JobEvent) and event.task == self.task))
         )
 
 
@@ -50,7 +56,7 @@ class HandlerCalls:
         for handler in handlers:
             if not handler.accepts(event):
                 continue
-            failure = await self._handled(handler.handler, self._readable(event))
+            failure = await self._handled(handler, self._readable(event))
             if failure is None:
                 continue
             # A handler's failure does not affect the job.
@@ -60,15 +66,15 @@ class HandlerCalls:
             else:
                 log_failure(self._logger, logging.ERROR, "the handler %s of %s failed", *names, error=failure)
 
-    async def _handled(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
+    async def _handled(self, handler: Handler, event: Event) -> BaseException | None:
         """Call a handler and return the exception that it raised, or None.
 
         A coroutine runs in a task of its own. If it cancels its own task, only that task is cancelled. So a
         CancelledError in this method is always a request to the caller.
         """
-        if not is_async(handler):
+        if not is_async(handler.handler):
             return await self._handled_in_thread(handler, event)
-        calling = asyncio.create_task(_failure(cast("Callable[[Any], Awaitable[object]]", handler), event))
+        calling = asyncio.create_task(_failure(handler, event))
         try:
             await asyncio.wait({calling})
         except asyncio.CancelledError:
@@ -77,13 +83,16 @@ class HandlerCalls:
             raise
         return asyncio.CancelledError() if calling.cancelled() else calling.result()
 
-    async def _handled_in_thread(self, handler: Callable[[Any], object], event: Event) -> BaseException | None:
+    async def _handled_in_thread(self, handler: Handler, event: Event) -> BaseException | None:
         context = contextvars.copy_context()
 
         def call() -> BaseException | None:
+            # It may have been removed while this call waited for a thread.
+            if not handler.registered:
+                return None
             try:
                 context.run(event_handler_entered)
-                context.run(handler, event)
+                context.run(handler.handler, event)
             except BaseException as error:
                 # Return it: a future cannot carry StopIteration, and SystemExit would end the loop.
                 return error
@@ -105,11 +114,13 @@ class HandlerCalls:
             return structs.replace(event, result=None)
 
 
-async def _failure(handler: Callable[[Any], Awaitable[object]], event: Event) -> BaseException | None:
+async def _failure(handler: Handler, event: Event) -> BaseException | None:
     """Call a handler and return the exception that it raised: a SystemExit that leaves a task would end the loop."""
+    if not handler.registered:
+        return None
     event_handler_entered()
     try:
-        await handler(event)
+        await cast("Callable[[Any], Awaitable[object]]", handler.handler)(event)
     except BaseException as error:
         return error
     return None

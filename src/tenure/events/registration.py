@@ -1,7 +1,7 @@
 """The decorator that registers event handlers for apps, routers and tasks; it checks its arguments at once."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tenure.core.check import one_of, shown
 from tenure.core.events import Event, JobEvent
@@ -21,7 +21,7 @@ def register(
         UsageError: `kind` is not a subclass of `of`, or the scope is neither "once" nor "every". The decorator raises
             it if the handler is not callable or asks for injected values.
     """
-    _event(kind, of=of)
+    event_class(kind, of=of)
     one_of(scope, ("once", "every"), field="scope")
 
     def register(handler: Handler[E]) -> Handler[E]:
@@ -32,11 +32,18 @@ def register(
     return register
 
 
-def _event(kind: object, *, of: type[Event]) -> None:
+def event_class(kind: type[E], *, of: type[Event] = Event) -> type[E]:
+    """Return the event class.
+
+    Raises:
+        UsageError: it is not a subclass of `of`.
+    """
     value = shown(kind)
-    if not (isinstance(kind, type) and issubclass(kind, of)):
+    # A caller without a type checker may give any object.
+    if not (isinstance(cast(object, kind), type) and issubclass(kind, of)):
         expected = "event class of jobs" if of is JobEvent else "event class"
         raise UsageError(f"{value} is not an {expected}; use a class such as JobStalled")
+    return kind
 
 
 def _check_handler(handler: object) -> None:

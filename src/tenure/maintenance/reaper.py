@@ -31,7 +31,7 @@ from tenure.core.leadership import (
 from tenure.errors import StorageError, UsageError
 from tenure.events.bus import EventBus, Handlers
 from tenure.events.handler_calls import HandlerCalls
-from tenure.events.registration import register
+from tenure.events.registration import event_class, register
 from tenure.maintenance.lost_runs import settle_stalled
 from tenure.maintenance.ticks import tick_all
 from tenure.options import LeaderElection, Timing
@@ -252,6 +252,14 @@ class Reaper:
         return register(
             kind, scope=scope, of=Event, add=lambda handler: hearers.add(kind, handler, scope=scope, task=None)
         )
+
+    def off(self, handler: Callable[[E], object], kind: type[E] | None = None) -> bool:
+        """Remove an event handler of this reaper, as `Tenure.off` does; return True if it was registered.
+
+        Raises:
+            UsageError: `kind` is not an event class.
+        """
+        return self._reaping.handlers.remove(handler, None if kind is None else event_class(kind))
 
     async def start(self) -> None:
         """Begin to sweep. Idempotent.
