@@ -9,10 +9,11 @@ from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLe
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo
 from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
-from tenure.client.queue import Queue
+from tenure.client.queue import Queue, QueueSettings
 from tenure.client.router import Router
 from tenure.client.schedules import Schedules
 from tenure.client.sending import ProceedSending, SendCall, SendMiddleware
+from tenure.client.storage_client import TaskControls
 from tenure.client.task import DeclaredTask, Task
 from tenure.core.events import (
     Event,
@@ -188,6 +189,7 @@ __all__ = [
     "QueueDrained",
     "QueuePaused",
     "QueueResumed",
+    "QueueSettings",
     "Rate",
     "Reaper",
     "ReaperFailed",
@@ -218,6 +220,7 @@ __all__ = [
     "StorageRewound",
     "StorageUnavailableError",
     "Task",
+    "TaskControls",
     "TaskOptions",
     "Tenure",
     "TenureError",

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -296,7 +297,7 @@ def test_an_invalid_filter_names_the_field(options: dict[str, Any], message: str
 async def test_invalid_arguments_are_refused() -> None:
     jobs: Any = Tenure("memory://").jobs
 
-    for call in (
+    calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: jobs.count("mail"),
         lambda: jobs.page(limit=0),
         lambda: jobs.page(after="soon"),
@@ -305,11 +306,12 @@ async def test_invalid_arguments_are_refused() -> None:
         lambda: jobs.delete([7]),
         lambda: jobs.purge(everything=True, limit=0),
         lambda: jobs.purge(everything=True, by=7),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(UsageError):
             await call()
     with pytest.raises(UsageError):
-        [job async for job in jobs.list(limit=0)]
+        _ = [job async for job in jobs.list(limit=0)]
 
 
 async def test_a_waiting_job_gets_another_priority(app: Tenure, add: Task[[int], Any]) -> None:

@@ -470,7 +470,7 @@ def test_a_handler_is_removed_for_one_kind_of_event(play: Play) -> None:
         assert app.off(note, JobCompleted)
         assert not app.off(note, JobFailed)
         with pytest.raises(UsageError, match="not an event class"):
-            app.off(note, int)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+            app.off(note, int)  # type: ignore[arg-type, type-var]  # pyright: ignore[reportArgumentType]
         reaper = Reaper(app)
         reaper.on(LeadershipAcquired)(note)
         assert reaper.off(note)

@@ -19,7 +19,7 @@ async def find_record(storage: Storage, job_id: str, queue: str | None = None) -
         StorageError: the storage cannot be reached.
     """
     queues = () if queue is None else (queue,)
-    found = (await storage.find(Query(id=job_id, queues=queues, limit=QUEUES_NAMED))).jobs
+    found = list((await storage.find(Query(id=job_id, queues=queues, limit=QUEUES_NAMED))).jobs)
     if not found:
         found = await _merged(storage, job_id, queues)
     if not found:
@@ -32,8 +32,8 @@ async def find_record(storage: Storage, job_id: str, queue: str | None = None) -
     return found[0]
 
 
-async def _merged(storage: Storage, job_id: str, queues: tuple[str, ...]) -> tuple[JobRecord, ...]:
+async def _merged(storage: Storage, job_id: str, queues: tuple[str, ...]) -> list[JobRecord]:
     """Return the jobs into which calls with this id were merged. Only `get` knows such ids, and it needs the queue."""
-    names = queues or [queue.queue for queue in (await storage.survey()).queues]
+    names = queues or tuple(queue.queue for queue in (await storage.survey()).queues)
     details = await storage.get([Ref(name, job_id) for name in names])
-    return tuple(detail.job for detail in details if detail is not None)
+    return [detail.job for detail in details if detail is not None]

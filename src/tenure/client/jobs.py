@@ -75,7 +75,7 @@ class JobFilter:
         fill(
             self,
             queues=names_of(queues, field="queues"),
-            states=tuple(State(one_of(state, State, field="states")) for state in several(states, field="states")),
+            states=tuple(_state(state) for state in several(states, field="states")),
             tasks=names_of(tasks, field="tasks"),
             tags=names_of(tags, field="tags"),
             reasons=tuple(one_of(reason, _REASONS, field="reasons") for reason in several(reasons, field="reasons")),
@@ -340,9 +340,8 @@ class Jobs:
 
 
 async def _refs(jobs: "Job[Any] | JobInfo | Ref | Iterable[Job[Any] | JobInfo | Ref]") -> tuple[Ref, ...]:
-    some = (jobs,) if isinstance(jobs, Job | JobInfo | Ref) else jobs
-    if isinstance(some, str) or not isinstance(some, Iterable):
-        raise UsageError(f"jobs = {shown(jobs)} must be a job or several; {_JOB_REMEDY}")
+    given: object = jobs
+    some = (given,) if isinstance(given, Job | JobInfo | Ref) else several(given, field="jobs")
     refs: dict[Ref, None] = {}
     for job in some:
         if isinstance(job, Job):
@@ -355,6 +354,13 @@ async def _refs(jobs: "Job[Any] | JobInfo | Ref | Iterable[Job[Any] | JobInfo | 
 
 
 _JOB_REMEDY = "give handles such as app.job(id), rows of app.jobs.list(), or refs"
+
+
+def _state(value: object) -> State:
+    for state in State:
+        if value == state:
+            return state
+    raise UsageError(f"states = {shown(value)} is unknown; use one of {', '.join(map(str, State))}")
 
 
 def _valid(where: JobFilter | None) -> JobFilter:

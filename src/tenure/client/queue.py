@@ -3,12 +3,34 @@
 from collections.abc import Awaitable, Callable
 from typing import cast, get_args
 
+from msgspec import Struct
+
+from tenure.background_loop import PORTAL
 from tenure.core.check import named, of_kind, remark, shown
-from tenure.core.events import Event, OnRequest, event_name
+from tenure.core.events import AnyEvent, Event, OnRequest, event_name
 from tenure.errors import UsageError
 from tenure.options import Rate, Retention, Stall, valid_stall
-from tenure.options.rate import rate_key
+from tenure.options.lifetime import retention_in_force
+from tenure.options.rate import rate_key, rate_of
+from tenure.options.stall import stall_of
 from tenure.storage.protocol import QUEUE_RATE, Settings, Storage, Target
+
+
+class QueueSettings(Struct, frozen=True, kw_only=True):
+    """The settings of a queue that are in force for all its jobs.
+
+    - `paused`: True if the queue starts no jobs.
+    - `rate`: how often its jobs may start, all tasks together; None: no limit.
+    - `stall`: the stall options that override those of the tasks; None: the tasks' own hold.
+    - `retention`: how long ended jobs are kept, by outcome, with the defaults where nothing is set.
+    - `record`: the optional events that it records.
+    """
+
+    paused: bool
+    rate: Rate | None
+    stall: Stall | None
+    retention: Retention
+    record: tuple[type[Event], ...]
 
 
 class Queue:
@@ -17,6 +39,26 @@ class Queue:
     def __init__(self, opened: Callable[[], Awaitable[Storage]], name: str) -> None:
         self.name = named(name, field="queue")
         self._opened = opened
+
+    async def settings(self) -> QueueSettings:
+        """Return the settings that are in force; for a queue that the storage does not know, the defaults.
+
+        Raises:
+            StorageError: the storage cannot be reached.
+        """
+        (queue,) = (await (await self._opened()).survey([self.name])).queues
+        stored = queue.settings
+        return QueueSettings(
+            paused=queue.paused,
+            rate=rate_of(stored.rate),
+            stall=stall_of(stored.stall),
+            retention=retention_in_force(stored.retention),
+            record=tuple(_OPTIONAL_EVENTS[name] for name in stored.record or ()),
+        )
+
+    def settings_sync(self) -> QueueSettings:
+        """Call `settings` from code without a running event loop."""
+        return PORTAL.call(self.settings(), verb="settings")
 
     async def set_stall(self, stall: Stall) -> None:
         """Override the stall options of the queue's tasks, from each job's next claim on.
@@ -83,6 +125,11 @@ class Queue:
     async def _tune(self, settings: Settings, by: str | None = None) -> None:
         storage = await self._opened()
         await storage.tune(Target("queue", self.name), settings, by=remark(by, field="by"))
+
+
+_OPTIONAL_EVENTS: dict[str, type[Event]] = {
+    name: kind for kind in get_args(AnyEvent) if (name := event_name(kind.__name__)) in get_args(OnRequest)
+}
 
 
 def _on_request(kind: object) -> OnRequest:

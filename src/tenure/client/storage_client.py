@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from msgspec import structs
+from msgspec import Struct
 
 from tenure.client.batching import EnqueueBatcher
 from tenure.client.codec import Codec
@@ -25,9 +26,23 @@ from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key
+from tenure.options.rate import rate_key, rate_of
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
 
 R = TypeVar("R")
+
+
+class TaskControls(Struct, frozen=True, kw_only=True):
+    """What operators have set for a task in all queues.
+
+    - `paused`: True if no job of the task starts.
+    - `rate`: how often its jobs may start in each queue, in place of the rates in the code; None: no limit is set.
+    - `overrides_rate`: True if `rate` replaces the rates in the code; then None means that the task has no limit.
+    """
+
+    paused: bool
+    rate: Rate | None
+    overrides_rate: bool
 
 
 class StorageClient:
@@ -175,6 +190,12 @@ class StorageClient:
         storage = await self.opened()
         key = rate_key(rate, TASK_RATE + name)
         await storage.tune(Target("task", name), Settings(rate=key), by=remark(by, field="by"))
+
+    async def task_controls(self, name: str) -> TaskControls:
+        """Return what operators have set for a task; for `Task.controls`."""
+        survey = await (await self.opened()).survey()
+        key = survey.task_rates.get(name)
+        return TaskControls(paused=name in survey.paused_tasks, rate=rate_of(key), overrides_rate=key is not None)
 
 
 def _inheriting(job: NewJob, headers: Mapping[str, str]) -> NewJob:

@@ -14,6 +14,7 @@ from tenure.client.migration import Migration, Migrations, PayloadVersions
 from tenure.client.signature import Signature
 from tenure.client.storage_client import StorageClient
 from tenure.client.value_types import ValueTypes
+from tenure.client.storage_client import StorageClient, TaskControls
 from tenure.core.check import named
 from tenure.core.duration import duration
 from tenure.core.events import JobEvent
@@ -312,6 +313,19 @@ class Task(Generic[P, R]):
             StorageError: the rate may or may not have been stored; it is safe to call again.
         """
         await self.binding.app.client.set_task_rate(self.name, rate, by=by)
+
+    async def controls(self) -> TaskControls:
+        """Return what operators have set for this task in all queues: its pause and its rate.
+
+        Raises:
+            UsageError: the task belongs to a router that no app includes yet.
+            StorageError: the storage cannot be reached.
+        """
+        return await self.binding.app.client.task_controls(self.name)
+
+    def controls_sync(self) -> TaskControls:
+        """Call `controls` from code without a running event loop."""
+        return PORTAL.call(self.controls(), verb="controls")
 
     def job(self, job_id: str, *, queue: str | None = None) -> Job[R]:
         """Return the handle of the job of this task with the given id, without a request to the storage.

@@ -8,6 +8,7 @@ from tenure.core import retention
 from tenure.core.check import of_kind, one_of, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import OnExpire, Redriving
+from tenure.core.lifecycle import State
 from tenure.options.merging import NestedOptions, fill
 
 
@@ -128,6 +129,22 @@ class Retention:
             cancelled=_kept(self.cancelled),
             expired=_kept(self.expired),
         )
+
+
+def retention_in_force(rules: retention.RetentionRules | None) -> Retention:
+    """Return the retention of a queue that stores these rules: each outcome has its own rule or the default."""
+    rules = rules or retention.RetentionRules()
+
+    def keep(state: State) -> Keep:
+        rule = rules.of(state)
+        return Keep(timedelta(microseconds=rule.age), rule.count)
+
+    return Retention(
+        completed=keep(State.COMPLETED),
+        failed=keep(State.FAILED),
+        cancelled=keep(State.CANCELLED),
+        expired=keep(State.EXPIRED),
+    )
 
 
 def valid_ttl(ttl: object, *, field: str = "ttl") -> TTL:

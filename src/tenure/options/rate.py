@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from tenure.clock import SECOND
 from tenure.core.check import several, shown, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import FOREVER, RateKey
@@ -63,6 +64,15 @@ class Rate:
     def named(self, name: str) -> RateKey:
         """Return the rate in the form that the storage uses, under the given name."""
         return RateKey(name, self.interval, self.burst)
+
+
+def rate_of(key: RateKey | None) -> Rate | None:
+    """Return a stored rate as an option; None if there is no limit."""
+    if key is None or not key.interval:
+        return None
+    if key.interval < SECOND and SECOND % key.interval == 0:
+        return Rate(SECOND // key.interval, burst=key.burst)
+    return Rate(1, timedelta(microseconds=key.interval), burst=key.burst)
 
 
 Rates = str | Rate | Sequence[str | Rate]

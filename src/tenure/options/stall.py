@@ -86,6 +86,20 @@ class Stall(NestedOptions):
         )
 
 
+def stall_of(setting: StallSetting | None) -> Stall | None:
+    """Return the stall options that a queue stores; None if it stores none."""
+    if setting is None:
+        return None
+    forever = setting.lease is not None and setting.lease >= FOREVER
+    return Stall(
+        interval=None if setting.lease is None or forever else timedelta(microseconds=setting.lease),
+        max_count=setting.max_stalls,
+        enabled=False if forever else None,
+        start_grace=None if setting.start_grace is None else timedelta(microseconds=setting.start_grace),
+        heartbeat=setting.renewed,
+    )
+
+
 _SETTABLE = ("lease", "max_stalls", "start_grace", "renewed")
 
 
