@@ -126,7 +126,7 @@ def test_an_id_in_two_queues_asks_for_the_queue(there: Terminal) -> None:
         there.enqueue("add", 1, 2, queue=queue, id="twin")
 
     assert "several queues (blue, red); name one of them" in there.refused("jobs", "show", "twin")
-    assert "name one with --queue" in there.refused("jobs", "cancel", "twin")
+    assert "name one of them" in there.refused("jobs", "cancel", "twin")
     assert there.read("jobs", "show", "twin", "--queue", "red")["queue"] == "red"
 
 
