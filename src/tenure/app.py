@@ -89,6 +89,8 @@ class Tenure(Decorators):
         UsageError: the URL names no storage, or an option has an invalid value. The storage is not opened yet.
     """
 
+    _internal = frozenset({"runtime"})
+
     def __init__(
         self,
         url: str | None = None,

@@ -26,11 +26,13 @@ from tenure.client.task import (
 )
 from tenure.core.check import named, no_others, of_kind, several
 from tenure.core.duration import Duration
+from tenure.core.public import PublicObject
 from tenure.core.schedule import Overlap
 from tenure.errors import UsageError
 from tenure.handlers.functions import is_async, name_of, runnable
 from tenure.handlers.middleware import Middleware
 from tenure.options import Collect, TaskOptions, TaskSettings
+from tenure.options.documented import lists_options
 from tenure.options.merges import valid_collect
 from tenure.options.schedules import MissedTicks
 
@@ -128,7 +130,7 @@ def check_declared(declared: object) -> None:
     of_kind(declared, DeclaredTask, field="declared", remedy="give the result of @app.declare or @router.declare")
 
 
-class Decorators(ABC):
+class Decorators(PublicObject, ABC):
     """The decorators that apps and routers share."""
 
     @property
@@ -165,6 +167,7 @@ class Decorators(ABC):
     def task(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> TaskDecorator: ...
+    @lists_options(TaskSettings, described_by=TaskOptions)
     def task(
         self,
         function: Callable[..., Any] | None = None,
@@ -219,6 +222,7 @@ class Decorators(ABC):
     def declare(
         self, *, name: str | None = None, version: int = 1, since: int = 1, **options: Unpack[TaskSettings]
     ) -> DeclareDecorator: ...
+    @lists_options(TaskSettings, described_by=TaskOptions)
     def declare(
         self,
         function: Callable[..., Any] | None = None,

@@ -115,6 +115,8 @@ class Router(Decorators):
         UsageError: the prefix is not a valid name, or the defaults are not `TaskOptions`.
     """
 
+    _internal = frozenset({"join", "mark_included", "with_included"})
+
     def __init__(self, *, prefix: str = "", defaults: TaskOptions | None = None) -> None:
         self.prefix = "" if prefix == "" else named(prefix, field="prefix")
         self.defaults = TaskOptions() if defaults is None else defaults

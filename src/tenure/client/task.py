@@ -19,6 +19,7 @@ from tenure.core.check import named
 from tenure.core.duration import duration
 from tenure.core.events import JobEvent
 from tenure.core.job import JobRecord, Ref
+from tenure.core.public import PublicObject
 from tenure.errors import UsageError
 from tenure.events.bus import Handlers
 from tenure.events.registration import register
@@ -26,6 +27,7 @@ from tenure.handlers.functions import check_same_call, is_async
 from tenure.handlers.injection import Needs, needs
 from tenure.handlers.middleware import Middleware
 from tenure.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
+from tenure.options.documented import lists_options
 from tenure.options.tasks import check_fair_weight
 
 WAIT = 30.0
@@ -98,12 +100,29 @@ class Bound(Generic[P, R]):
         return self._template.call(args, kwargs)
 
 
-class Task(Generic[P, R]):
+class Task(PublicObject, Generic[P, R]):
     """A function that can be enqueued. Calling the task runs the plain function.
 
     A task that is defined on a router gets its full name and options when an app includes the router. It can be
     enqueued from then on.
     """
+
+    _internal = frozenset(
+        {
+            "belongs_to",
+            "bind",
+            "binding",
+            "binding_in",
+            "cancel_hook",
+            "decode",
+            "hook_needs",
+            "is_async",
+            "migrations",
+            "needs",
+            "signature",
+            "template",
+        }
+    )
 
     def __init__(
         self,
@@ -262,6 +281,7 @@ class Task(Generic[P, R]):
         """
         return self._plain.call(*args, **kwargs)
 
+    @lists_options(CallOptions, described_by=CallOptions)
     def options(self, **options: Unpack[CallOptions]) -> Bound[P, R]:
         """Return this task with call options: `task.options(delay="5m").enqueue(...)`. See `CallOptions`.
 

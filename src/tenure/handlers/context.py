@@ -10,6 +10,7 @@ from typing import Any
 
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord, RecordedError, Ref
+from tenure.core.public import PublicObject
 from tenure.core.text import storable
 from tenure.errors import UsageError
 from tenure.handlers.control import Cancel
@@ -156,8 +157,10 @@ def _merged(message: object, args: tuple[object, ...]) -> str:
         return f"{text} {args!r}"
 
 
-class JobContext:
+class JobContext(PublicObject):
     """The running job, as its handler sees it; `current_job()` returns it."""
+
+    _internal = frozenset({"misuse", "over", "record", "stop"})
 
     _log: JobLog | None = None
     _stopping = False

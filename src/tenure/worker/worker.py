@@ -22,6 +22,7 @@ from tenure.core.check import named
 from tenure.core.duration import Duration, duration
 from tenure.core.events import WorkerStarted
 from tenure.core.job import Owner
+from tenure.core.public import PublicObject
 from tenure.core.schedule import Schedule
 from tenure.errors import TenureError, UsageError
 from tenure.handlers.log_fields import add_log_fields
@@ -42,13 +43,26 @@ TASKS_LOGGED = 50
 """The most tasks that a worker names in its log when it starts."""
 
 
-class Worker:
+class Worker(PublicObject):
     """Claims jobs and runs them; start and stop it, use it as a context manager, or `run()` it.
 
     Leases are renewed from a separate thread, so a handler may block the event loop. A handler that holds the
     interpreter itself (a C call that keeps the GIL) for a whole lease loses the lease, unless a supervisor renews it.
     Only `run()` installs signal handlers.
     """
+
+    _internal = frozenset(
+        {
+            "answered_at",
+            "dismissed",
+            "prefetch_policy",
+            "recycle",
+            "recycle_reason",
+            "retired",
+            "stopping",
+            "vitals",
+        }
+    )
 
     def __init__(
         self,
