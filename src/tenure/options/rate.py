@@ -67,7 +67,7 @@ class Rate:
 
 
 def rate_of(key: RateKey | None) -> Rate | None:
-    """Return a stored rate as an option; None if there is no limit."""
+    """Return a stored rate as an option; None stands for no limit."""
     if key is None or not key.interval:
         return None
     if key.interval < SECOND and SECOND % key.interval == 0:

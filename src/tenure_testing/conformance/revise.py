@@ -59,7 +59,7 @@ class ReviseConformance(Conformance):
             "done",
             "refused",
         ]
-        # An active job stays, whatever the listing said about it.
+        # An active job stays, even if the listing showed it as waiting.
         assert [one.verdict for one in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
 
     async def test_a_new_priority_moves_a_job_and_keeps_its_keys(self, storage: Storage, clock: ManualClock) -> None:
