@@ -23,7 +23,8 @@ def names_of(thing: Any) -> list[str]:
         # A dataclass has no attribute for a field without a default.
         names |= {name for one in inspect.getmro(thing) for name in inspect.get_annotations(one)}
         left_out |= set(getattr(thing, "_internal", ()))
-        left_out |= set(dir(Exception)) if issubclass(thing, BaseException) else set()
+        # The names of built-in bases differ between versions of Python.
+        left_out |= {name for base in (Exception, str) if issubclass(thing, base) for name in dir(base)}
     return sorted(name for name in names - left_out if name[0] != "_")
 
 

@@ -10,8 +10,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any, TypeVar
 
-from msgspec import structs
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.client.batching import EnqueueBatcher
 from tenure.client.codec import Codec
@@ -25,7 +24,6 @@ from tenure.errors import ResultTimeoutError, StorageError, UsageError
 from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
-from tenure.options.rate import rate_key
 from tenure.options.rate import rate_key, rate_of
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
 

@@ -12,9 +12,8 @@ from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall, JobTemplate
 from tenure.client.migration import Migration, Migrations, PayloadVersions
 from tenure.client.signature import Signature
-from tenure.client.storage_client import StorageClient
-from tenure.client.value_types import ValueTypes
 from tenure.client.storage_client import StorageClient, TaskControls
+from tenure.client.value_types import ValueTypes
 from tenure.core.check import named
 from tenure.core.duration import duration
 from tenure.core.events import JobEvent
