@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+from contextlib import suppress
 from typing import Any, Unpack
 
 import pytest
@@ -319,6 +320,33 @@ def test_a_layer_that_does_not_proceed_once_is_an_error(play: Play, times: int, 
             return
         with pytest.raises(UsageError, match=r"layer returned without `await proceed\(\)`, and no job was stored"):
             await enqueued
+        assert not (await app.storage.survey()).queues
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+def test_an_error_that_a_layer_swallows_is_an_error_of_the_enqueue(play: Play, many: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        show = showing(app)
+
+        @app.sending
+        async def swallow(call: SendCall, proceed: ProceedSending) -> None:
+            with suppress(Exception):
+                await proceed()
+
+        @app.sending
+        async def spoil(call: SendCall, proceed: ProceedSending) -> None:
+            if "refuse" in call.headers:
+                raise PermissionError
+            call.headers["n" * 5000] = ""
+            await proceed()
+
+        for options, message in (({}, "must be a text of 1 to 1,024"), ({"refuse": ""}, "swallowed an exception")):
+            spoiled = show.options(headers=options)
+            with pytest.raises(UsageError, match=message):
+                await (app.enqueue_many([spoiled.call(1), spoiled.call(2)]) if many else spoiled.enqueue())
         assert not (await app.storage.survey()).queues
 
     play(scenario)

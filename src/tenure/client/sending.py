@@ -52,15 +52,6 @@ class SendCall:
         """The number of bytes that the encoded arguments take."""
         return len(self._job.payload)
 
-    @property
-    def job(self) -> NewJob:
-        """The job with the headers as they are now.
-
-        Raises:
-            UsageError: the headers are not valid; the message names the header.
-        """
-        return structs.replace(self._job, headers=valid_headers(self.headers))
-
 
 ProceedSending = Callable[[], Awaitable[None]]
 """Calls the next sending middleware or the storage. Returns when the job is stored, or raises the storage's error."""
@@ -116,7 +107,7 @@ class SendLayers:
             UsageError: a layer returns without `proceed`, calls it twice, or sets an invalid header.
             StorageError: see `Storage.enqueue`.
         """
-        request = _Request([SendCall(job) for job in jobs], store)
+        request = _Request(jobs, store)
         layers = tuple(self._layers)
         try:
             if len(request.calls) == 1:
@@ -130,6 +121,8 @@ class SendLayers:
                 self._logger.exception("sending middleware raised after the storage had answered; this has no effect")
         if request.error is not None:
             raise request.error
+        if not request.begun:
+            raise UsageError("sending middleware swallowed an exception, and no job was stored; let exceptions pass")
         if not request.answered:
             raise StorageUnavailableError(
                 "sending middleware did not wait for the storage, so the job may or may not have been stored"
@@ -140,16 +133,20 @@ class SendLayers:
 class _Request:
     """One request to the storage, and its result."""
 
-    def __init__(self, calls: list[SendCall], store: Store) -> None:
-        self.calls = calls
+    def __init__(self, jobs: Sequence[NewJob], store: Store) -> None:
+        self.calls = [SendCall(job) for job in jobs]
+        self.begun = False
         self.answered = False
         self.results: list[EnqueueResult] = []
         self.error: Exception | None = None
+        self._jobs = jobs
         self._store = store
 
     async def send(self) -> None:
-        jobs = [call.job for call in self.calls]
+        both = zip(self._jobs, self.calls, strict=True)
         try:
+            jobs = [structs.replace(job, headers=valid_headers(call.headers)) for job, call in both]
+            self.begun = True
             self.results = await self._store(jobs)
         except Exception as error:
             self.error = error
