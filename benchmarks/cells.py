@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Drain, Idle, Stamp, Steady, started
+from benchmarks.child import Drain, Idle, Log, Report, Stamp, Steady, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
-from benchmarks.working import Drained, Turn, drain
+from benchmarks.working import Drained, Pair, Turn, drain
 from tenure.testing import JobTester
 
 Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
@@ -24,6 +24,7 @@ TRIP = 256
 
 
 BURST = 1_000
+REPORTERS, REPORTING_BURST = 10_000, 8_000
 FRESH, TURNS = 3, 6
 """Beside a storage in steady state so many fresh ones are measured, each so many times."""
 
@@ -60,7 +61,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _steadily, _waiting, _idling, _testing):
+    for part in (_enqueueing, _processing, _steadily, _loaded, _waiting, _idling, _testing):
         async for sample in part(places):
             yield sample
 
@@ -129,6 +130,20 @@ async def _steadily(places: Places) -> AsyncGenerator[Sample]:
         yield Sample("steady", column, [100 * median(turn.fresh.seconds / turn.steady.seconds for turn in turns)])
         cpu = median(turn.steady.cpu_seconds / turn.fresh.cpu_seconds for turn in turns)
         yield Sample("steady_cpu", column, [100 * cpu])
+
+
+async def _loaded(places: Places) -> AsyncGenerator[Sample]:
+    """Measure no-op jobs beside runs that report their progress, and with their log records, each against without."""
+    for column, url in places.every("reporting").items():
+        async with started(Report(url, REPORTERS, REPORTING_BURST, TURNS)) as child:
+            yield Sample("reporting", column, [_share(await child.answer(list[Pair]))])
+    for column, url in places.every("logging").items():
+        async with started(Log(url, 2 * BURST, TURNS)) as child:
+            yield Sample("logging", column, [_share(await child.answer(list[Pair]))])
+
+
+def _share(pairs: list[Pair]) -> float:
+    return 100 * median(pair.without.seconds / pair.loaded.seconds for pair in pairs)
 
 
 async def _waiting(places: Places) -> AsyncGenerator[Sample]:

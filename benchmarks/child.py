@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import drain, idle, in_steady_state
+from benchmarks.working import drain, idle, in_steady_state, while_logging, while_reporting
 
 T = TypeVar("T")
 
@@ -48,7 +48,24 @@ class Stamp(Struct, frozen=True, tag=True):
     jobs: int
 
 
-Order = Drain | Steady | Idle | Stamp
+class Report(Struct, frozen=True, tag=True):
+    """Do jobs beside runs that report their progress in every other turn; answers with all `Pair`s."""
+
+    url: str
+    reporters: int
+    jobs: int
+    turns: int
+
+
+class Log(Struct, frozen=True, tag=True):
+    """Do jobs, with their log records made in every other turn; answers with all `Pair`s."""
+
+    url: str
+    jobs: int
+    turns: int
+
+
+Order = Drain | Steady | Idle | Stamp | Report | Log
 
 
 class Child:
@@ -105,6 +122,14 @@ async def obey(order: Order) -> None:
             work = Work(order.url)
             async with work.app:
                 _answer(await idle(work, seconds=order.seconds))
+        case Report():
+            work = Work(order.url)
+            async with work.app:
+                _answer(await while_reporting(work, reporters=order.reporters, jobs=order.jobs, turns=order.turns))
+        case Log():
+            work = Work(order.url)
+            async with work.app:
+                _answer(await while_logging(work, jobs=order.jobs, turns=order.turns))
         case Stamp():
             work = Work(order.url)
             async with work.app, work.app.worker():

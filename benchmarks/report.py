@@ -33,6 +33,8 @@ ROWS = (
     Row("worker CPU for 1,000 jobs, concurrency 100", "cpu_100", "s", 3),
     Row("jobs/s in steady state, of a fresh storage's", "steady", "%", 1),
     Row("worker CPU in steady state, of a fresh storage's", "steady_cpu", "%", 1),
+    Row("jobs/s beside 10,000 runs that report progress each second, of silent ones", "reporting", "%", 1),
+    Row("jobs/s with log records of each run (INFO), of those without", "logging", "%", 1),
     Row("enqueue to start, same process, p50", "wait_here", "ms", 2),
     Row("enqueue to start, same process, p99", "wait_here", "ms", 2, 99),
     Row("enqueue to start, other process, p50", "wait_there", "ms", 2),

@@ -1,14 +1,19 @@
 """The app that is measured: a task that does nothing, and one that tells how long it waited."""
 
 import asyncio
+import random
 import time
 from collections import Counter
 
-from tenure import Tenure
+from tenure import Tenure, current_job
 from tenure.core.lifecycle import TERMINAL, State
 
 PATIENCE = 60.0
 """Seconds after which jobs that are not done yet are taken for lost."""
+
+
+REPORTS = "reports"
+"""The queue of the jobs that report their progress."""
 
 
 class Work:
@@ -32,6 +37,24 @@ class Work:
             self.waited_ns.append(time.monotonic_ns() - sent_ns)
             self._count()
 
+        @self.app.task(name="reporter", queue=REPORTS)
+        async def reporter() -> None:
+            self.reporters += 1
+            number = 0
+            # Spread them over the second.
+            await asyncio.sleep(random.random())
+            while not self.reporters_end.is_set():
+                if self.reporting:
+                    current_job().progress(number)
+                    number += 1
+                await asyncio.sleep(1)
+
+        self.reporter = reporter
+        self.reporters = 0
+        """How many reporters have started."""
+        self.reporting = False
+        """True if each reporter reports its progress once a second."""
+        self.reporters_end = asyncio.Event()
         self.noop = noop
         self.stamp = stamp
 

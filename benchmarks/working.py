@@ -1,13 +1,14 @@
 """What a worker is measured at, in whatever process it lives."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.work import Work
+from benchmarks.work import REPORTS, Work
 from tenure.core.lifecycle import State
 from tenure.core.retention import KEPT
 
@@ -28,6 +29,13 @@ class Turn(Struct, frozen=True):
 
     steady: Drained
     fresh: Drained
+
+
+class Pair(Struct, frozen=True):
+    """The time for the same jobs without and with a load on the worker."""
+
+    without: Drained
+    loaded: Drained
 
 
 async def drain(work: Work, *, concurrency: int, jobs: int) -> Drained:
@@ -64,6 +72,61 @@ async def in_steady_state(
         if not most <= (kept := await steady.completed()) <= 1.2 * most:
             raise RuntimeError(f"{kept} completed jobs are kept of {steady.ran}, and {most} may be")
     return found
+
+
+async def while_reporting(work: Work, *, reporters: int, jobs: int, turns: int) -> list[Pair]:
+    """Let a worker complete no-op jobs beside long runs, which report progress each second in every other turn."""
+
+    def report(on: bool) -> None:
+        work.reporting = on
+
+    await work.app.enqueue_many(work.reporter.call() for _ in range(reporters))
+    async with work.app.worker(queues=["default", REPORTS], concurrency=reporters + 100):
+        while work.reporters < reporters:  # noqa: ASYNC110 - nothing notifies
+            await asyncio.sleep(0.1)
+        found = await _pairs(work, report, jobs=jobs, turns=turns, settling=SETTLING)
+        work.reporters_end.set()
+        return found
+
+
+async def while_logging(work: Work, *, jobs: int, turns: int) -> list[Pair]:
+    """Let a worker complete no-op jobs, whose starts and ends are made log records in every other turn."""
+    logger = logging.getLogger("tenure.jobs")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    async with work.app.worker(concurrency=100):
+        return await _pairs(
+            work,
+            lambda on: logger.setLevel(logging.INFO if on else logging.WARNING),
+            jobs=jobs,
+            turns=turns,
+            settling=0.1,
+        )
+
+
+async def _pairs(work: Work, switch: Callable[[bool], None], *, jobs: int, turns: int, settling: float) -> list[Pair]:
+    """Measure bursts with the load off and on, in an order that changes with each turn."""
+    found: list[Pair] = []
+    await _alone(work, jobs)
+    for number in range(turns):
+        took: dict[bool, Drained] = {}
+        for on in (False, True) if number % 2 else (True, False):
+            switch(on)
+            await asyncio.sleep(settling)
+            took[on] = await _alone(work, jobs)
+        found.append(Pair(took[False], took[True]))
+    return found
+
+
+async def _alone(work: Work, jobs: int) -> Drained:
+    """Measure a worker at no-op jobs that begin to wait at once, whatever else it runs."""
+    queue, after = work.app.queue("default"), work.ran + jobs
+    await queue.pause()
+    await work.fill(jobs, trip=SETTLED_TRIP)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    await queue.resume()
+    await work.until_ran(after)
+    return Drained(jobs, time.perf_counter() - began, time.process_time() - cpu_began)
 
 
 async def _burst(work: Work, jobs: int) -> Drained:
