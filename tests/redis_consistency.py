@@ -210,10 +210,10 @@ def _of_counters(contents: PartitionContents) -> Iterator[str]:
 
 
 def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
-    for kind in ("load", "result", "runs", "log"):
+    for kind in ("load", "result", "runs", "log", "data"):
         for ref in set(contents.names(kind)) - set(contents.jobs):
             yield f"{kind}:{ref!r} is of no job"
-    loads, results = set(contents.names("load")), set(contents.names("result"))
+    loads, results, data = (set(contents.names(kind)) for kind in ("load", "result", "data"))
     for ref, job in contents.jobs.items():
         apart = bool(job.get("load_apart"))
         if (ref in loads) != apart or len(job["payload"]) != (0 if apart else job["load"]):
@@ -222,6 +222,8 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
             yield f"{ref!r} has a result beside it, and does not say so, or has none"
         if (ref in results or "result" in job) and job["state"] != "completed":
             yield f"{ref!r} is {job['state']} and has a result"
+        if (ref in data) != bool(job.get("data_number")):
+            yield f"{ref!r} has data that its record does not name, or the reverse"
         starts = int(job.get("starts", 0))
         if (runs := contents.length("runs", ref)) != min(max(0, starts - 1), RUNS_KEPT - 1):
             yield f"{ref!r} has {runs} runs before its last and {starts} starts"

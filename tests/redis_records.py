@@ -30,7 +30,7 @@ RARE = frozenset(
             "error",
             "reason",
         ),
-        *("progress", "progress_note", "logged"),
+        *("progress", "progress_note", "data", "data_number", "logged"),
     )
 )
 SPECIAL = frozenset(

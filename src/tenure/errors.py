@@ -40,19 +40,20 @@ class UsageError(TenureError):
 
 
 class PayloadTooLargeError(UsageError):
-    """The encoded arguments are larger than the limit."""
+    """The encoded arguments of a call, or the progress object or the data of a job, are larger than the limit."""
 
-    def __init__(self, task: str, size: int, limit: int) -> None:
+    def __init__(self, task: str, size: int, limit: int, part: str = "the arguments") -> None:
         super().__init__(
-            f"the arguments of {task!r} take {size:,} bytes, the limit is {limit:,}; "
+            f"{part} of {task!r} take {size:,} bytes, the limit is {limit:,}; "
             "store the data elsewhere and pass a reference to it"
         )
         self.task = task
         self.size = size
         self.limit = limit
+        self.part = part
 
-    def __reduce__(self) -> tuple[type["PayloadTooLargeError"], tuple[str, int, int]]:
-        return type(self), (self.task, self.size, self.limit)
+    def __reduce__(self) -> tuple[type["PayloadTooLargeError"], tuple[str, int, int, str]]:
+        return type(self), (self.task, self.size, self.limit, self.part)
 
 
 class UnknownTaskError(UsageError):

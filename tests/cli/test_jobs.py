@@ -80,6 +80,24 @@ def test_show_prints_all_fields_of_a_job(there: Terminal) -> None:
     assert '{"number":7}' in text
 
 
+def test_show_has_progress_objects_and_the_jobs_data(there: Terminal) -> None:
+    app = there.app()
+
+    @app.task(name="keep")
+    async def keep() -> None:
+        current_job().progress({"page": 3, "of": 40}, "on the way")
+        current_job().data["next"] = [1, {}]
+
+    job = there.enqueue("keep", work=True, app=app)
+    seen = there.read("jobs", "show", job)
+
+    assert (seen["progress"], seen["progress_note"]) == ({"page": 3, "of": 40}, "on the way")
+    assert seen["data"] == {"next": [1, {}]}
+    text = there.run("jobs", "show", job).stdout
+    assert '{"page":3,"of":40} on the way' in text
+    assert '{"next":[1,{}]}' in text
+
+
 def test_show_says_how_many_log_lines_were_dropped(there: Terminal) -> None:
     app = there.app()
 

@@ -368,5 +368,5 @@ def test_lines_that_come_back_in_any_order_are_kept_in_theirs() -> None:
     signs.restore(first)
     signs.restore(second)
 
-    _, _, log = signs.take()
+    _, _, log, _ = signs.take()
     assert [message for _, _, message, _, _ in log] == ["first", "second", "third"]

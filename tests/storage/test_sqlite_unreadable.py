@@ -36,7 +36,7 @@ GARBAGE: dict[str, list[object]] = {
     "TEXT": ["garbage{", b"\xff\xfe\x00"],
     "INTEGER": [2**63 - 1, -(2**63)],
     "BLOB": [b"\xff\x00"],
-    "REAL": [float("inf")],
+    "ANY": ["garbage{", "[]", b"\xff\x00", float("inf"), 2**63 - 1],
 }
 CASES = {f"{name} {str(value)[:6]}": (name, value) for name, kind in columns() for value in GARBAGE[kind]}
 EMPTIED = ("owner", "heard_at", "lease_until", "started")

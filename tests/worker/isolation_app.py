@@ -264,3 +264,13 @@ async def dozing(seconds: float) -> tuple[float, float, int]:
     began = time.time()
     await asyncio.sleep(seconds)
     return began, time.time(), os.getpid()
+
+
+@app.task(run="process", retry=Retry(max_attempts=3, base="0.1s"))
+def keeping() -> list[int]:
+    """Keep the runs in the job's data, and fail the first time."""
+    current_job().data["runs"] = [*current_job().data.get("runs", []), current_job().run]
+    current_job().progress({"run": current_job().run})
+    if current_job().run == 1:
+        raise ValueError("again")
+    return list(current_job().data["runs"])

@@ -107,6 +107,15 @@ async def test_progress_and_logs_of_an_isolated_run_are_stored(mod: Any) -> None
     assert [(line.message, line.fields) for line in detail.log] == [("so far", {"seen": "yes"})]
 
 
+async def test_data_and_progress_objects_are_kept_there_for_the_next_run(mod: Any) -> None:
+    async with mod.app, mod.app.worker():
+        job = await mod.keeping.enqueue()
+
+        assert await job.result(timeout=30) == [1, 2]
+        assert await job.data() == {"runs": [1, 2]}
+        assert (await job.info()).job.progress == {"run": 2}
+
+
 async def test_logs_of_an_isolated_process_appear_in_the_workers_log(
     mod: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.core.decision import STALL_ERROR
+from tenure.core.document import progress_text
 from tenure.core.postmortem import first_line
 from tenure.errors import JobNotFoundError
 from tenure.ops.run_history import why_again
@@ -81,7 +82,7 @@ def _error(error: ErrorView) -> str:
 
 def _facts(job: DetailView) -> list[tuple[str, str]]:
     stop = f"{moment_text(job.cancel_asked)} {job.cancel_reason or ''}" if job.cancel_asked else ""
-    progress = "" if job.progress is None else f"{job.progress:g} {job.progress_note or ''}"
+    progress = "" if job.progress is None else f"{progress_text(job.progress)} {job.progress_note or ''}"
     tick = "triggered" if job.scheduled_for is None else moment_text(job.scheduled_for)
     return [
         ("id", job.id),
@@ -100,6 +101,7 @@ def _facts(job: DetailView) -> list[tuple[str, str]]:
         ("lease until", moment_text(job.lease_until) if job.state == "active" else ""),
         ("asked to stop", stop),
         ("progress", progress),
+        ("data", "" if job.data is None else value_text(job.data)),
         ("budgets", _budgets(job)),
     ]
 

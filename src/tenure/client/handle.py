@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import MsgspecError, Struct, structs
 
 from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_search import find_record
 from tenure.core.check import flag, remark
 from tenure.core.deduplication import Made
+from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.events import AnyEvent, JobCompleted, JobExpired
 from tenure.core.exponential_delay import ExponentialDelay
@@ -184,6 +185,21 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """
         storage = await self._opened()
         return self._existing((await storage.get([self._ref]))[0])
+
+    async def data(self) -> dict[str, Any]:
+        """Return the job's data, which its handler keeps in `current_job().data`; empty if there are none.
+
+        Raises:
+            JobNotFoundError: the storage has no such job.
+            ThrottledError: the call was throttled and made no job.
+            StorageError: the storage cannot be reached.
+            UsageError: another program has damaged the stored data.
+        """
+        stored = (await self.info()).job.data
+        try:
+            return {} if stored is None else decode_document(stored)
+        except MsgspecError as error:
+            raise UsageError(f"the data of job {self.id} cannot be read: {error}") from None
 
     async def result(self, *, timeout: Duration | None = None) -> R_co:
         """Wait until the job has ended and return its result.
@@ -367,6 +383,10 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     def info_sync(self) -> JobDetail:
         """Call `info` from code without a running event loop."""
         return PORTAL.call(self.info(), verb="info")
+
+    def data_sync(self) -> dict[str, Any]:
+        """Call `data` from code without a running event loop."""
+        return PORTAL.call(self.data(), verb="data")
 
     def result_sync(self, *, timeout: Duration | None = None) -> R_co:
         """Call `result` from code without a running event loop."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
+from tenure.core.document import Progress
 from tenure.core.duration import micros, moment
 from tenure.core.job import DeadReason, OnExpire, RecordedError, StallReason
 from tenure.core.outcome import ReleaseReason, StopCode
@@ -99,7 +100,7 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
 class JobProgressed(JobEvent, frozen=True, kw_only=True):
     """A handler reported its progress. Recorded on request."""
 
-    value: float
+    value: Progress
     note: str | None = None
 
 

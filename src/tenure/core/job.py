@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from tenure.core.document import Progress
 from tenure.core.lifecycle import State
 from tenure.core.retry import Backoff
 
@@ -245,7 +246,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     `put_back_used`: since its last charge or end the job was put back once without a charge because its worker failed;
     the next time is charged as a stall.
     `ttl`: how long the job may wait before it starts; a redrive starts the count again. `kept_until`: when a completed
-    job's own `result_ttl` is over. `redrive_at`: when a rule puts a failed job back; it has done so `redrives` times.
+    job's own `result_ttl` is over. `data`: the JSON document that its handlers keep; `data_number` counts its changes.
+    `redrive_at`: when a rule puts a failed job back; it has done so `redrives` times.
     """
 
     queue: str
@@ -301,8 +303,10 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     result: bytes | None = None
     error: RecordedError | None = None
     reason: str | None = None
-    progress: float | None = None
+    progress: Progress | None = None
     progress_note: str | None = None
+    data: bytes | None = None
+    data_number: int = 0
     schedule: str | None = None
     tick: int | None = None
     parent: str | None = None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tenure.core.document import progress_text
 from tenure.core.duration import duration_text, moment
 from tenure.core.job import JobRecord, LogLine, RunRecord, StallReason
 from tenure.core.text import storable
@@ -204,7 +205,7 @@ def _progress(job: JobRecord) -> list[str]:
     if job.progress is None:
         return []
     note = f" ({_cut(job.progress_note, _LINE)})" if job.progress_note else ""
-    return [f"progress: {job.progress:g}{note}"]
+    return [f"progress: {_cut(progress_text(job.progress), _LINE)}{note}"]
 
 
 def _log_lines(log: Sequence[LogLine]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import structs
 
 from tenure.core.deduplication import due_at
+from tenure.core.document import Progress
 from tenure.core.duration import duration_text, moment
 from tenure.core.events import (
     JobCollected,
@@ -274,7 +275,7 @@ def begun(job: JobRecord, owner: Owner) -> JobStarted:
     )
 
 
-def progressed(job: JobRecord, value: float, note: str | None) -> JobProgressed:
+def progressed(job: JobRecord, value: Progress, note: str | None) -> JobProgressed:
     """Return the optional event for a handler's progress."""
     return JobProgressed(queue=job.queue, id=job.id, task=job.task, run=job.starts, value=value, note=note)
 

@@ -8,26 +8,31 @@ from contextvars import Context, ContextVar
 from datetime import datetime
 from typing import Any
 
+from tenure.core.document import PROGRESS_LIMIT, NotADocumentError, encode_document
 from tenure.core.duration import moment
 from tenure.core.job import JobRecord, RecordedError, Ref
 from tenure.core.public import PublicObject
 from tenure.core.text import storable
-from tenure.errors import UsageError
+from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.handlers.control import Cancel
+from tenure.handlers.job_data import JobData
 
 LOG_WAITING = 1000
 """The most log lines that wait for the next beat. If a handler writes more in one beat, the oldest are dropped."""
 
 
-Progress = tuple[float, str | None]
-"""The handler's progress value and an optional note."""
+SentProgress = tuple[float | str, str | None]
+"""The handler's progress and an optional note. The progress is a number, or an object as JSON text."""
 
 Line = tuple[float, str, str, dict[str, str], int]
 """A line of a job's log: the uptime when it was written, level, message, fields, and its number in the run."""
 
 
-Report = tuple[float | None, Progress | None, list[Line]]
-"""The signals of a handler between two beats: the uptime of the latest signal, the progress, and the log lines."""
+SentData = tuple[int, bytes]
+"""The job's data as JSON, and how many times this run has changed them."""
+
+Report = tuple[float | None, SentProgress | None, list[Line], SentData | None]
+"""The signals of a handler between two messages: the uptime of the latest signal, progress, log lines, and data."""
 
 
 class ProgressReports:
@@ -39,26 +44,32 @@ class ProgressReports:
     last: float = -math.inf
     """The uptime of the latest signal, sent or not."""
     _at: float | None = None
-    _progress: Progress | None = None
+    _progress: SentProgress | None = None
+    _data: SentData | None = None
     _log: deque[Line] | None = None
     _in_flight: Report | None = None
     """The signals of the latest message, until its answer is known."""
     _logged: int = 0
     """The number of log lines of this run so far."""
+    _changes: int = 0
+    """How many times this run has changed the job's data."""
 
-    def sign(self, at: float, progress: Progress | None = None) -> None:
-        """Record a heartbeat at the given uptime, with the progress if there is any."""
-        with self._lock:
+    def sign(self, at: float, progress: SentProgress | None = None, data: bytes | None = None) -> None:
+        """Record a heartbeat at the given uptime, with the progress and the job's data if they changed."""
+        with self.lock:
             self._at = self.last = at
             if progress is not None:
                 self._progress = progress
+            if data is not None:
+                self._changes += 1
+                self._data = self._changes, data
         # Another thread may remove the callback meanwhile.
         if (echo := self.echo) is not None:
             echo(at)
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
         """Record a log line at the given uptime; it counts as a heartbeat."""
-        with self._lock:
+        with self.lock:
             self._at = self.last = at
             self._logged += 1
             self._lines().append((at, level, message, fields, self._logged))
@@ -74,10 +85,10 @@ class ProgressReports:
     def take(self) -> Report:
         """Return the waiting signals and clear them."""
         if not self.pending:
-            return None, None, []
-        with self._lock:
-            report = self._at, self._progress, list(self._log or ())
-            self._at = self._progress = self._log = None
+            return None, None, [], None
+        with self.lock:
+            report = self._at, self._progress, list(self._log or ()), self._data
+            self._at = self._progress = self._log = self._data = None
             self._in_flight = report
         return report
 
@@ -99,18 +110,20 @@ class ProgressReports:
 
         The signals keep their own time: sending a heartbeat again must not make it look newer.
         """
-        at, progress, log = report
-        with self._lock:
+        at, progress, log, data = report
+        with self.lock:
             self._in_flight = None
             self._at = at if self._at is None else self._at
             self._progress = self._progress or progress
+            self._data = max(self._data or (0, b""), data or (0, b"")) if self._data or data else None
             # Sort by line number: two messages of a run may be in flight and be put back in any order.
             self._log = deque(sorted((*log, *self._lines()), key=lambda line: line[-1]), maxlen=LOG_WAITING)
 
     @property
-    def _lock(self) -> threading.Lock:
+    def lock(self) -> threading.Lock:
+        """Guards the signals of this run."""
         # setdefault is one atomic step: several threads of a handler may send their first signal at once.
-        lock: threading.Lock = self.__dict__.setdefault("lock", threading.Lock())
+        lock: threading.Lock = self.__dict__.setdefault("_lock", threading.Lock())
         return lock
 
     def _lines(self) -> deque[Line]:
@@ -145,6 +158,14 @@ class JobLog:
         self._write("error", message, args, fields)
 
 
+def _note(note: object) -> str:
+    """Return the note of a progress as text, even if the object cannot be made text."""
+    try:
+        return storable(str(note))
+    except BaseException:
+        return ""
+
+
 def _merged(message: object, args: tuple[object, ...]) -> str:
     """Return the message with its arguments. Arguments that do not fit are appended: the line must not be lost."""
     text = str(message)
@@ -163,6 +184,7 @@ class JobContext(PublicObject):
     _internal = frozenset({"misuse", "over", "record", "stop"})
 
     _log: JobLog | None = None
+    _data: JobData | None = None
     _stopping = False
     _cancelled: str | None = None
     over: bool = False
@@ -277,21 +299,61 @@ class JobContext(PublicObject):
         """Send a heartbeat. With the next beat it extends the lease and restarts `heartbeat_timeout`. Never raises."""
         self._signs.sign(self._uptime())
 
-    def progress(self, value: float, note: object = None) -> None:
-        """Report progress as a number in a unit of your choice, with an optional note; counts as a heartbeat.
+    def progress(self, value: float | Mapping[str, Any], note: object = None) -> None:
+        """Report progress with an optional note; counts as a heartbeat.
 
-        The storage has it within 0.5 s. Call it as often as you like: only the latest value is sent, at most twice a
-        second. Never raises. A value that is not a finite number counts as a heartbeat only.
+        `value`: a number in a unit of your choice, or a small object with JSON values, such as
+        `{"page": 3, "of": 40}`. The storage has it within 0.5 s. Call it as often as you like: only the latest value is
+        sent, at most twice a second. With a number it never raises; one that is not finite counts as a heartbeat only.
+
+        Raises:
+            PayloadTooLargeError: the object takes more than 4 KiB of JSON.
+            UsageError: the object is not plain JSON.
         """
+        if isinstance(value, Mapping):
+            text = self._progress_text(value)
+            self._signs.sign(self._uptime(), (text, None if note is None else _note(note)))
+            self._send_soon()
+            return
         try:
             number = float(value)
-            how_far = (number, None if note is None else storable(str(note))) if math.isfinite(number) else None
+            how_far = (number, None if note is None else _note(note)) if math.isfinite(number) else None
             self._signs.sign(self._uptime(), how_far)
             if how_far is not None:
                 self._send_soon()
         except BaseException:
             # The value or the note may be an object whose methods raise; this call must not.
             self._signs.sign(self._uptime())
+
+    @property
+    def data(self) -> JobData:
+        """The job's data: a JSON document of at most 64 KiB, which the next run finds if this one does not complete."""
+        with self._signs.lock:
+            if self._data is None:
+                self._data = JobData(self.task, self._job.data, self._save)
+        return self._data
+
+    def save_data(self) -> None:
+        """Store changes inside nested values of the data. Never raises; for the worker when the handler has ended."""
+        if self._data is None:
+            return
+        try:
+            self._data.save()
+        except BaseException as error:
+            self.log.error(f"the last changes of the job's data are not stored: {error}")
+
+    def _save(self, document: bytes) -> None:
+        self._signs.sign(self._uptime(), data=document)
+        self._send_soon()
+
+    def _progress_text(self, value: Mapping[str, Any]) -> str:
+        try:
+            body = encode_document(value)
+        except NotADocumentError as error:
+            raise UsageError(f"the progress of {self.task!r} must be plain JSON: {error}") from None
+        if len(body) > PROGRESS_LIMIT:
+            raise PayloadTooLargeError(self.task, len(body), PROGRESS_LIMIT, "the values of the progress")
+        return body.decode()
 
     def _write(self, level: str, message: object, args: tuple[object, ...], fields: Mapping[str, object]) -> None:
         try:

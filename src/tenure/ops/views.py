@@ -16,6 +16,7 @@ from tenure.client.dead_letters import DeadGroups, DeadLetter, DeadReport
 from tenure.clock import SECOND
 from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.deduplication import Made
+from tenure.core.document import Progress, decode_document
 from tenure.core.duration import moment
 from tenure.core.frames import unframed
 from tenure.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
@@ -77,7 +78,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     lease_until: datetime | None
     cancel_asked: datetime | None
     cancel_reason: str | None
-    progress: float | None
+    progress: Progress | None
     progress_note: str | None
     schedule: str | None
     scheduled_for: datetime | None
@@ -112,8 +113,9 @@ class LogView(Struct, frozen=True, kw_only=True):
 
 
 class DetailView(JobView, frozen=True, kw_only=True):
-    """A job with its runs, its log, and why it ran more than once."""
+    """A job with its data, its runs, its log, and why it ran more than once."""
 
+    data: Any
     why: str | None
     runs: list[RunView]
     log: list[LogView]
@@ -426,6 +428,7 @@ def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> Detail
     """Return the view of a job with its history."""
     return DetailView(
         **_job_fields(detail.job, decode),
+        data=readable(detail.job.data, decode_document),
         why=why,
         runs=[_run(run) for run in detail.runs],
         log=[

@@ -166,6 +166,8 @@ class LeaseRenewal(Struct, frozen=True):
     `trace`: the handler's current position in its code, if it differs from the one that the last beat sent; at most
     `TRACE_KEPT` characters. It is stored with the run, even if the lease is not extended, until the run's end is
     recorded.
+    `progress`: a number, or an object as JSON text. `data`: the job's data as JSON. It replaces the stored data if its
+    number is higher, so a message that arrives late changes nothing.
     `exclusive`: the run holds an exclusive right, which must not pass to another run while its handler goes on. Its
     worker stops the run at its limits and settles it when the handler has ended, so the limits do not bound this lease.
     """
@@ -177,8 +179,10 @@ class LeaseRenewal(Struct, frozen=True):
     exclusive: bool = False
     ran: int | None = None
     silent: int | None = None
-    progress: float | None = None
+    progress: float | str | None = None
     note: str | None = None
+    data: bytes | None = None
+    data_number: int = 0
     log: tuple[NewLogLine, ...] = ()
     trace: str | None = None
 
@@ -695,9 +699,10 @@ class Storage(Protocol):
         run that the owner no longer holds is refused and recorded (`RunFenced`).
 
         The beat's events are recorded unchanged. A log line or an event that was received before, by its number, is
-        skipped. At most 500 renewals a call. The request's lanes hand back runs as a claim's lane does, but the runs of
-        a call that is still under way stay. A partition that has lost its identity gets it back from the owner's `seen`
-        if only the identity is missing, and gets a new one if all data is lost.
+        skipped, and so are data with a number that is not higher than that of the stored data. At most 500 renewals a
+        call. The request's lanes hand back runs as a claim's lane does, but the runs of a call that is still under way
+        stay. A partition that has lost its identity gets it back from the owner's `seen` if only the identity is
+        missing, and gets a new one if all data is lost.
         """
         ...
 

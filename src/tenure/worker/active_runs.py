@@ -348,7 +348,7 @@ class PendingRenewal:
     def __init__(
         self, run: ActiveRun, report: Report, now: float, trace: str | None, monitor: LoopMonitor | None
     ) -> None:
-        signed_at, progress, log = report
+        signed_at, progress, log, data = report
         # Count from the latest sign: whether it arrives is unknown until the answer.
         ran, self._silent = run.extended_limits(now, max(run.signed_at, run.signs.last), monitor)
         self.run = run
@@ -369,6 +369,8 @@ class PendingRenewal:
             silent=0 if waits else max(0, round(self._silent * SECOND)),
             progress=progress[0] if progress else None,
             note=progress[1] if progress else None,
+            data=data[1] if data else None,
+            data_number=run.lease.job.data_number + data[0] if data else 0,
             log=tuple(
                 NewLogLine(level, message, fields, max(0, round((now - at) * SECOND)), number)
                 for at, level, message, fields, number in log

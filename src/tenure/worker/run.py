@@ -284,6 +284,8 @@ class Runner:
             except BaseException as error:
                 # Codecs are user code too, and do not await either.
                 return _failed(run, Unreadable(_unrecorded(error, value)), error)
+        finally:
+            run.context.save_data()
         # An abandoned thread still runs, so its hook may not clean up yet. The hook of an abandoned run is not called
         # at all: the job may already belong to another run.
         tidies = isinstance(outcome, Cancelled) and not run.in_thread and not run.abandoned

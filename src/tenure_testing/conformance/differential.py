@@ -260,7 +260,9 @@ class History:
                 lease.ref,
                 lease.fence,
                 sign=self._dice.random() < 0.5,
-                progress=self._dice.choice((None, 0.5)),
+                progress=self._dice.choice((None, 0.5, '{"page":1}')),
+                data=self._dice.choice((None, None, b'{"at":1}')),
+                data_number=self._dice.randrange(1, 4),
                 note=self._dice.choice((None, "half")),
                 log=self._dice.choice(((), (NewLogLine("info", "line", {"k": "v"}, ago=7),))),
             )

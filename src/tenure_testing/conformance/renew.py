@@ -6,11 +6,19 @@ import pytest
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.events import JobStalled, RunFenced, StorageRewound, WorkerStarted, WorkerStopped, WorkerStopping
-from tenure.core.job import StallTerms
+from tenure.core.events import (
+    JobProgressed,
+    JobStalled,
+    RunFenced,
+    StorageRewound,
+    WorkerStarted,
+    WorkerStopped,
+    WorkerStopping,
+)
+from tenure.core.job import RecordedError, StallTerms
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.outcome import Interrupted
+from tenure.core.outcome import Interrupted, Rejected
 from tenure.core.partition import PartitionState, compare
 from tenure.storage.protocol import (
     LOG_LINES_KEPT,
@@ -21,6 +29,8 @@ from tenure.storage.protocol import (
     DeleteJob,
     LeaseRenewal,
     NewLogLine,
+    Query,
+    RedriveJob,
     RenewRequest,
     RenewResult,
     Settings,
@@ -34,6 +44,7 @@ from tenure_testing.conformance.helpers import (
     BOB,
     LEASE,
     QUEUE,
+    RAISED,
     Conformance,
     all_events,
     beat,
@@ -335,6 +346,95 @@ class RenewConformance(Conformance):
         job = await record(storage, lease.ref)
 
         assert (job.progress, job.progress_note) == (0.5, None)
+
+    async def test_progress_may_be_an_object(self, storage: Storage) -> None:
+        await storage.tune(Target("queue", QUEUE), Settings(record=("progressed",)))
+        lease = await start(storage)
+        for text, note in (('{"page":3,"of":[],"who":{}}', "größe"), (None, None)):
+            await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, progress=text, note=note),)))
+            job = await record(storage, lease.ref)
+
+            assert (job.progress, job.progress_note) == ({"page": 3, "of": [], "who": {}}, "größe")
+
+        (found,) = (await storage.find(Query())).jobs
+        (event,) = [event for event in (await storage.events()).events if isinstance(event, JobProgressed)]
+
+        assert found.progress == event.value == {"page": 3, "of": [], "who": {}}
+        assert event.note == "größe"
+
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, progress=0.5),)))
+        job = await record(storage, lease.ref)
+
+        assert (job.progress, job.progress_note) == (0.5, None)
+
+    @pytest.mark.parametrize("size", [10, 65_536])
+    async def test_a_jobs_data_are_found_by_its_next_run(self, storage: Storage, clock: ManualClock, size: int) -> None:
+        data = b'{"at":"' + b"x" * (size - 9) + b'"}'
+        lease = await start(storage)
+
+        assert (lease.job.data, lease.job.data_number) == (None, 0)
+
+        await storage.renew(RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, data=data, data_number=1),)))
+        await beat(storage, ALICE, [lease])
+        kept = await record(storage, lease.ref)
+        await settle(storage, ALICE, lease, RAISED)
+        clock.advance(86_400)
+        lease = await claim_one(storage)
+
+        assert (kept.data, kept.data_number) == (data, 1)
+        assert (lease.job.data, lease.job.data_number) == (data, 1)
+
+        await settle(storage, ALICE, lease, Interrupted("shutdown"))
+        clock.advance(86_400)
+        lease = await claim_one(storage, BOB)
+        (found,) = (await storage.find(Query())).jobs
+
+        assert (lease.job.data, found.data) == (data, data)
+
+        await settle(storage, BOB, lease)
+        ended = await record(storage, lease.ref)
+
+        assert (ended.state, ended.data) == (State.COMPLETED, data)
+
+    async def test_only_the_current_run_changes_the_data(self, storage: Storage, clock: ManualClock) -> None:
+        zombie = await start(storage)
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(zombie.ref, zombie.fence, data=b'{"run":1}', data_number=1),))
+        )
+        await recover(storage, clock)
+        lease = await claim_one(storage, BOB)
+
+        assert lease.job.data == b'{"run":1}'
+
+        for owner, fence, number, body, expected in (
+            (ALICE, zombie.fence, 9, b'{"late":1}', b'{"run":1}'),
+            (BOB, lease.fence, 2, b'{"n":2}', b'{"n":2}'),
+            (ALICE, zombie.fence, 9, b'{"late":1}', b'{"n":2}'),
+            (BOB, lease.fence, 2, b'{"twice":2}', b'{"n":2}'),
+            (BOB, lease.fence, 4, b'{"n":4}', b'{"n":4}'),
+            (BOB, lease.fence, 3, b'{"n":3}', b'{"n":4}'),
+        ):
+            renewal = LeaseRenewal(lease.ref, fence, data=body, data_number=number)
+            await storage.renew(RenewRequest(owner, (renewal,)))
+
+            assert (await record(storage, lease.ref)).data == expected
+
+    async def test_a_redrive_keeps_the_data_and_a_deletion_does_not(self, storage: Storage) -> None:
+        lease = await start(storage)
+        await storage.renew(
+            RenewRequest(ALICE, (LeaseRenewal(lease.ref, lease.fence, data=b'{"a":1}', data_number=1),))
+        )
+        await settle(storage, ALICE, lease, Rejected(RecordedError("Reject", "no")))
+        await storage.revise([RedriveJob(lease.ref)])
+        lease = await claim_one(storage)
+
+        assert (lease.job.data, lease.job.progress) == (b'{"a":1}', None)
+
+        await settle(storage, ALICE, lease)
+        await storage.revise([DeleteJob(lease.ref)])
+        again = await start(storage, new_job(lease.ref.id))
+
+        assert (again.job.data, again.job.data_number) == (None, 0)
 
     async def test_log_lines_are_kept_with_their_run_and_time(self, storage: Storage, clock: ManualClock) -> None:
         first = await start(storage)

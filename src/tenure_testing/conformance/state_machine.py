@@ -296,7 +296,9 @@ class RenewalTemplate:
     exclusive: bool
     ran: int | None
     silent: int | None
-    progress: float | None
+    progress: float | str | None
+    data: bytes | None
+    data_number: int
     note: str | None
     log: tuple[NewLogLine, ...]
     times: int
@@ -315,6 +317,8 @@ class RenewalTemplate:
             ran=self.ran,
             silent=self.silent,
             progress=self.progress,
+            data=self.data,
+            data_number=self.data_number,
             note=self.note,
             log=self.log * self.times,
             trace=self.trace,
@@ -328,7 +332,9 @@ renewal_templates = st.builds(
     exclusive=st.sampled_from((False, False, True)),
     ran=optional_durations,
     silent=optional_durations,
-    progress=st.sampled_from((None, 0.5, 1.0)),
+    progress=st.sampled_from((None, 0.5, 1.0, '{"page":1}')),
+    data=st.sampled_from((None, None, b"{}", b'{"at":"\xe2\x98\x83"}')),
+    data_number=st.sampled_from((1, 2, 3)),
     note=st.sampled_from((None, "half")),
     log=log_lines,
     times=st.sampled_from((1, 1, 600)),

@@ -13,6 +13,7 @@ from msgspec import structs
 from tenure.clock import Clock
 from tenure.core.decision import Decision, Finish, PutBack, RunEnd
 from tenure.core.deduplication import merge_name
+from tenure.core.document import read_progress
 from tenure.core.events import (
     JobCancelled,
     JobDeleted,
@@ -435,8 +436,10 @@ class Model(ScheduleStore):
             not_before=min(job.started or now, now) + job.stall.start_grace,
             exclusive=renewal.exclusive,
         )
-        if renewal.progress is not None:
-            self._record_on_request(progressed(job, renewal.progress, renewal.note), now)
+        progress = read_progress(renewal.progress)
+        if progress is not None:
+            self._record_on_request(progressed(job, progress, renewal.note), now)
+        is_new = renewal.data is not None and renewal.data_number > job.data_number
         self._replace(
             job,
             structs.replace(
@@ -446,8 +449,10 @@ class Model(ScheduleStore):
                 suspect_until=None if end > now else job.suspect_until,
                 run_until=run_until,
                 progress_until=progress_until,
-                progress=job.progress if renewal.progress is None else renewal.progress,
-                progress_note=job.progress_note if renewal.progress is None else renewal.note,
+                progress=job.progress if progress is None else progress,
+                progress_note=job.progress_note if progress is None else renewal.note,
+                data=renewal.data if is_new else job.data,
+                data_number=renewal.data_number if is_new else job.data_number,
             ),
         )
 

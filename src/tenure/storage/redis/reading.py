@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from tenure.core.document import read_progress
 from tenure.core.duration import moment
 from tenure.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamped
 from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
@@ -439,7 +440,11 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
     except (msgspec.MsgspecError, TypeError, ValueError):
         return UnreadableEvent(body=body.decode(errors="replace"))
     try:
+        values: dict[str, Any] = dict(fields)
+        if isinstance(fields.get("value"), str):
+            # A progress object is JSON text for scripts.
+            values["value"] = read_progress(fields["value"])
         instants = {name: moment(fields[name]) for name in ("due_at", "tick") if isinstance(fields.get(name), int)}
-        return _event.decode(_encode({**fields, **instants}))
+        return _event.decode(_encode({**values, **instants}))
     except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
         return UnreadableEvent(body=shown)

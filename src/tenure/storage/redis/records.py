@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from tenure.core.document import read_progress
 from tenure.core.frames import framed
 from tenure.core.job import (
     CollectKey,
@@ -148,8 +149,11 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     redrives: int = 0
     error: str | None = None
     reason: str | None = None
-    progress: float | None = None
+    progress: float | str | None = None
     progress_note: str | None = None
+    data: str | None = None
+    """Only in the answers of scripts; it is stored apart from the record."""
+    data_number: int = 0
     logged: bool = False
     """The job has a log; only scripts use this field."""
 
@@ -521,8 +525,10 @@ def _with_rare_fields(job: JobRecord, rare: RareFields) -> JobRecord:
         redrives=rare.redrives,
         error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
         reason=rare.reason,
-        progress=rare.progress,
+        progress=read_progress(rare.progress),
         progress_note=rare.progress_note,
+        data=None if rare.data is None else rare.data.encode(),
+        data_number=rare.data_number,
     )
 
 

@@ -22,7 +22,7 @@ RENEWED_AT_ONCE = 250
 """Maximum number of renewals in one call: a server needs some microseconds to read each."""
 
 REQUEST_CHARS = 500_000
-"""A request takes no more renewals after this many characters of traces: a server reads a whole request at once."""
+"""A request takes no more renewals after this many characters of traces and data: a server reads all of it at once."""
 
 
 class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
@@ -36,7 +36,7 @@ class EncodedLogLine(Struct, omit_defaults=True, kw_only=True):
 
 
 class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
-    """A renewal as a script reads it. `trace`: its place among the script's arguments."""
+    """A renewal as a script reads it. `data`, `trace`: their places among the script's arguments."""
 
     ref: str
     fence: int
@@ -45,8 +45,10 @@ class EncodedRenewal(Struct, omit_defaults=True, kw_only=True):
     exclusive: bool = False
     ran: int | None = None
     silent: int | None = None
-    progress: float | None = None
+    progress: float | str | None = None
     note: str | None = None
+    data: int | None = None
+    data_number: int = 0
     log: list[EncodedLogLine] | None = None
     trace: int | None = None
 
@@ -110,7 +112,7 @@ def first_batch(renewals: Sequence[LeaseRenewal]) -> tuple[LeaseRenewal, ...]:
     for number, renewal in enumerate(renewals):
         if size > REQUEST_CHARS or number == RENEWED_AT_ONCE:
             return tuple(renewals[:number])
-        size += len(renewal.trace or "")
+        size += len(renewal.trace or "") + len(renewal.data or b"")
     return tuple(renewals)
 
 
@@ -166,6 +168,8 @@ def _encode_renewal(renewal: LeaseRenewal, encoder: RequestEncoder) -> EncodedRe
         silent=renewal.silent,
         progress=renewal.progress,
         note=renewal.note,
+        data=None if renewal.data is None else encoder.put(renewal.data),
+        data_number=renewal.data_number,
         log=[
             EncodedLogLine(
                 level=line.level,

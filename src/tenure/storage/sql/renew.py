@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.document import read_progress
 from tenure.core.job import LogPosition, Owner, Ref
 from tenure.core.lease import lease_end, renewed_limits
 from tenure.core.partition import IDENTITY_LOST, PartitionState
@@ -128,15 +129,20 @@ def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row) -> Sequence[Any]:
             "progress_until": progress_until,
             "progress": renewal.progress,
             "note": renewal.note,
+            "data": renewal.data,
+            "data_number": 0 if renewal.data is None else renewal.data_number,
             "seq": seq,
         },
     )
     return cancel
 
 
-def _record_progress(tx: Transaction, ref: Ref, progress: float, note: str | None) -> None:
-    if records_event(tx, ref.queue, "progressed") and (found := find_job(tx, ref)) is not None:
-        tx.record(progressed(found[1], progress, note))
+def _record_progress(tx: Transaction, ref: Ref, progress: float | str, note: str | None) -> None:
+    if not records_event(tx, ref.queue, "progressed"):
+        return
+    value, found = read_progress(progress), find_job(tx, ref)
+    if value is not None and found is not None:
+        tx.record(progressed(found[1], value, note))
 
 
 def _keep_log(tx: Transaction, seq: int, run: int, renewal: LeaseRenewal) -> None:

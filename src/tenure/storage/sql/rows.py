@@ -8,6 +8,7 @@ import msgspec
 from msgspec import structs
 
 from tenure.core.deduplication import merge_name
+from tenure.core.document import read_progress
 from tenure.core.events import AnyEvent, from_log, stamped
 from tenure.core.frames import framed
 from tenure.core.job import (
@@ -255,6 +256,8 @@ def _record(row: Row) -> JobRecord:
         result,
         quarantined,
         put_back_used,
+        data,
+        data_number,
         *_,
     ) = row
     return JobRecord(
@@ -311,8 +314,10 @@ def _record(row: Row) -> JobRecord:
         result=result,
         error=_error(error) if error else None,
         reason=reason,
-        progress=progress,
+        progress=progress if progress is None else read_progress(progress),
         progress_note=progress_note,
+        data=data,
+        data_number=data_number,
         schedule=schedule,
         tick=tick,
         parent=parent,
@@ -364,7 +369,7 @@ def _policy_text(policy: Policy) -> str:
     return _DEFAULT_POLICY_TEXT if policy == DEFAULT_POLICY else _encode(policy).decode()
 
 
-_DECODERS: dict[str, Callable[[str], object]] = {
+_DECODERS: dict[str, Callable[[Any], object]] = {
     "headers": _headers,
     "tags": _names,
     "keys": keys,
@@ -373,6 +378,7 @@ _DECODERS: dict[str, Callable[[str], object]] = {
     "pinned": _names,
     "policy": decode_policy,
     "error": _error,
+    "progress": read_progress,
 }
 
 

@@ -69,7 +69,8 @@ CREATE TABLE job (
     redrives INTEGER NOT NULL DEFAULT 0,
     error TEXT,
     reason TEXT,
-    progress REAL,
+    -- A number, or JSON text.
+    progress ANY,
     progress_note TEXT,
     schedule TEXT,
     tick INTEGER,
@@ -78,6 +79,8 @@ CREATE TABLE job (
     result BLOB,
     quarantined INTEGER NOT NULL DEFAULT 0,
     put_back_used INTEGER NOT NULL DEFAULT 0,
+    data BLOB,
+    data_number INTEGER NOT NULL DEFAULT 0,
     -- The latest run. Earlier runs are in `run`. If `run_fence` is NULL, all runs are there.
     run_fence INTEGER,
     run_owner TEXT,

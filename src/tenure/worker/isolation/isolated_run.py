@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from msgspec import structs
 
 from tenure.clock import SECOND, Clock
+from tenure.core.document import DATA_LIMIT, PROGRESS_LIMIT, decode_document, read_progress
 from tenure.core.job import LogLine, Owner, RunRecord, StallReason
 from tenure.core.outcome import Interrupted, Outcome, Stalled
 from tenure.core.postmortem import LINES, Ending, Workplace, post_mortem, stall_cause
-from tenure.handlers.context import Line, Progress
+from tenure.handlers.context import Line, SentProgress
 from tenure.processes.exit_status import OomKills, describe
 from tenure.processes.process import ProcessExit
 from tenure.worker.active_runs import ActiveRun, RunKey, StopReason, overrides
@@ -42,7 +44,7 @@ class LastSigns:
         self.began = False
         self.checked_at = 0.0
         """The uptime of the last check of the handler's stack."""
-        self.progress: Progress | None = None
+        self.progress: SentProgress | None = None
         self.lines: deque[Line] = deque(maxlen=LINES)
 
 
@@ -70,7 +72,9 @@ def crash_outcome(
     report_age = (
         max(0, round((now - last_signs.checked_at) * SECOND)) if last_signs.checked_at > run.claimed_at else None
     )
-    progress, note = last_signs.progress or (job.progress, job.progress_note)
+    progress, note = job.progress, job.progress_note
+    if last_signs.progress is not None:
+        progress, note = read_progress(last_signs.progress[0]), last_signs.progress[1]
     text = post_mortem(
         structs.replace(job, heard_at=wall, progress=progress, progress_note=note),
         stall_cause(job, reason, silent_for=silent, ending=ending, max_block=max_block),
@@ -133,6 +137,19 @@ class IsolationSettings:
     clock: Clock
     max_block: float
     lease_holder: LeaseHolder
+
+
+def _is_valid(signs: RunSigns) -> bool:
+    """Return True if progress and data of a message can be stored. A handler can forge the message."""
+    value = signs.progress[0] if signs.progress is not None else 0.0
+    try:
+        if isinstance(value, str):
+            decode_document(value)
+        if signs.data is not None:
+            decode_document(signs.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return (not isinstance(value, str) or len(value) <= PROGRESS_LIMIT) and len(signs.data or b"") <= DATA_LIMIT
 
 
 class IsolatedRun:
@@ -278,13 +295,14 @@ class IsolatedRun:
 
     def _take_signs(self, process: PoolProcess, signs: RunSigns, last_signs: LastSigns) -> None:
         run = self.run
-        last_signs.progress = signs.progress or last_signs.progress
+        progress = signs.progress if _is_valid(signs) else None
+        last_signs.progress = progress or last_signs.progress
         last_signs.lines.extend(signs.log)
         for at, level, message, fields, _ in signs.log:
             run.signs.log(at, level, message, fields)
         if signs.at is not None:
-            run.signs.sign(signs.at, signs.progress)
-        if signs.progress is not None or signs.log:
+            run.signs.sign(signs.at, progress, signs.data if _is_valid(signs) else None)
+        if progress is not None or signs.data is not None or signs.log:
             self._settings.lease_holder.report(run.key)
         run.isolated_position = signs.trace or run.isolated_position
         if signs.in_hook and not run.in_hook:

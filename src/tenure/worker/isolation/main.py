@@ -28,7 +28,7 @@ from tenure.core.lease import Lease
 from tenure.core.outcome import Outcome, Raised
 from tenure.core.text import storable
 from tenure.failures import log_failure, recorded, trace_of
-from tenure.handlers.context import Progress, ProgressReports
+from tenure.handlers.context import ProgressReports, SentProgress
 from tenure.handlers.log_fields import STANDARD, add_log_fields
 from tenure.processes.process import end_with_parent, inherited_socket, kill_own_group
 from tenure.runtime import Runtime
@@ -118,9 +118,9 @@ class ForwardedSigns(ProgressReports):
         super().__init__()
         self._news = news
 
-    def sign(self, at: float, progress: Progress | None = None) -> None:
+    def sign(self, at: float, progress: SentProgress | None = None, data: bytes | None = None) -> None:
         """Note a sign, and have it sent."""
-        super().sign(at, progress)
+        super().sign(at, progress, data)
         self._news.set()
 
     def log(self, at: float, level: str, message: str, fields: dict[str, str]) -> None:
@@ -322,11 +322,13 @@ class JobProcess:
             with contextlib.suppress(Exception):
                 trace = stack_of(run)
         with self._sending:
-            at, progress, log = run.signs.take()
+            at, progress, log, data = run.signs.take()
             news = trace if trace != run.traced else None
             run.traced = news or run.traced
             if at is not None or news is not None:
-                self._line.send(RunSigns(run.lease.fence, at, progress, tuple(log), run.in_hook, news))
+                self._line.send(
+                    RunSigns(run.lease.fence, at, progress, tuple(log), run.in_hook, news, data[1] if data else None)
+                )
 
 
 def main() -> None:

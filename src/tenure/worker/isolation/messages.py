@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from tenure.client.app_location import AppLocation
 from tenure.core.job import JobRecord
 from tenure.core.outcome import Outcome
-from tenure.handlers.context import Line, Progress
+from tenure.handlers.context import Line, SentProgress
 
 VARIABLE = "TENURE_ISOLATED_PROCESS"
 """The environment variable with the descriptor of the isolated process's socket."""
@@ -77,10 +77,11 @@ class RunSigns(Struct, frozen=True, tag="signs"):
 
     fence: int
     at: float | None = None
-    progress: Progress | None = None
+    progress: SentProgress | None = None
     log: tuple[Line, ...] = ()
     in_hook: bool = False
     trace: str | None = None
+    data: bytes | None = None
 
 
 class LoopTurned(Struct, frozen=True, tag="turned"):

@@ -151,7 +151,7 @@ local bytes = 0
 local function shown(job)
   local payload, result = Record.read_separate_payload(job), Record.read_separate_result(job)
   bytes = bytes + #payload + #(job.payload or '') + (result and #result or 0)
-  return { job.made, job.ref, Record.encoded(job), payload, result }
+  return { job.made, job.ref, Record.encoded_with_data(job), payload, result }
 end
 
 local function look_through(queues)

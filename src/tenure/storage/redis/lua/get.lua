@@ -23,7 +23,7 @@ local function read(ref)
   items = items + #runs + #log
   local trace = job.state == 'active' and Record.read_trace(job)
   bytes = bytes + #payload + #(job.payload or '') + (result and #result or 0) + (trace and #trace or 0)
-  return { ref, Record.encoded(job), payload, result, runs, log, trace or false }
+  return { ref, Record.encoded_with_data(job), payload, result, runs, log, trace or false }
 end
 
 local found = {}

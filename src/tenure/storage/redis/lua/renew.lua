@@ -8,8 +8,8 @@
 -- log:<ref>  LIST  the lines that a job's handlers logged
 --
 -- Request: {owner = {id, name, host, pid}, renewals, worker, events, first_event, last, lanes, seen, layout, fresh}.
---   renewals  each with the fields of LeaseRenewal, but the trace by its place among the arguments; a line of its log
---             is {level, message, fields, ago, number}
+--   renewals  each with the fields of LeaseRenewal, but data and trace by their places among the arguments; a line of
+--             its log is {level, message, fields, ago, number}
 --   events    each {body, ref}: the place of its body, and its job if it belongs to one
 --   lanes     of claims whose answers may have been lost, as in parts/claims.lua
 --   seen, layout, fresh  as in parts/identity.lua; absent if the state is not wanted
@@ -100,6 +100,12 @@ local function extend(job, renewal)
       return { value = renewal.progress, note = renewal.note }
     end)
   end
+  -- A message that arrives late does not replace newer data.
+  if renewal.data and (renewal.data_number or 0) > (job.data_number or 0) then
+    Record.set_data(job, ARGV[renewal.data])
+    changes.data_number = renewal.data_number
+    TimeBudget.spend_on_bytes(ARGV[renewal.data])
+  end
   JobIndexes.move(job, changes)
   -- A fast beat reads no record, so it would miss a cancellation request or a suspicion.
   if not job.cancel_at and not job.suspect_until then
@@ -141,7 +147,7 @@ local function beat(first, last)
   local places, refs, extended = {}, {}, {}
   for number = first, last do
     local renewal = REQUEST.renewals[number]
-    if renewal.extend and not renewal.log and not renewal.progress then
+    if renewal.extend and not renewal.log and not renewal.progress and not renewal.data then
       places[#places + 1], refs[#refs + 1] = number, renewal.ref
     end
   end

@@ -19,7 +19,9 @@ UPDATE job
        run_until = :run_until,
        progress_until = :progress_until,
        progress = coalesce(:progress, progress),
-       progress_note = iif(:progress IS NULL, progress_note, :note)
+       progress_note = iif(:progress IS NULL, progress_note, :note),
+       data = iif(:data_number > data_number, :data, data),
+       data_number = max(:data_number, data_number)
  WHERE seq = :seq;
 
 -- name: trace

@@ -54,6 +54,7 @@ UPDATE job
        redrives = :redrives,
        error = :error,
        reason = :reason,
+       progress = :progress,
        progress_note = :progress_note,
        schedule = :schedule,
        tick = :tick,

@@ -68,7 +68,7 @@ local function put_keys(words, ref, body, state)
   if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
     return false
   end
-  for _, kind in ipairs({ 'job', 'load', 'result', 'runs', 'log' }) do
+  for _, kind in ipairs({ 'job', 'load', 'result', 'runs', 'log', 'data' }) do
     words[#words + 1] = key(kind, ref)
   end
   return true

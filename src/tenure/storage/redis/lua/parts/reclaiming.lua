@@ -21,5 +21,5 @@ function Reclaiming.take(job, owner, reason)
     progress_until = NONE,
   })
   Lease.note()
-  return { job.ref, Record.encoded(job), Record.read_separate_payload(job), why, was, silent_for }
+  return { job.ref, Record.encoded_with_data(job), Record.read_separate_payload(job), why, was, silent_for }
 end

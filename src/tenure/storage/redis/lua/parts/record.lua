@@ -155,6 +155,11 @@ function Record.read_separate_result(job)
   return job.result_apart and call('GET', key('result', job.ref)) or false
 end
 
+-- Set a job's data, which has a key of its own; the caller sets `data_number`.
+function Record.set_data(job, data)
+  call('SET', key('data', job.ref), data)
+end
+
 -- The jobs with unreadable records, in the order they were met: {job, the unreadable parts, true if that made it fail}.
 Record.unreadable = {}
 
@@ -238,7 +243,7 @@ function Record.delete(job)
   RecordBytes.release(ref)
   -- Write deferred changes first; otherwise an earlier change would write the record again after this.
   RecordBytes.flush()
-  call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref))
+  call('UNLINK', key('job', ref), key('load', ref), key('result', ref), key('runs', ref), key('log', ref), key('data', ref))
 end
 
 -- The encoded record of a job, for an answer; if it was changed, it is also passed on to be written.
@@ -252,6 +257,18 @@ function Record.encoded(job)
     end
   end
   return packed[ref]
+end
+
+-- The encoded record of a job with its data, for an answer to a caller that shows or runs the job.
+function Record.encoded_with_data(job)
+  local body = Record.encoded(job)
+  if not job.data_number then
+    return body
+  end
+  job.data = call('GET', key('data', job.ref)) or nil
+  body = RecordCodec.encode(job)
+  job.data = nil
+  return body
 end
 
 -- Pass all changed records on to RecordBytes, which writes them.

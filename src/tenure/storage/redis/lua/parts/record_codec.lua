@@ -96,8 +96,9 @@ local function rare_kinds_made()
     redrives = 'number',
     error = 'string',
     reason = 'string',
-    progress = 'any number',
+    progress = 'progress',
     progress_note = 'string',
+    data_number = 'number',
     logged = 'boolean',
   }
 end
@@ -161,8 +162,8 @@ local function is_sound(kind, value)
     return is_list(value, 'string', 'number', 'number')
   elseif kind == 'merge' then
     return type(value) == 'table' and type(value.type) == 'string' and type(value.key) == 'string'
-  elseif kind == 'any number' then
-    return type(value) == 'number'
+  elseif kind == 'progress' then
+    return type(value) == 'number' or type(value) == 'string'
   end
   return kind == nil or type(value) == kind
 end

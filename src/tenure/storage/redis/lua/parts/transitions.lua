@@ -88,7 +88,7 @@ function Transitions.start(job, owner)
       redelivered = job.starts > 1,
     }
   end)
-  return { job.ref, Record.encoded(job), Record.read_separate_payload(job) }
+  return { job.ref, Record.encoded_with_data(job), Record.read_separate_payload(job) }
 end
 
 -- Record that a write was refused because its owner does not hold the job.
