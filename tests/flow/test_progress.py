@@ -99,6 +99,7 @@ def test_a_report_that_cannot_be_sent_is_sent_again() -> None:
         @app.task
         async def steady() -> None:
             current_job().progress(0.25, "cut off")
+            current_job().data["at"] = 1
             await asyncio.sleep(3)
 
         async with app, app.worker():
@@ -107,5 +108,6 @@ def test_a_report_that_cannot_be_sent_is_sent_again() -> None:
             await asyncio.sleep(1.5)
             assert storage.failures == 0
             assert (await job.info()).job.progress_note == "cut off"
+            assert await job.data() == {"at": 1}
 
     simulate(main)
