@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tenure import Collect, JsonCodec, current_job
+from tenure import Collect, JsonCodec, Retry, current_job
 from tests.cli.terminal import EVERYWHERE, Terminal
 
 
@@ -258,3 +258,22 @@ def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal)
     seen = there.drawn("jobs", "list")
 
     assert any(line.startswith(f"{job} default ") for line in seen.splitlines()), seen
+
+
+def test_show_names_the_timeout_and_the_retry_rule_of_the_job(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2, timeout="90s", retry=Retry(max_attempts=7, base="2s", cap="1m", jitter=0.5))
+    seen = there.read("jobs", "show", job)
+
+    assert seen["timeout"] == 90
+    assert seen["retry"] == {
+        "max_attempts": 7,
+        "backoff": "exponential",
+        "base": 2,
+        "cap": 60,
+        "jitter": 0.5,
+        "pinned": True,
+    }
+    text = there.run("jobs", "show", job).stdout
+    assert "90s" in text
+    assert "up to 7 attempts, exponential delay from 2s to 1m, ±50%" in text
+    assert "never" in there.run("jobs", "show", there.enqueue("bad", 1)).stdout

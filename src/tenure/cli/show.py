@@ -8,12 +8,14 @@ from tenure.cli.access import accessed
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, block, moment_text, pairs, printable, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
+from tenure.clock import SECOND
 from tenure.core.decision import STALL_ERROR
 from tenure.core.document import progress_text
+from tenure.core.duration import duration_text
 from tenure.core.postmortem import first_line
 from tenure.errors import JobNotFoundError
 from tenure.ops.run_history import why_again
-from tenure.ops.views import DetailView, ErrorView, RunView, detail_view, value_text
+from tenure.ops.views import DetailView, ErrorView, RetryView, RunView, detail_view, value_text
 
 
 @click.command()
@@ -99,11 +101,24 @@ def _facts(job: DetailView) -> list[tuple[str, str]]:
         ("started", moment_text(job.started) if job.started else ""),
         ("finished", moment_text(job.finished) if job.finished else ""),
         ("lease until", moment_text(job.lease_until) if job.state == "active" else ""),
+        ("timeout", "" if job.timeout is None else _span(job.timeout)),
+        ("retry", _retry(job.retry)),
         ("asked to stop", stop),
         ("progress", progress),
         ("data", "" if job.data is None else value_text(job.data)),
         ("budgets", _budgets(job)),
     ]
+
+
+def _retry(rule: RetryView) -> str:
+    if rule.max_attempts == 1:
+        return "never"
+    delay = f"{rule.backoff} delay from {_span(rule.base)} to {_span(rule.cap)}, ±{rule.jitter:.0%}"
+    return f"up to {rule.max_attempts} attempts, {delay}"
+
+
+def _span(seconds: float) -> str:
+    return duration_text(round(seconds * SECOND))
 
 
 def _budgets(job: DetailView) -> str:

@@ -46,6 +46,7 @@ from tenure.options.headers import valid_headers
 from tenure.options.keys import CONCURRENCY, Arguments, KeyReader, evaluate, literal_key
 from tenure.options.lifetime import valid_ttl
 from tenure.options.merges import valid_unique
+from tenure.options.retry import valid_call_retry
 from tenure.options.tasks import check_conflicts, check_fair_weight, valid_concurrency_limit, valid_fair_weight
 from tenure.storage.protocol import EnqueueResult
 
@@ -385,6 +386,8 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
         changes["stall"] = (own if settings.stall is None else overlay(own, settings.stall)).terms(
             timing.lease, pinned=own
         )
+    if "timeout" in options:
+        changes["timeout"] = micros(duration(options["timeout"], field="timeout"))
     if "tags" in options:
         changes["tags"] = _tags(options["tags"])
     if "headers" in options:
@@ -394,6 +397,10 @@ def _with_options(common: NewJob, options: CallOptions, settings: TaskOptions, t
         own_ttl = valid_ttl(options["ttl"])
         changes["ttl"] = common.ttl if own_ttl.max is None else micros(own_ttl.max)
         policy = structs.replace(policy, on_expire=own_ttl.on_expire or policy.on_expire)
+    if "retry" in options:
+        own_retry = valid_call_retry(options["retry"])
+        merged = own_retry if settings.retry is None else overlay(own_retry, settings.retry)
+        policy = structs.replace(policy, retry=merged.rule(pinned=own_retry))
     if "result_ttl" in options:
         policy = structs.replace(policy, result_ttl=micros(duration(options["result_ttl"], field="result_ttl")))
     if "lifo" in options:

@@ -149,8 +149,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
         case Raised(error, final, after, alone=alone):
             reason = "rejected" if final else "exhausted"
             return _retry(job, error, final=final, after=after, reason=reason, rng=rng, alone=alone)
-        case TimedOut(error, final):
-            return _retry(job, error, final=final, after=None, reason="timeout", rng=rng)
+        case TimedOut(error, final, after):
+            return _retry(job, error, final=final, after=after, reason="timeout", rng=rng)
         case _:
             assert_never(outcome)
 

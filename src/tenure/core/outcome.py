@@ -35,7 +35,7 @@ class Returned(Struct, frozen=True, tag=True):
 
 
 class Raised(Struct, frozen=True, tag=True):
-    """The handler raised. `final`: the policy rules out a retry; `after`: the error named its own delay.
+    """The handler raised. `final`: the policy rules out a retry; `after`: the error or the task named the delay.
 
     `shortage`: the error says that the machine or the process ran out of descriptors, threads or memory. `alone`: the
     run harmed the other runs of its process, so the next run gets a process of its own.
@@ -49,10 +49,11 @@ class Raised(Struct, frozen=True, tag=True):
 
 
 class TimedOut(Struct, frozen=True, tag=True):
-    """The run passed its `timeout`, or the job its `deadline` (then `final`)."""
+    """The run passed its `timeout`, or the job its `deadline` (then `final`). `after`: the task named the delay."""
 
     error: RecordedError
     final: bool = False
+    after: int | None = None
 
 
 class Rejected(Struct, frozen=True, tag=True):

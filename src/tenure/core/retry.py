@@ -11,8 +11,8 @@ BackoffKind = Literal["fixed", "linear", "exponential"]
 class Backoff(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many attempts a job has, and the delays between them; durations in microseconds.
 
-    A stored job contains only the values that differ from these defaults, so a changed default also changes stored
-    jobs.
+    `pinned`: the call itself set a delay, so no function of its task replaces these delays. A stored job contains only
+    the values that differ from these defaults, so a changed default also changes stored jobs.
     """
 
     max_attempts: int = 3
@@ -20,6 +20,7 @@ class Backoff(Struct, frozen=True, kw_only=True, omit_defaults=True):
     base: int = 1_000_000
     cap: int = 600_000_000
     jitter: float = 0.25
+    pinned: bool = False
 
     def delay(self, failures: int, rng: Random) -> int:
         """Return the delay after this number of failures (1 or more), in microseconds; never above the cap."""

@@ -22,6 +22,7 @@ from tenure.core.frames import unframed
 from tenure.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.retention import RetentionRules
+from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.health.assessment import WorkerHealth, judged
 from tenure.ops.slow_runs import SlowView
@@ -45,6 +46,20 @@ class ErrorView(Struct, frozen=True):
     traceback: str
 
 
+class RetryView(Struct, frozen=True, kw_only=True):
+    """The retry rule that a job stores. `base`: the first delay; `cap`: the longest; both in seconds.
+
+    `pinned`: the call itself set a delay, so a delay function of the task does not apply.
+    """
+
+    max_attempts: int
+    backoff: str
+    base: float
+    cap: float
+    jitter: float
+    pinned: bool
+
+
 class JobView(Struct, frozen=True, kw_only=True):
     """A job. `scheduled_for`: the tick of its `schedule` that created it, None if it was triggered by hand."""
 
@@ -66,6 +81,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     deadline: datetime | None
     timeout: float | None
+    retry: RetryView
     starts: int
     attempt: int
     max_attempts: int
@@ -642,6 +658,7 @@ def _job_fields(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "expires_at": _moment(job.expires_at),
         "deadline": _moment(job.deadline),
         "timeout": _seconds(job.timeout),
+        "retry": _retry(job.policy.retry),
         "starts": job.starts,
         "attempt": job.attempt,
         "max_attempts": job.policy.retry.max_attempts,
@@ -659,6 +676,17 @@ def _job_fields(job: JobRecord, decode: Decode) -> dict[str, Any]:
         "schedule": job.schedule,
         "scheduled_for": _moment(job.tick),
     }
+
+
+def _retry(rule: Backoff) -> RetryView:
+    return RetryView(
+        max_attempts=rule.max_attempts,
+        backoff=rule.kind,
+        base=rule.base / SECOND,
+        cap=rule.cap / SECOND,
+        jitter=rule.jitter,
+        pinned=rule.pinned,
+    )
 
 
 def _at_a_glance(queue: QueueSurvey) -> dict[str, Any]:

@@ -1,15 +1,20 @@
 """Retry options: how often and when a failed job is retried."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import get_args
+from typing import cast, get_args
 
-from tenure.core.check import one_of, several, shown, whole
+from tenure.core.check import of_kind, one_of, several, shown, whole
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.retry import Backoff, BackoffKind
 from tenure.errors import UsageError
+from tenure.handlers.functions import is_async
 from tenure.options.merging import NestedOptions, fill
+
+DelayFunction = Callable[[int, BaseException], Duration | None]
+"""Takes the attempt that failed, from 1, and its exception; returns the delay, or None for the default delay."""
 
 
 @dataclass(frozen=True, init=False)
@@ -21,6 +26,10 @@ class Retry(NestedOptions):
     - `jitter`: the delay varies at random by up to this share, from 0 to 1; True is 0.25.
     - `on`: only these exceptions are retried. `never`: these exceptions are not retried, even if `on` names them.
       Both take one exception class or several.
+    - `delay`: a function that returns the delay instead: `delay=lambda attempt, error: 10 * attempt`. It takes the
+      attempt that failed, from 1, and its exception (a `TimeoutError` after a timeout). The worker calls it on its
+      event loop, so it must not block. Its result is used as it is, without `cap` and `jitter`. If it returns None,
+      raises, or returns a value that is not a duration, the delay by `backoff` applies.
     """
 
     max_attempts: int | None
@@ -30,6 +39,7 @@ class Retry(NestedOptions):
     jitter: float | None
     on: tuple[type[BaseException], ...] | None
     never: tuple[type[BaseException], ...] | None
+    delay: DelayFunction | None
 
     def __init__(
         self,
@@ -40,13 +50,14 @@ class Retry(NestedOptions):
         jitter: float | bool | None = None,
         on: type[BaseException] | Sequence[type[BaseException]] | None = None,
         never: type[BaseException] | Sequence[type[BaseException]] | None = None,
+        delay: DelayFunction | None = None,
     ) -> None:
         """Set the options that differ from the defaults.
 
         Raises:
             UsageError: max_attempts is not a whole number of at least 1, jitter is outside 0 to 1, a duration is
-                invalid or below 0, the backoff is unknown, or `on` or `never` has a value that is not an exception
-                class.
+                invalid or below 0, the backoff is unknown, `on` or `never` has a value that is not an exception
+                class, or `delay` is not a plain function of two arguments.
         """
         if max_attempts is not None:
             whole(max_attempts, field="Retry.max_attempts", least=1, meaning="1 means never again")
@@ -59,22 +70,71 @@ class Retry(NestedOptions):
             jitter=_share(jitter),
             on=_exceptions(on, field="Retry.on"),
             never=_exceptions(never, field="Retry.never"),
+            delay=None if delay is None else _delay_function(delay),
         )
 
-    def rule(self) -> Backoff:
-        """Return the part of the policy that a job stores."""
+    def rule(self, *, pinned: "Retry | None" = None) -> Backoff:
+        """Return the part of the policy that a job stores; `pinned`: the options that the call itself set."""
         values = {
             "max_attempts": self.max_attempts,
             "kind": self.backoff,
             "base": None if self.base is None else micros(self.base),
             "cap": None if self.cap is None else micros(self.cap),
             "jitter": self.jitter,
+            "pinned": True if pinned is not None and pinned.sets_delay else None,
         }
         return Backoff(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]
+
+    @property
+    def sets_delay(self) -> bool:
+        """True if a number of the delay is set."""
+        return any(value is not None for value in (self.backoff, self.base, self.cap, self.jitter))
 
     def final(self, error: BaseException) -> bool:
         """Return True if this exception must not be retried."""
         return (self.on is not None and not isinstance(error, self.on)) or isinstance(error, self.never or ())
+
+
+def valid_retry(retry: object) -> Retry:
+    """Return the retry options.
+
+    Raises:
+        UsageError: the value is not a `Retry`.
+    """
+    return of_kind(retry, Retry, field="retry", remedy="write retry=Retry(max_attempts=5)")
+
+
+def valid_call_retry(retry: object) -> Retry:
+    """Return the retry options of one call.
+
+    Raises:
+        UsageError: the value is not a `Retry`, or it has an option that a job cannot store.
+    """
+    own = valid_retry(retry)
+    for name in ("on", "never", "delay"):
+        if getattr(own, name) is not None:
+            raise UsageError(
+                f"Retry.{name} cannot be set for one call, because a job cannot store it; set it on the task, with "
+                f"@app.task(retry=Retry({name}=...))"
+            )
+    return own
+
+
+def _delay_function(value: object) -> DelayFunction:
+    if not callable(value) or is_async(value):
+        raise UsageError(
+            f"Retry.delay = {shown(value)} must be a plain function of the attempt and its exception; write "
+            "delay=lambda attempt, error: 10 * attempt, or give base= for a delay without a function"
+        )
+    try:
+        inspect.signature(value).bind(1, Exception())
+    except TypeError:
+        raise UsageError(
+            f"Retry.delay = {shown(value)} cannot be called with two arguments; it takes the attempt and its exception"
+        ) from None
+    except ValueError:
+        pass  # a function in C may have no signature
+    return cast(DelayFunction, value)
 
 
 def _share(jitter: object) -> float | None:

@@ -16,7 +16,7 @@ from tenure.options.lifetime import TTL, AutoRedrive, valid_ttl
 from tenure.options.merges import Debounce, Throttle, Unique, valid_debounce, valid_throttle, valid_unique
 from tenure.options.merging import Layer, fill, overlay
 from tenure.options.rate import Rate, Rates, valid_rates
-from tenure.options.retry import Retry
+from tenure.options.retry import Retry, valid_retry
 from tenure.options.stall import Stall, valid_stall
 
 Given = TypeVar("Given")
@@ -131,9 +131,7 @@ class TaskOptions(Layer):
         fill(
             self,
             queue=None if queue is None else named(queue, field="queue"),
-            retry=None
-            if retry is None
-            else of_kind(retry, Retry, field="retry", remedy="write retry=Retry(max_attempts=5)"),
+            retry=None if retry is None else valid_retry(retry),
             stall=None if stall is None else valid_stall(stall),
             timeout=None if timeout is None else duration(timeout, field="timeout"),
             heartbeat_timeout=(
@@ -204,6 +202,7 @@ class CallOptions(TypedDict, total=False):
 
     - `id`: the job's id, unique within its queue. A second enqueue with the same id makes no second job.
     - `delay` (a duration) or `run_at` (an aware datetime): the job does not start before this time.
+    - `retry`: the numbers of a `Retry`; `on`, `never` and `delay` belong to the task, because a job cannot store them.
     - `tags`: up to 100 words by which the job can be found.
     - `headers`: up to 16 texts by name, 4 KiB together, which the handler reads as `current_job().headers`. A job that
       a handler enqueues inherits the headers of the handler's job; those given here override them.
@@ -218,6 +217,8 @@ class CallOptions(TypedDict, total=False):
     delay: Duration
     run_at: datetime
     priority: int
+    retry: Retry
+    timeout: Duration
     stall: Stall
     tags: Sequence[str]
     headers: Mapping[str, str]

@@ -53,6 +53,7 @@ from tenure.worker.known_tasks import why_unknown
 from tenure.worker.outcomes import Outcomes
 from tenure.worker.prefetch import PrefetchBuffer, PrefetchPolicy, may_wait
 from tenure.worker.recycling import RecyclePolicy
+from tenure.worker.retry_delay import delay_by_function
 from tenure.worker.run import HOOK_LIMIT, JOB_LOGGER, Runner, misuse, stopped
 from tenure.worker.scoreboard import Way
 from tenure.worker.stacks.traces import stack_of
@@ -617,10 +618,15 @@ class Executor:
         self.over()
 
     def _complete(self, run: ActiveRun, outcome: Outcome) -> Outcome:
-        """Add what this worker knows about a run that was stopped because its handler was silent."""
-        if isinstance(outcome, Stalled) and not outcome.owner:
-            return silence_outcome(run, outcome.reason, worker=self._owner, clock=self._clock)
-        return outcome
+        """Add the facts that only this worker knows: how a silent handler was stopped, the delay after a timeout."""
+        match outcome:
+            case Stalled(owner=""):
+                return silence_outcome(run, outcome.reason, worker=self._owner, clock=self._clock)
+            case TimedOut(error, final=False) if (task := self._tasks.get(run.lease.job.task)) is not None:
+                after = delay_by_function(task.retry, run.lease.job, TimeoutError(error.message), self._logger)
+                return structs.replace(outcome, after=after)
+            case _:
+                return outcome
 
 
 def _way(task: Task[..., Any] | None) -> Way:

@@ -46,6 +46,7 @@ from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.recycling import is_shortage
+from tenure.worker.retry_delay import delay_by_function
 from tenure.worker.stacks.traces import stack_of
 
 
@@ -275,7 +276,7 @@ class Runner:
                 self._threadless = True
                 self._no_thread()
         except BaseException as error:
-            outcome = _failed(run, _outcome_of(error, task, run), error)
+            outcome = _failed(run, _outcome_of(error, task, run, self._logger), error)
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
         else:
@@ -471,20 +472,20 @@ def timed_out(run: ActiveRun) -> Outcome:
     )
 
 
-def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun) -> Outcome:
+def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
     """Return the outcome of a run that ended by this exception.
 
     `held.stop` says whether the run ended because we stopped it. The exception does not say this: a handler may raise a
     CancelledError of its own, and may turn ours into another exception.
     """
     try:
-        return _interpret(error, task, run)
+        return _interpret(error, task, run, logger)
     except BaseException as failure:
         # A control may be incomplete, and any attribute of an exception class may raise.
         return Raised(recorded(failure)) if run.stop is None else stopped(run)
 
 
-def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun) -> Outcome:
+def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
     # Do not use `isinstance` on the exception: its class may give a false `__class__`.
     control: Any = error
     if is_a(error, Snooze, RetryLater) and run.stops_for("cancelled", *SILENT):
@@ -507,7 +508,10 @@ def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun) -> Ou
         return stopped(run)
     if is_a(error, asyncio.CancelledError):
         return _cancelled_from_within(error)
-    return Raised(recorded(error), final=task.retry.final(error), shortage=is_shortage(error))
+    if task.retry.final(error):
+        return Raised(recorded(error), final=True, shortage=is_shortage(error))
+    after = delay_by_function(task.retry, run.lease.job, error, logger)
+    return Raised(recorded(error), after=after, shortage=is_shortage(error))
 
 
 def _delay(control: Any) -> int:

@@ -1,0 +1,165 @@
+"""Retries as a user sees them: options of one call, and a delay by a function."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tenure import JobRetried, Retry, State, TaskOptions, Tenure, UsageError
+from tenure.clock import SECOND
+from tests.flow.conftest import Play, Stage
+
+
+def failing(app: Tenure, error: type[Exception] = ValueError, **options: Any) -> Any:
+    @app.task(name="fail", **options)
+    async def fail(word: str = "") -> None:
+        raise error(word)
+
+    return fail
+
+
+async def delays(stage: Stage, app: Tenure, job: Any) -> list[float]:
+    """Run a job to its end, and return the delays before its retries, in seconds."""
+    await stage.start(app.worker())
+    await stage.until(lambda: _failed(job))
+    return [event.delay for event in await stage.told(JobRetried)]
+
+
+async def _failed(job: Any) -> bool:
+    return (await job.info()).job.state is State.FAILED
+
+
+def test_retry_and_timeout_of_a_call_win_over_those_of_the_task(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = failing(app, timeout="1m", retry=Retry(max_attempts=5, base="3s", cap="7s", jitter=0))
+
+        plain = (await (await task.enqueue()).info()).job
+        own = (await (await task.options(timeout="2s", retry=Retry(max_attempts=2, base=9)).enqueue()).info()).job
+
+        assert (plain.timeout, plain.policy.retry.max_attempts, plain.policy.retry.pinned) == (60 * SECOND, 5, False)
+        assert own.timeout == 2 * SECOND
+        rule = own.policy.retry
+        assert (rule.max_attempts, rule.base, rule.cap, rule.jitter) == (2, 9 * SECOND, 7 * SECOND, 0)
+
+    play(scenario)
+
+
+def test_a_run_obeys_the_timeout_and_the_retries_of_its_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def hang() -> None:
+            await asyncio.sleep(1000)
+
+        own = Retry(max_attempts=3, backoff="fixed", base="10s", jitter=0)
+        job = await hang.options(timeout="5s", retry=own).enqueue()
+
+        assert await delays(stage, app, job) == [10, 10]
+        assert ((await job.info()).job.failures, (await job.info()).job.reason) == (3, "timeout")
+
+    play(scenario)
+
+
+def test_a_function_delays_each_retry_by_attempt_and_error(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        seen = list[tuple[int, str]]()
+
+        def delay(attempt: int, error: BaseException) -> timedelta:
+            seen.append((attempt, repr(error)))
+            return timedelta(minutes=attempt)
+
+        job = await failing(app, retry=Retry(max_attempts=4, cap="1s", delay=delay)).enqueue("why")
+
+        assert await delays(stage, app, job) == [60, 120, 180]
+        # The last attempt has no retry, so the function is not called for it.
+        assert seen == [(1, "ValueError('why')"), (2, "ValueError('why')"), (3, "ValueError('why')")]
+
+    play(scenario)
+
+
+def test_a_delay_function_gets_a_timeout_error_after_a_timeout(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        delay = {TimeoutError: "7s"}
+
+        @app.task(timeout="1s", retry=Retry(max_attempts=2, delay=lambda attempt, error: delay[type(error)]))
+        async def hang() -> None:
+            await asyncio.sleep(1000)
+
+        assert await delays(stage, app, await hang.enqueue()) == [7]
+
+    play(scenario)
+
+
+async def _coroutine() -> int:
+    return 1
+
+
+def _raise() -> Any:
+    raise KeyError("secret")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [lambda: "soon", lambda: -1, lambda: float("nan"), lambda: True, object, _coroutine, _raise, lambda: _exit()],
+)
+def test_a_failing_delay_function_gives_the_default_delay_and_a_log_line(
+    play: Play, caplog: pytest.LogCaptureFixture, result: Any
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        retry = Retry(max_attempts=2, base="4s", jitter=0, delay=lambda attempt, error: result())
+
+        assert await delays(stage, app, await failing(app, retry=retry).enqueue()) == [4]
+
+    with caplog.at_level(logging.ERROR):
+        play(scenario)
+    (line,) = [record.getMessage() for record in caplog.records if "Retry.delay" in record.getMessage()]
+    assert line.endswith("; the default delay applies")
+    assert "secret" not in line
+
+
+def _exit() -> Any:
+    raise SystemExit(3)
+
+
+def test_none_of_a_delay_function_means_the_default_delay(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(defaults=TaskOptions(retry=Retry(delay=lambda attempt, error: None)))
+        task = failing(app, retry=Retry(max_attempts=2, base="4s", jitter=0))
+
+        assert await delays(stage, app, await task.enqueue()) == [4]
+
+    play(scenario)
+    assert "Retry.delay" not in caplog.text
+
+
+def test_a_call_with_a_delay_of_its_own_does_not_use_the_function(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        task = failing(app, retry=Retry(max_attempts=2, jitter=0, delay=lambda attempt, error: 100))
+
+        assert await delays(stage, app, await task.options(retry=Retry(base="3s")).enqueue()) == [3]
+        more = await task.options(retry=Retry(max_attempts=3)).enqueue()
+        await stage.until(lambda: _failed(more))
+        assert [event.delay for event in await stage.told(JobRetried)] == [3, 100, 100]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("delay", "named"),
+    [
+        (5, "Retry.delay = 5 must be a plain function of the attempt and its exception; write delay=lambda"),
+        (_coroutine, "must be a plain function"),
+        (lambda attempt: attempt, "cannot be called with two arguments"),
+    ],
+)
+def test_a_delay_that_is_not_a_function_of_two_values_is_refused(delay: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Retry(delay=delay)
