@@ -235,7 +235,7 @@ def _of_other_keys(contents: PartitionContents) -> Iterator[str]:
     active = {ref for ref, job in contents.jobs.items() if job["state"] == "active"}
     if not set(contents.hash("traces")) <= active:
         yield f"traces are kept of {set(contents.hash('traces')) - active}, which are not active"
-    for index, beside in (("windows", "window"), ("taken", "reach"), ("seen", "workers")):
+    for index, beside in (("windows", "window"), ("taken", "reach"), ("limited", "limited_for"), ("seen", "workers")):
         if set(contents.scores(index)) != set(contents.hash(beside)):
             yield f"{index} are {set(contents.scores(index))}, beside them are {set(contents.hash(beside))}"
     schedules = contents.hash("schedules")

@@ -67,8 +67,8 @@ KIT_FLOORS: dict[str, int] = {
 
 INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.worker": (
-        "event_loop injected known_tasks lifespan partitions recycling scoreboard stop_signals supervisor_messages "
-        "worker_metrics",
+        "event_loop injected known_tasks lifespan partitions recycling retry_delay scoreboard stop_signals "
+        "supervisor_messages worker_metrics",
         "loop_lag",
         "active_runs",
         "deps prefetch stacks",
@@ -91,7 +91,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order reading "
         "reclaim regressions renew revise sweep ttl tune unique_keys",
-        "concurrency_keys dead_letters pause rates retention schedules unknown_tasks",
+        "concurrency_keys dead_letters limits pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",
     ),

@@ -43,6 +43,7 @@ from tenure.core.events import (
     LeadershipLost,
     LeaseLost,
     QueueDrained,
+    QueueLimited,
     QueuePaused,
     QueueResumed,
     ReaperFailed,
@@ -88,7 +89,7 @@ from tenure.errors import (
     UsageError,
 )
 from tenure.handlers.context import JobContext, current_job
-from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
+from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
 from tenure.handlers.injection import Inject
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
 from tenure.maintenance.reaper import Reaper
@@ -187,10 +188,12 @@ __all__ = [
     "PurgeReport",
     "Queue",
     "QueueDrained",
+    "QueueLimited",
     "QueuePaused",
     "QueueResumed",
     "QueueSettings",
     "Rate",
+    "RateLimited",
     "Reaper",
     "ReaperFailed",
     "Reject",

@@ -31,7 +31,7 @@ def test_it_works_with_zero_workers(there: Terminal) -> None:
     assert seen["url"] == there.url
     assert seen["workers"] == []
     (queue,) = seen["queues"]
-    assert queue.keys() == {"queue", "paused", "oldest_waiting", "parked", "discarded", "counts"}
+    assert queue.keys() == {"queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "limits"}
     assert queue["queue"] == "default"
     assert queue["oldest_waiting"] > 0
     assert list(queue["counts"].items()) == [

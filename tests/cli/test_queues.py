@@ -28,7 +28,8 @@ def test_a_list_shows_the_state_and_the_settings_of_each_queue(there: Terminal) 
     default, elsewhere = there.read("queues", "list")
 
     assert default.keys() == {
-        *("queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "retention", "stall", "rate", "record")
+        *("queue", "paused", "oldest_waiting", "parked", "discarded", "counts", "retention", "stall", "rate", "record"),
+        "limits",
     }
     assert (default["queue"], default["paused"], default["parked"], default["discarded"]) == ("default", False, 0, 0)
     assert (default["counts"]["waiting"], default["counts"]["failed"]) == (1, 1)

@@ -25,6 +25,7 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    RateLimitHit,
     Rejected,
     Returned,
     Snoozed,
@@ -72,6 +73,7 @@ def retried(delay: float) -> JobRetried:
         (Unreadable(ERROR), failed("undecodable")),
         (Unknown(), released("unknown_task", 0.0)),
         (Snoozed(2 * SECOND), released("snoozed", 2.0)),
+        (RateLimitHit(2 * SECOND), released("rate_limited", 2.0)),
         (Interrupted("prefetch"), released("prefetch", 0.0)),
         (
             Cancelled("enough", "ops"),

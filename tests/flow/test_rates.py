@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 import pytest
 
-from tenure import Rate, Tenure, UsageError
+from tenure import QueueLimited, Rate, RateLimited, State, Tenure, UsageError, current_job
 from tenure.core.job import RateKey
 from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
@@ -221,3 +221,62 @@ async def test_a_rate_set_for_all_jobs_must_not_have_a_key() -> None:
 
 def test_a_rate_is_never_faster_than_it_says() -> None:
     assert (Rate(3).interval, Rate(3, per=10).interval, Rate(10**9, per="1s").interval) == (333_334, 3_333_334, 1)
+
+
+def test_rate_limited_holds_back_the_queue_on_every_worker_until_the_instant(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        began = list[float]()
+
+        @app.task(name="call")
+        async def call(number: int) -> None:
+            began.append(stage.now)
+            if number == 0 and current_job().run == 1:
+                raise RateLimited("30s")
+
+        await call.enqueue(0)
+        workers = [stage.app() for _ in range(3)]
+        for number, other in enumerate(workers):
+            other.task(name="call")(call.function)
+            await stage.start(other.worker(), f"w{number}")
+        await stage.until(lambda: _began(began, 1))
+        await asyncio.sleep(1)
+        jobs = [await call.enqueue(number) for number in range(1, 6)]
+        for job in jobs:
+            await job.result()
+
+        assert len(began) == 7
+        assert min(began[1:]) >= began[0] + 30
+        assert max(began[1:]) < began[0] + 33
+        (event,) = await stage.events_of(QueueLimited)
+        assert (event.queue, event.rate) == ("default", None)
+
+    play(scenario)
+
+
+async def _began(began: list[float], count: int) -> bool:
+    return len(began) >= count
+
+
+def test_an_operator_lifts_the_limit_of_a_queue(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="call")
+        async def call(number: int) -> None:
+            if number == 0:
+                raise RateLimited("1h", reason="quota")
+
+        first = await call.enqueue(0)
+        await stage.start(app.worker())
+        await asyncio.sleep(2)
+        assert (await first.info()).job.reason == "rate_limited"
+        job = await call.enqueue(1)
+        await asyncio.sleep(60)
+        assert (await job.info()).job.state is State.WAITING
+
+        await app.queue("default").lift_limit(by="ops")
+        await job.result()
+        assert stage.now < 70
+
+    play(scenario)

@@ -13,18 +13,18 @@ from tests.flow.conftest import Play, Stage
 
 
 def failing(app: Tenure, error: type[Exception] = ValueError, **options: Any) -> Any:
-    @app.task(name="fail", **options)
     async def fail(word: str = "") -> None:
         raise error(word)
 
-    return fail
+    define: Any = app.task
+    return define(name="fail", **options)(fail)
 
 
 async def delays(stage: Stage, app: Tenure, job: Any) -> list[float]:
     """Run a job to its end, and return the delays before its retries, in seconds."""
     await stage.start(app.worker())
     await stage.until(lambda: _failed(job))
-    return [event.delay for event in await stage.told(JobRetried)]
+    return [event.delay for event in await stage.events_of(JobRetried)]
 
 
 async def _failed(job: Any) -> bool:
@@ -85,9 +85,11 @@ def test_a_function_delays_each_retry_by_attempt_and_error(play: Play) -> None:
 def test_a_delay_function_gets_a_timeout_error_after_a_timeout(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
-        delay = {TimeoutError: "7s"}
 
-        @app.task(timeout="1s", retry=Retry(max_attempts=2, delay=lambda attempt, error: delay[type(error)]))
+        def delay(attempt: int, error: BaseException) -> str | None:
+            return "7s" if isinstance(error, TimeoutError) else None
+
+        @app.task(timeout="1s", retry=Retry(max_attempts=2, delay=delay))
         async def hang() -> None:
             await asyncio.sleep(1000)
 
@@ -98,6 +100,10 @@ def test_a_delay_function_gets_a_timeout_error_after_a_timeout(play: Play) -> No
 
 async def _coroutine() -> int:
     return 1
+
+
+def _one_argument(attempt: int) -> int:
+    return attempt
 
 
 def _raise() -> Any:
@@ -147,7 +153,7 @@ def test_a_call_with_a_delay_of_its_own_does_not_use_the_function(play: Play) ->
         assert await delays(stage, app, await task.options(retry=Retry(base="3s")).enqueue()) == [3]
         more = await task.options(retry=Retry(max_attempts=3)).enqueue()
         await stage.until(lambda: _failed(more))
-        assert [event.delay for event in await stage.told(JobRetried)] == [3, 100, 100]
+        assert [event.delay for event in await stage.events_of(JobRetried)] == [3, 100, 100]
 
     play(scenario)
 
@@ -157,7 +163,7 @@ def test_a_call_with_a_delay_of_its_own_does_not_use_the_function(play: Play) ->
     [
         (5, "Retry.delay = 5 must be a plain function of the attempt and its exception; write delay=lambda"),
         (_coroutine, "must be a plain function"),
-        (lambda attempt: attempt, "cannot be called with two arguments"),
+        (_one_argument, "cannot be called with two arguments"),
     ],
 )
 def test_a_delay_that_is_not_a_function_of_two_values_is_refused(delay: Any, named: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tenure.storage.memory import enqueue, event_log, job_indexes, model, schedules
-from tenure.storage.sql import claim, concurrency_keys, exchange, rates, sweep_steps, transaction
+from tenure.storage.sql import claim, concurrency_keys, exchange, rates, sweep_steps, transaction, unknown_tasks
 from tenure.storage.sql import schedules as sqlite_timetable
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.twins import LIMITS, STEPS, Twins, kept, too_old_and_too_much
@@ -24,6 +24,7 @@ MODULES = (
     concurrency_keys,
     sweep_steps,
     transaction,
+    unknown_tasks,
     sqlite_timetable,
 )
 """Where constants of the protocol are taken to."""

@@ -27,6 +27,7 @@ MAY_SCAN = {
     ("find", "queues"): "the counters of queues that have jobs",
     ("repair", "orphaned_calls"): "the merged calls, after a job's queue or id became unreadable",
     ("repair", "orphaned_slots"): "the slots of active jobs, after a job's queue or id became unreadable",
+    ("rates", "limited_queues"): "the queues that are limited as a whole",
     ("rates", "opening_ahead"): "the rates that jobs are parked under, after the clock was set back",
     ("rates", "check_all"): "the rates that jobs are parked under, after the clock was set back",
     ("reclaim", "held"): "all active jobs, when a worker has died",

@@ -36,6 +36,7 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    RateLimitHit,
     Rejected,
     Returned,
     Snoozed,
@@ -273,6 +274,7 @@ class Twins:
                 TimedOut(error),
                 Rejected(error),
                 Snoozed(3 * SECOND),
+                RateLimitHit(3 * SECOND),
                 Interrupted("shutdown"),
                 Cancelled("why", "me"),
                 Stalled("process_died", 12, "owner", "signal 9"),
@@ -405,6 +407,7 @@ class Twins:
         target, settings = dice.choice(
             (
                 (Target("queue", dice.choice(QUEUES)), Settings(paused=dice.random() < 0.2)),
+                (Target("queue", dice.choice(QUEUES)), Settings(lift=dice.choice(("*", "r", "queue")))),
                 (
                     Target("queue", dice.choice(QUEUES)),
                     Settings(stall=StallSetting(lease=5 * SECOND, max_stalls=dice.choice((None, 3)))),

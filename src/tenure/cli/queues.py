@@ -11,7 +11,7 @@ from msgspec import structs
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, NotFound
 from tenure.cli.lookup import current_user
-from tenure.cli.render import as_json, printable, span_text, table
+from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.clock import SECOND
 from tenure.core.duration import duration, duration_text, micros
@@ -20,6 +20,7 @@ from tenure.core.lifecycle import TERMINAL
 from tenure.errors import UsageError
 from tenure.ops.views import (
     KeepView,
+    LiftedView,
     PausedView,
     QueueSettingsView,
     QueueStatsView,
@@ -28,6 +29,7 @@ from tenure.ops.views import (
     RateView,
     SpreadView,
     StallView,
+    limits_view,
     queue_settings_view,
     queue_stats_view,
     rate_view,
@@ -77,6 +79,14 @@ def list_queues(session: CommandSession) -> None:
         title="set for all jobs of a queue",
         whole=("queue",),
     )
+    limits = [
+        [queue.queue, "all jobs" if limit.rate is None else limit.rate, moment_text(limit.until)]
+        for queue in views
+        for limit in queue.limits
+    ]
+    if limits:
+        click.echo()
+        table(session, ("queue", "rate", "until"), limits, title="limited by RateLimited", whole=("queue",))
     if tasks:
         click.echo()
         table(session, ("task", "rate", "state"), tasks, title="set for a task, in every queue", whole=("task",))
@@ -113,8 +123,14 @@ def queue_row(queue: QueueView) -> list[str]:
         queue.queue,
         *(str(queue.counts[state]) for state in _STATES),
         *(span_text(queue.oldest_waiting), str(queue.parked), str(queue.discarded)),
-        "paused" if queue.paused else "open",
+        _state(queue),
     ]
+
+
+def _state(queue: QueueView) -> str:
+    if queue.paused:
+        return "paused"
+    return "limited" if any(limit.rate is None for limit in queue.limits) else "open"
 
 
 def _setting_row(queue: QueueSettingsView) -> list[str]:
@@ -215,6 +231,31 @@ def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks:
             result = "has no limit" if view.rate is None else f"is limited to {_rate(view.rate)}"
             click.echo(printable(f"{view.kind} {view.name} {result}"))
     return OK
+
+
+@queues.command("lift")
+@storage
+@click.argument("names", nargs=-1, required=True, type=naming("QUEUE"), metavar="QUEUE...")
+@click.option(
+    "--rate", type=naming("--rate"), metavar="NAME", help="Only the limit of this rate; `queue`: that of all jobs."
+)
+@click.pass_obj
+def lift(session: CommandSession, names: tuple[str, ...], rate: str | None) -> int:
+    """End the limits that handlers have set with RateLimited; `queues list` shows them."""
+    lifted = asyncio.run(_lifted(session, tuple(dict.fromkeys(names)), rate))
+    if not as_json(session, lifted) and not session.quiet:
+        for view in lifted:
+            click.echo(printable(f"queue {view.queue} has {len(view.limits) or 'no'} limits left"))
+    return OK
+
+
+async def _lifted(session: CommandSession, names: tuple[str, ...], rate: str | None) -> list[LiftedView]:
+    by = current_user()
+    async with accessed(session) as access:
+        for name in names:
+            await access.storage.tune(Target("queue", name), Settings(lift=rate or "*"), by=by)
+        survey = await access.storage.survey(names)
+        return [LiftedView(queue=queue.queue, limits=limits_view(queue)) for queue in survey.queues]
 
 
 async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None) -> list[RatedView]:

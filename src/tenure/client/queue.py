@@ -100,6 +100,18 @@ class Queue:
         """
         await self._tune(Settings(rate=rate_key(rate, QUEUE_RATE)), by)
 
+    async def lift_limit(self, rate: str | None = None, *, by: str | None = None) -> None:
+        """End the limits that handlers of the queue's jobs have set with `RateLimited`: start these jobs again.
+
+        `rate`: the name of the one rate whose limit ends, as `tenure queues list` shows it, or "queue" for the limit of
+        the whole queue. None ends all of them. Jobs that raised `RateLimited` themselves keep their delay.
+
+        Raises:
+            UsageError: `rate` is not a name, or `by` is not a string.
+            StorageError: the change may or may not have been stored; it is safe to call again.
+        """
+        await self._tune(Settings(lift="*" if rate is None else named(rate, field="rate")), by)
+
     async def set_retention(self, retention: Retention) -> None:
         """Set how long ended jobs are kept; outcomes that `retention` leaves out keep their setting.
 

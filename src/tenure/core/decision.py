@@ -12,6 +12,7 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    RateLimitHit,
     Rejected,
     Returned,
     Snoozed,
@@ -114,6 +115,8 @@ def decide(job: JobRecord, outcome: Outcome, rng: Random) -> Decision:
             return Finish(state=State.CANCELLED, reason=reason)
         case Snoozed(delay):
             return PutBack(charge="releases", after=delay, reason="snoozed", put_back_used=used)
+        case RateLimitHit(retry_after):
+            return PutBack(charge="releases", after=retry_after, reason="rate_limited", put_back_used=used)
         case Interrupted(reason, delay):
             return PutBack(
                 charge="releases", after=delay, reason=reason, quarantine=job.quarantined, put_back_used=used
@@ -233,6 +236,8 @@ def run_end(outcome: Outcome, decision: Decision) -> RunEnd:
             return RunEnd("cancelled", reason)
         case Snoozed():
             return RunEnd("released", "snoozed")
+        case RateLimitHit():
+            return RunEnd("released", "rate_limited")
         case Interrupted(reason) | Unknown(reason=reason):
             return RunEnd("released", reason)
         case _:

@@ -244,6 +244,19 @@ class QueueResumed(Event, frozen=True, kw_only=True):
     by: str | None = None
 
 
+class QueueLimited(Event, frozen=True, kw_only=True):
+    """A handler raised `RateLimited`: nothing of a rate, or of the whole queue, starts before an instant.
+
+    `rate`: the name of the rate; None: the whole queue. `until`: None if an operator lifted the limit. `by`: the id of
+    the job whose handler set the limit, or the operator who lifted it.
+    """
+
+    queue: str
+    rate: str | None = None
+    until: datetime | None = None
+    by: str | None = None
+
+
 class QueueDrained(Event, frozen=True, kw_only=True):
     """The last unfinished job of a queue has ended. Recorded on request."""
 
@@ -428,6 +441,7 @@ AnyEvent = (
     | LeaseLost
     | QueuePaused
     | QueueResumed
+    | QueueLimited
     | QueueDrained
     | ScheduleFired
     | ScheduleSkipped

@@ -10,6 +10,7 @@ ReleaseReason = Literal[
     "shutdown",
     "prefetch",
     "snoozed",
+    "rate_limited",
     "unreachable",
     "unknown_task",
     "newer_payload",
@@ -83,6 +84,12 @@ class Snoozed(Struct, frozen=True, tag=True):
     delay: int
 
 
+class RateLimitHit(Struct, frozen=True, tag=True):
+    """The handler met a rate limit: nothing under the same rate may start for `retry_after` microseconds."""
+
+    retry_after: int
+
+
 class Interrupted(Struct, frozen=True, tag=True):
     """The run was stopped, or never begun, for a reason outside of it.
 
@@ -120,4 +127,16 @@ class Stalled(Struct, frozen=True, tag=True):
     isolated: bool = False
 
 
-Outcome = Returned | Raised | TimedOut | Rejected | Unreadable | Unknown | Snoozed | Interrupted | Cancelled | Stalled
+Outcome = (
+    Returned
+    | Raised
+    | TimedOut
+    | Rejected
+    | Unreadable
+    | Unknown
+    | Snoozed
+    | RateLimitHit
+    | Interrupted
+    | Cancelled
+    | Stalled
+)

@@ -4,6 +4,9 @@ Every start takes one interval of time, from that instant on or from now, whiche
 as no more than `burst` intervals are taken ahead. So any stretch of time has at most as many starts as its length has
 intervals, plus `burst`. There are no windows, and so no window edges at which two bursts could meet.
 
+A handler may put a limit on a rate or a queue: nothing starts before an instant. The state of a limit has the form of a
+rate's: `until` is the instant, and `reach` is the length with which it was set. The latest instant applies.
+
 Jobs that share a rate may carry different speeds: after a deploy the waiting jobs still carry the old one. Each start
 takes its own job's interval, and respects the time that other jobs have taken.
 """
@@ -62,6 +65,36 @@ def free(so_far: RateReservation, rate: RateKey, now: int) -> int:
     """Return how many jobs may start now."""
     opened = max(opens_at(so_far, rate, now), now - rate.interval * rate.burst + 1)
     return max(0, (now - opened) // rate.interval + 1)
+
+
+def limit_name(rates: Iterable[RateKey]) -> str | None:
+    """Return the name of the rate that a job's limit applies to: one with a key of its own, else one of its task.
+
+    `rates`: those that the job's start takes time of. None: the job has no rate, so the limit applies to its queue.
+    """
+    names = [rate.name for rate in rates]
+    return next((name for name in names if not name.startswith(("task:", "task/"))), names[0] if names else None)
+
+
+def extended(limit: RateReservation, length: int, now: int) -> RateReservation:
+    """Return the state of a limit that is set for `length` microseconds; an instant before the current one is ignored.
+
+    A limit that lies further ahead than its length was set before the clock was set back, and is over.
+    """
+    return limit if limit_end(limit, now) >= now + length else RateReservation(now + length, length)
+
+
+def limit_end(limit: RateReservation, now: int) -> int:
+    """Return the instant before which a limit lets nothing start; not after now if nothing is limited."""
+    return _taken_until(limit, now)
+
+
+def limited(so_far: RateReservation, rate: RateKey, until: int, now: int) -> RateReservation:
+    """Return the taken time of a rate that lets nothing start before an instant."""
+    if until <= now:
+        return so_far
+    end = until + rate.interval * rate.burst - 1
+    return so_far if _taken_until(so_far, now) >= end else RateReservation(end, end - now)
 
 
 def effective_rates(rates: Iterable[RateKey], task_rate: RateKey | None, task: str) -> list[RateKey]:

@@ -19,17 +19,21 @@ from tenure.core.events import (
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.outcome import Cancelled, Interrupted, Outcome, Stalled
+from tenure.core.outcome import Cancelled, Interrupted, Outcome, RateLimitHit, Stalled
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """A decision for one run. It applies only if that run (queue, id, fence and sending owner) is the current one."""
+    """A decision for one run. It applies only if that run (queue, id, fence and sending owner) is the current one.
+
+    `limit`: for how many microseconds nothing more may start under the job's own rate, or in its queue if it has none.
+    """
 
     ref: Ref
     fence: int
     decision: Decision
     ended: RunEnd
     events: tuple[JobEvent, ...] = ()
+    limit: int | None = None
 
 
 def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0) -> Settlement:
@@ -38,7 +42,12 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
     outcome = limited(job, outcome)
     decision = decide(job, outcome, rng)
     return Settlement(
-        job.ref, job.fence, decision, run_end(outcome, decision), _events(job, outcome, decision, took=took)
+        job.ref,
+        job.fence,
+        decision,
+        run_end(outcome, decision),
+        _events(job, outcome, decision, took=took),
+        outcome.retry_after or None if isinstance(outcome, RateLimitHit) else None,
     )
 
 
@@ -64,6 +73,7 @@ def when_cancelling(settlement: Settlement, job: JobRecord) -> Settlement:
             decision,
             settlement.ended,
             (_cancelled(job, job.cancel_reason, job.cancel_by),),
+            settlement.limit,
         )
     events: list[JobEvent] = []
     for event in settlement.events:

@@ -27,6 +27,21 @@ class Snooze(Control):
         super().__init__(reason or f"snooze for {self.delay}")
 
 
+class RateLimited(Control):
+    """Run the job again after `retry_after`, and start nothing else under its rate before that; it counts as nothing.
+
+    For a service that answers "too many requests": `raise RateLimited(int(response.headers["retry-after"]))`. The limit
+    applies to the job's own rate: that with a key if it has one, else that of its task. If the job has no rate, the
+    limit applies to its whole queue. The storage holds it for all workers. Of several limits the latest instant
+    applies. `retry_after`: seconds, timedelta, or "30s".
+    """
+
+    def __init__(self, retry_after: Duration, reason: str | None = None) -> None:
+        self.delay: timedelta = duration(retry_after, field="RateLimited.retry_after", zero=True)
+        self.reason = reason
+        super().__init__(reason or f"rate limited for {self.delay}")
+
+
 class Reject(Control):
     """Fail the job at once with reason `rejected`, without a retry, even if attempts are left."""
 

@@ -147,6 +147,21 @@ class QueueView(Struct, frozen=True, kw_only=True):
     parked: int
     discarded: int
     counts: dict[str, int]
+    limits: list["LimitView"]
+
+
+class LimitView(Struct, frozen=True, kw_only=True):
+    """A limit that a handler has set with `RateLimited`: nothing starts before `until`. `rate`: None for the queue."""
+
+    rate: str | None
+    until: datetime
+
+
+class LiftedView(Struct, frozen=True, kw_only=True):
+    """A queue whose limits were lifted, and the limits that are left."""
+
+    queue: str
+    limits: list[LimitView]
 
 
 class KeepView(Struct, frozen=True, kw_only=True):
@@ -477,6 +492,11 @@ def queue_view(queue: QueueSurvey) -> QueueView:
     return QueueView(**_at_a_glance(queue))
 
 
+def limits_view(queue: QueueSurvey) -> list[LimitView]:
+    """Return the views of the limits of a queue that are in force."""
+    return [LimitView(rate=limit.rate, until=moment(limit.until)) for limit in queue.limits]
+
+
 def rate_view(rate: RateKey | None) -> RateView | None:
     """Return the view of a rate."""
     # An interval of 0 means no limit.
@@ -697,6 +717,7 @@ def _at_a_glance(queue: QueueSurvey) -> dict[str, Any]:
         "parked": queue.parked,
         "discarded": queue.discarded,
         "counts": {state.value: queue.counts.get(state, 0) for state in State},
+        "limits": limits_view(queue),
     }
 
 

@@ -445,6 +445,8 @@ class Settings(Struct, frozen=True, omit_defaults=True):
 
     `record`: which of the optional events a queue records. `rate`: how often jobs of a queue may start, or how often
     jobs of a task may start in each queue; a task's rate replaces the rates that its jobs carry.
+    `lift`: end the limit that `RateLimited` has set for a rate of the queue, `QUEUE_RATE` for the queue itself, or "*"
+    for the first `LOOK_LIMIT` of them. It is an action and is not stored.
     """
 
     paused: bool | None = None
@@ -454,6 +456,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     record: tuple[OnRequest, ...] | None = None
     quiet: bool | None = None
     stop: bool | None = None
+    lift: str | None = None
 
     def under(self, other: "Settings") -> "Settings":
         """Return these settings with `other` laid over them; stall terms and retention are merged field by field."""
@@ -514,12 +517,22 @@ class UnknownTask(Struct, frozen=True):
     waited: int
 
 
+class StartLimit(Struct, frozen=True):
+    """A limit that `RateLimited` has set: nothing starts before `until`, an instant in microseconds.
+
+    `rate`: the name of the rate that it applies to; None: the whole queue.
+    """
+
+    rate: str | None
+    until: int
+
+
 class QueueSurvey(Struct, frozen=True, kw_only=True):
     """Statistics of one queue. `oldest_waiting`: microseconds that its longest-waiting job has waited.
 
     `parked`: how many of the waiting jobs are parked. `discarded`: how many jobs ever expired without a record.
     `unknown`: the task versions that jobs are parked under until a worker knows them, sorted by task and version; at
-    most `LOOK_LIMIT`.
+    most `LOOK_LIMIT`. `limits`: the limits on its starts that are in force, at most `LOOK_LIMIT`, sorted by rate.
     """
 
     queue: str
@@ -529,6 +542,7 @@ class QueueSurvey(Struct, frozen=True, kw_only=True):
     discarded: int = 0
     unknown: tuple[UnknownTask, ...] = ()
     settings: Settings = Settings()
+    limits: tuple[StartLimit, ...] = ()
 
     @property
     def paused(self) -> bool:
@@ -666,6 +680,9 @@ class Storage(Protocol):
     ) -> ExchangeResult:
         """Apply each settlement whose run is still the current one, then claim jobs: one step, one round trip.
 
+        A settlement with a limit lets nothing start under the job's own rate (`limit_name`), else in its queue, before
+        that instant; of several instants the latest applies, and a new one is recorded (`QueueLimited`).
+
         Guard of a settlement: the job is active, and fence and owner match, even if the lease has run out. A put-back
         of a job that was asked to stop ends the job as cancelled.
 
@@ -742,6 +759,8 @@ class Storage(Protocol):
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """Change settings that every worker must know; return the settings in force. Idempotent; unset fields stay.
+
+        `lift` ends limits of a queue at once; each limit that it ends is recorded.
 
         A worker is notified of an order at once, on its topic.
         """
@@ -844,6 +863,9 @@ RATE = "rate:"
 
 QUEUE_RATE = "queue"
 """The name of the rate that is set for a queue."""
+
+LIMIT = "limit:"
+"""The prefix of the name under which a limit is kept that `RateLimited` has set for a rate."""
 
 TASK_RATE = "task:"
 """The prefix of the names of task rates, both those that are set and those that jobs carry."""

@@ -21,8 +21,7 @@ def delay_by_function(retry: Retry, job: JobRecord, error: BaseException, logger
         return None
     try:
         value = retry.delay(job.attempt, error)
-        if inspect.iscoroutine(value):
-            value.close()
+        _close(value)
         return None if value is None else micros(duration(value, field="the result of Retry.delay", zero=True))
     except BaseException as failure:
         # The function is user code and does not await, so even a CancelledError comes from it and not from our stop.
@@ -33,3 +32,9 @@ def delay_by_function(retry: Retry, job: JobRecord, error: BaseException, logger
             *(job.id, job.task, job.attempt, why),
         )
         return None
+
+
+def _close(value: object) -> None:
+    """Close the coroutine of an asynchronous function, which is not a duration; otherwise Python warns about it."""
+    if inspect.iscoroutine(value):
+        value.close()

@@ -26,6 +26,7 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    RateLimitHit,
     Rejected,
     Returned,
     Snoozed,
@@ -37,7 +38,7 @@ from tenure.core.outcome import (
 from tenure.core.text import storable
 from tenure.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
 from tenure.handlers.context import JobContext, entered
-from tenure.handlers.control import Cancel, Reject, RetryLater, Snooze
+from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
@@ -488,12 +489,14 @@ def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logg
 def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logger: logging.Logger) -> Outcome:
     # Do not use `isinstance` on the exception: its class may give a false `__class__`.
     control: Any = error
-    if is_a(error, Snooze, RetryLater) and run.stops_for("cancelled", *SILENT):
+    if is_a(error, Snooze, RetryLater, RateLimited) and run.stops_for("cancelled", *SILENT):
         # The handler wants another run. The storage refuses that after a cancellation; after a stall, the stall
         # decides.
         return stopped(run)
     if is_a(error, Snooze):
         return Snoozed(_delay(control))
+    if is_a(error, RateLimited):
+        return RateLimitHit(_delay(control))
     if is_a(error, Cancel):
         if run.stop not in (None, "cancelled"):
             return stopped(run)

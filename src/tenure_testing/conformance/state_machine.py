@@ -51,6 +51,7 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    RateLimitHit,
     Rejected,
     Returned,
     Snoozed,
@@ -250,7 +251,15 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.sampled_from(
         (TimedOut(ERROR, final=True), Rejected(ERROR), Unreadable(ERROR), Cancelled(), Cancelled("why", "me"))
     ),
-    st.sampled_from((Interrupted("shutdown"), Interrupted("prefetch", SECOND), Snoozed(3 * SECOND), Snoozed(0))),
+    st.sampled_from(
+        (
+            Interrupted("shutdown"),
+            Interrupted("prefetch", SECOND),
+            Snoozed(3 * SECOND),
+            Snoozed(0),
+            RateLimitHit(2 * SECOND),
+        )
+    ),
     st.sampled_from((Stalled("process_died", 12, "owner", "signal 9"), Stalled("lease_expired"), Unknown())),
     st.sampled_from((Stalled("no_progress"), Unknown("newer_payload"))),
     st.sampled_from((Interrupted("worker_failed", begun=True), Raised(ERROR, shortage=True))),

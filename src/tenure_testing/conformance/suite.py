@@ -9,6 +9,7 @@ from tenure_testing.conformance.differential import DifferentialConformance
 from tenure_testing.conformance.enqueue import EnqueueConformance
 from tenure_testing.conformance.events import EventsConformance
 from tenure_testing.conformance.exchange import ClaimConformance, SettleConformance
+from tenure_testing.conformance.limits import LimitsConformance
 from tenure_testing.conformance.many_queues import ManyQueuesConformance
 from tenure_testing.conformance.notices import NoticesConformance
 from tenure_testing.conformance.order import FairnessConformance, OrderConformance
@@ -50,6 +51,7 @@ class StorageConformance(
     OrderConformance,
     FairnessConformance,
     RatesConformance,
+    LimitsConformance,
     RetentionConformance,
     DeadLettersConformance,
     TuneConformance,

@@ -102,6 +102,14 @@ class ScheduleWaitsForTheClock(Model):
 
 
 @mutant("order")
+class LimitIgnored(Model):
+    """The limit that a handler sets for a rate or a queue is not stored."""
+
+    def _limit(self, job: JobRecord, length: int, now: int) -> None:
+        pass
+
+
+@mutant("order")
 class RateTakenByAnEmptyPoll(Model):
     """A claim that finds no job uses up a start of the rate."""
 

@@ -94,7 +94,9 @@ class Accounts:
         return self.settings.get(Target(kind, name), Settings())
 
     def closed(self, queue: str, now: int) -> bool:
-        """Return True if the queue's own rate allows no start now."""
+        """Return True if the queue's own rate or a limit allows no start now."""
+        if self.pacing.queue_is_limited(queue, now):
+            return True
         rate = self.setting("queue", queue).rate
         return rate is not None and not self.pacing.open(queue, rate, now)
 

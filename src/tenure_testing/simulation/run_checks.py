@@ -186,6 +186,9 @@ class RunChecks:
         )
         if silent:
             self._fell_silent(job, run, asked.ended.reason)
+        if asked.limit is not None:
+            accounts = self._accounts
+            accounts.pacing.limited(job, accounts.rates(job), asked.limit, accounts.clock.now())
         self._limited(story, run, decision, by_reaper=by_reaper or silent, stopped=stopped)
         story.accepted.append(asked.fence)
         story.run = None

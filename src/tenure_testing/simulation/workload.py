@@ -15,7 +15,7 @@ from tenure.clock import SECOND
 from tenure.core.job import CollectKey, DebounceKey, MergeKey, NewJob, RateKey, Ref, ThrottleKey, UniqueKey
 from tenure.core.schedule import Missed, Schedule
 from tenure.handlers.context import current_job
-from tenure.handlers.control import Reject, Snooze
+from tenure.handlers.control import RateLimited, Reject, Snooze
 from tenure.options import TTL, AutoRedrive, CallOptions, Collect, Retry, Stall
 
 OTHER = "other"
@@ -193,7 +193,7 @@ def define(app: Tenure, journal: HandlerJournal, rng: Random, here: Callable[[],
         if n % 2:
             raise Reject("never")
         if current_job().run == 1:
-            raise Snooze(2)
+            raise RateLimited(2) if n % 4 else Snooze(2)
 
     @app.task(name=BATCH, retry=few, collect=Collect(delay="4s", max_size=3))
     async def batch(items: list[int]) -> None:

@@ -20,8 +20,11 @@ from tenure.core.order import Fairness, entered_at, score_at
 from tenure.core.rate import (
     RateReservation,
     effective_rates,
+    extended,
     free,
     is_of_task,
+    limit_end,
+    limited,
     opens_at,
     refund,
     retuned,
@@ -29,6 +32,7 @@ from tenure.core.rate import (
     taken_if_open,
 )
 from tenure.storage.protocol import (
+    LIMIT,
     LOOK_LIMIT,
     PASSED_LIMIT,
     PAUSED,
@@ -225,17 +229,48 @@ class JobIndexes:
 
     def opens_at(self, queue: str, rate: RateKey, now: int) -> int:
         """Return when a rate of a queue lets the next job start."""
-        return opens_at(self._reservation(queue, rate), rate, now)
+        return opens_at(self._reservation(queue, rate, now), rate, now)
+
+    def limited_until(self, queue: str, name: str, now: int) -> int:
+        """Return the instant before which a limit lets nothing start; not after now if nothing is limited."""
+        return limit_end(self.reserved.get((queue, LIMIT + name), RateReservation()), now)
+
+    def set_limit(self, queue: str, name: str, length: int, now: int) -> bool:
+        """Let nothing of a rate or a queue start for some time; return False if it is limited for longer already."""
+        before = self.reserved.get((queue, LIMIT + name), RateReservation())
+        after = extended(before, length, now)
+        if after == before:
+            return False
+        self.reserved[queue, LIMIT + name] = after
+        opening = self.queues[queue].opening
+        if RATE + name in opening:
+            opening[RATE + name] = max(opening[RATE + name], after.until)
+        return True
+
+    def limits(self, queue: str, now: int) -> list[tuple[str, int]]:
+        """Return the names of the limits of a queue that are in force, sorted, each with the instant of its end."""
+        names = sorted(name.removeprefix(LIMIT) for of, name in self.reserved if of == queue and name.startswith(LIMIT))
+        ends = [(name, self.limited_until(queue, name, now)) for name in names]
+        return [(name, until) for name, until in ends if until > now]
+
+    def lift(self, queue: str, name: str) -> None:
+        """End the limit of a rate or a queue."""
+        del self.reserved[queue, LIMIT + name]
+        opening = self.queues[queue].opening
+        if RATE + name in opening:
+            # The next claim checks it.
+            opening[RATE + name] = 0
+        self._notify(queue)
 
     def take_time(self, queue: str, rates: Iterable[RateKey], now: int) -> None:
         """Take the rates' time for one start."""
         for rate in rates:
-            self.reserved[queue, rate.name] = taken(self._reservation(queue, rate), rate, now)
+            self.reserved[queue, rate.name] = taken(self._taken(queue, rate), rate, now)
 
     def give_back_time(self, queue: str, rates: Iterable[RateKey], started: int, now: int) -> None:
         """Give back the time of a start that was undone, so that the next job may start that much earlier."""
         for rate in rates:
-            so_far, more = self._reservation(queue, rate), refund(rate, started, now)
+            so_far, more = self._taken(queue, rate), refund(rate, started, now)
             if so_far.until > now:
                 self.reserved[queue, rate.name] = RateReservation(so_far.until - more, so_far.reach)
                 opening = self.queues[queue].opening
@@ -395,7 +430,7 @@ class JobIndexes:
             return 0 if self._paused(name.removeprefix(PAUSED)) else PROMOTE_LIMIT
         if name.startswith(RATE):
             rate = self._rate(queue, name, parked)
-            return PROMOTE_LIMIT if rate is None else free(self._reservation(queue, rate), rate, now)
+            return PROMOTE_LIMIT if rate is None else free(self._reservation(queue, rate, now), rate, now)
         key_state = self.keys.get((queue, name))
         return 0 if key_state is None else key_state.free
 
@@ -416,7 +451,7 @@ class JobIndexes:
             let_in = self.unpark(queue, name, now, room=limit)
             self._note_opening(queue, name, now)
             return let_in
-        so_far = self._reservation(queue, rate)
+        so_far = self._reservation(queue, rate, now)
         if name in indexes.opening:
             so_far = max(so_far, taken_if_open(indexes.opening[name], rate))
         let_in = self.unpark(queue, name, now, room=min(free(so_far, rate, now), limit))
@@ -434,9 +469,14 @@ class JobIndexes:
         if rate is None:
             indexes.opening[name] = now
         else:
-            indexes.opening[name] = opens_at(self._reservation(queue, rate) if so_far is None else so_far, rate, now)
+            so_far = self._reservation(queue, rate, now) if so_far is None else so_far
+            indexes.opening[name] = opens_at(so_far, rate, now)
 
-    def _reservation(self, queue: str, rate: RateKey) -> RateReservation:
+    def _reservation(self, queue: str, rate: RateKey, now: int) -> RateReservation:
+        """Return up to when a rate's time is taken, by starts or by a limit."""
+        return limited(self._taken(queue, rate), rate, self.limited_until(queue, rate.name, now), now)
+
+    def _taken(self, queue: str, rate: RateKey) -> RateReservation:
         return self.reserved.get((queue, rate.name), RateReservation())
 
     def _note_freed(self, before: JobRecord, after: JobRecord | None) -> None:

@@ -14,12 +14,14 @@ from tenure.clock import Clock
 from tenure.core.decision import Decision, Finish, PutBack, RunEnd
 from tenure.core.deduplication import merge_name
 from tenure.core.document import read_progress
+from tenure.core.duration import moment
 from tenure.core.events import (
     JobCancelled,
     JobDeleted,
     JobRedriven,
     LeadershipAcquired,
     LeadershipLost,
+    QueueLimited,
     QueuePaused,
     QueueResumed,
 )
@@ -49,6 +51,7 @@ from tenure.core.lease import (
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
 from tenure.core.order import score_at
 from tenure.core.partition import PartitionState
+from tenure.core.rate import limit_name
 from tenure.core.retention import RetentionRules
 from tenure.core.settlement import Settlement, handed_back, uses_queue_retention, when_cancelling
 from tenure.core.transition import (
@@ -76,6 +79,7 @@ from tenure.storage.protocol import (
     LOOK_LIMIT,
     PAUSED,
     PROMOTE_LIMIT,
+    QUEUE_RATE,
     RATE,
     RUNS_KEPT,
     SCAN_LIMIT,
@@ -106,6 +110,7 @@ from tenure.storage.protocol import (
     Settings,
     SettlementResult,
     StalledLease,
+    StartLimit,
     Survey,
     SweepRequest,
     SweepResult,
@@ -217,12 +222,20 @@ class Model(ScheduleStore):
             settlement = when_cancelling(settlement, job)
         if isinstance(settlement.decision, PutBack) and settlement.decision.until_known:
             self._indexes.give_back_time(job.queue, self._all_rates(job), job.started or now, now)
+        if settlement.limit is not None:
+            self._limit(job, settlement.limit, now)
         self._apply(job, settlement.decision, now)
         self._close_run(job, settlement.ended, now)
         for event in settlement.events:
             self._record(event, now)
         self._record_if_drained(job.queue, now)
         return SettlementResult(settlement.ref, settlement.fence, "done")
+
+    def _limit(self, job: JobRecord, length: int, now: int) -> None:
+        """Let nothing start under the job's own rate, or in its queue if it has none, for some time."""
+        rate = limit_name(self._indexes.rates(job))
+        if self._indexes.set_limit(job.queue, rate or QUEUE_RATE, length, now):
+            self._record(QueueLimited(queue=job.queue, rate=rate, until=moment(now + length), by=job.id), now)
 
     def _apply(self, job: JobRecord, decision: Decision, now: int) -> None:
         freed = structs.replace(
@@ -311,9 +324,10 @@ class Model(ScheduleStore):
         return leases
 
     def _queue_opens_at(self, queue: str, now: int) -> int:
-        """Return when a queue's own rate next allows a start."""
+        """Return when a queue's own rate and limit next allow a start."""
         rate = self._setting("queue", queue).rate
-        return now if rate is None or not rate.interval else self._indexes.opens_at(queue, rate, now)
+        opens_at = now if rate is None or not rate.interval else self._indexes.opens_at(queue, rate, now)
+        return max(opens_at, self._indexes.limited_until(queue, QUEUE_RATE, now))
 
     def _promote(self, job: JobRecord, now: int) -> None:
         if is_expired(job, now):
@@ -762,6 +776,8 @@ class Model(ScheduleStore):
     def tune(self, target: Target, settings: Settings, by: str | None = None) -> Settings:
         """Merge settings into those in force."""
         now = self._clock.now()
+        if target.kind == "queue" and settings.lift is not None:
+            self._lift(target.name, settings.lift, by, now)
         before = self._setting(target.kind, target.name)
         after = before.under(settings)
         if after == before:
@@ -781,6 +797,12 @@ class Model(ScheduleStore):
             retune(target.name, after.rate, now)
             self.notified += [queue_topic(queue) for queue in self._queues]
         return after
+
+    def _lift(self, queue: str, name: str, by: str | None, now: int) -> None:
+        limits = [limit for limit, _ in self._indexes.limits(queue, now) if name in (limit, "*")]
+        for limit in limits[:LOOK_LIMIT]:
+            self._indexes.lift(queue, limit)
+            self._record(QueueLimited(queue=queue, rate=None if limit == QUEUE_RATE else limit, by=by), now)
 
     def resign(self, term: Term) -> None:
         """Give up this leader term and no other."""
@@ -846,6 +868,10 @@ class Model(ScheduleStore):
                     unknown=self._unknown(name, now),
                     discarded=self._queues[name].discarded if name in self._queues else 0,
                     settings=self._setting("queue", name),
+                    limits=tuple(
+                        StartLimit(None if limit == QUEUE_RATE else limit, until)
+                        for limit, until in self._indexes.limits(name, now)[:LOOK_LIMIT]
+                    ),
                 )
                 for name in names
             ),

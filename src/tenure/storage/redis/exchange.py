@@ -68,6 +68,7 @@ class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
     until_known: bool = False
     ended: int
     events: list[EncodedEvent]
+    limit: int | None = None
 
 
 class EncodedCompletions(Struct, omit_defaults=True, kw_only=True):
@@ -319,6 +320,7 @@ def _encode_settlement(settlement: Settlement, encoder: RequestEncoder) -> Encod
                 charge=again.charge,
                 ended=encoder.put(_encode(settlement.ended)),
                 events=events,
+                limit=settlement.limit,
             )
         case _:
             assert_never(settlement.decision)

@@ -14,9 +14,9 @@ _KINDS = {
     "list": "runs log calls",
     "stream": "events",
     "hash": "limits named beats traces sweep settings discarded workers answers leader counters readers schedules "
-    "window reach fair tenants",
+    "window reach limited_for fair tenants",
     "zset": "queues in ages ready parked places opening delayed dues leases suspects held aging kept redrives over "
-    "slots merge busy unknown queued running seen windows taken tags ticks reached resumed clock",
+    "slots merge busy unknown queued running seen windows taken limited tags ticks reached resumed clock",
     "set": "",
 }
 TYPES = {kind: of for of, kinds in _KINDS.items() for kind in kinds.split()}

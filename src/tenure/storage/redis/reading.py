@@ -18,10 +18,12 @@ from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import place_of
 from tenure.storage.protocol import (
+    QUEUE_RATE,
     EventReader,
     Query,
     QueueSurvey,
     Settings,
+    StartLimit,
     Survey,
     UnknownTask,
     WorkerSurvey,
@@ -294,7 +296,7 @@ def survey_of(
     requested: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
 ) -> Survey:
     """Return a survey of the queues asked for, or of all. `scope`: the scope of the partition's leader."""
-    settings, discarded, workers, seen, schedules, leader = whole
+    settings, discarded, workers, seen, schedules, leader, limits = whole
     settings_of = {_names(target): decode_settings(body) for target, body in _pairs(settings)}
     lost = {queue.decode(): int(count) for queue, count in _pairs(discarded)}
     tuned = {name: setting for (kind, name), setting in settings_of.items() if kind == "queue"}
@@ -302,10 +304,13 @@ def survey_of(
     counted = {queue.decode(): row for queue, *row in rows}
     if requested is None:
         counted = {queue: row for queue, row in counted.items() if any(row[2:])}
+    limits_of = _limits(limits)
     terms, swept_at = _leader({field.decode(): value for field, value in _pairs(leader)}, now, scope)
     return Survey(
         queues=tuple(
-            _queue(name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE))
+            _queue(
+                name, counted.get(name, _EMPTY), now, lost.get(name, 0), tuned.get(name, _NONE), limits_of.get(name, [])
+            )
             for name in sorted({*counted, *tuned, *lost} if requested is None else set(requested))
         ),
         paused_tasks=tuple(name for name, task in tasks.items() if task.paused),
@@ -321,7 +326,17 @@ def survey_of(
 _EMPTY: list[Any] = [0, None, [], *(0 for _ in _STATES)]
 
 
-def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settings) -> QueueSurvey:
+def _limits(flat: Sequence[bytes]) -> dict[str, list[StartLimit]]:
+    """Return the limits of each queue, sorted by name."""
+    limits: dict[str, list[StartLimit]] = {}
+    for (queue, name), until in sorted((_names(place), int(until)) for place, until in _pairs(flat)):
+        limits.setdefault(queue, []).append(StartLimit(None if name == QUEUE_RATE else name, until))
+    return limits
+
+
+def _queue(
+    name: str, row: list[Any], now: int, discarded: int, settings: Settings, limits: Sequence[StartLimit]
+) -> QueueSurvey:
     ready, oldest, unknown, *counted = row
     counts: dict[State, int] = {}
     for state, jobs in zip(_STATES, counted, strict=True):
@@ -337,6 +352,7 @@ def _queue(name: str, row: list[Any], now: int, discarded: int, settings: Settin
             for name, since in zip(unknown[::2], unknown[1::2], strict=True)
         ),
         settings=settings,
+        limits=tuple(limits),
     )
 
 
@@ -444,7 +460,8 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
         if isinstance(fields.get("value"), str):
             # A progress object is JSON text for scripts.
             values["value"] = read_progress(fields["value"])
-        instants = {name: moment(fields[name]) for name in ("due_at", "tick") if isinstance(fields.get(name), int)}
+        named = ("due_at", "tick", "until")
+        instants = {name: moment(fields[name]) for name in named if isinstance(fields.get(name), int)}
         return _event.decode(_encode({**values, **instants}))
     except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
         return UnreadableEvent(body=shown)

@@ -52,6 +52,7 @@ class _Tune(Struct, omit_defaults=True):
     name: str
     settings: Settings
     by: str | None = None
+    lift: str | None = None
 
 
 class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
@@ -100,7 +101,9 @@ def decode_revise(reply: Any, revisions: Sequence[Revision]) -> list[RevisionRes
 
 def encode_tune(target: Target, settings: Settings, by: str | None) -> list[bytes]:
     """Return the request to merge settings into those in force."""
-    return RequestEncoder().finish(_Tune(target.kind, target.name, settings, by))
+    return RequestEncoder().finish(
+        _Tune(target.kind, target.name, structs.replace(settings, lift=None), by, settings.lift)
+    )
 
 
 def decode_tune(reply: Any) -> Settings:

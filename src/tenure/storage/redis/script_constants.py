@@ -30,6 +30,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "PAUSED": protocol.PAUSED,
     "PLACE_LIMIT": protocol.PLACE_LIMIT,
     "PROMOTE_LIMIT": protocol.PROMOTE_LIMIT,
+    "QUEUE_RATE": protocol.QUEUE_RATE,
     "RATE": protocol.RATE,
     "REAPER_LEASE": REAPER_LEASE,
     "RETENTION": {state.value: _rule(rule) for state, rule in KEPT.items()},

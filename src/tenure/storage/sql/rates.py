@@ -10,9 +10,20 @@ from collections.abc import Iterable, Sequence
 from msgspec import MsgspecError
 
 from tenure.core import rate as rule
+from tenure.core.duration import moment
+from tenure.core.events import QueueLimited
 from tenure.core.job import JobRecord, NewJob, RateKey
 from tenure.core.rate import RateReservation
-from tenure.storage.protocol import PROMOTE_LIMIT, RATE, SCAN_LIMIT, queue_topic
+from tenure.storage.protocol import (
+    LIMIT,
+    LOOK_LIMIT,
+    PROMOTE_LIMIT,
+    QUEUE_RATE,
+    RATE,
+    SCAN_LIMIT,
+    StartLimit,
+    queue_topic,
+)
 from tenure.storage.sql import rows
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
@@ -29,7 +40,7 @@ def rates_of(tx: Transaction, job: NewJob | JobRecord) -> list[RateKey]:
 def closed_rate(tx: Transaction, job: JobRecord) -> str | None:
     """Return the name that a job must be parked under because of a rate, None if all its rates are open."""
     for rate in rates_of(tx, job):
-        if rule.opens_at(tx.rate(job.queue, rate.name).taken, rate, tx.now) > tx.now:
+        if rule.opens_at(_taken(tx, job.queue, rate), rate, tx.now) > tx.now:
             return RATE + rate.name
     return None
 
@@ -47,8 +58,59 @@ def _with_queue_rate(tx: Transaction, job: JobRecord) -> list[RateKey]:
 
 def free(tx: Transaction, queue: str) -> int:
     """Return how many jobs the queue's own rate lets start now; without a rate, how many may be examined."""
+    if queue_limit(tx, queue) > tx.now:
+        return 0
     rate = queue_rate(tx, queue)
     return SCAN_LIMIT if rate is None else rule.free(tx.rate(queue, rate.name).taken, rate, tx.now)
+
+
+def limit(tx: Transaction, job: JobRecord, length: int) -> None:
+    """Let nothing start under the job's own rate, or in its queue if it has none, for some time."""
+    rate = rule.limit_name(rates_of(tx, job))
+    name = rate or QUEUE_RATE
+    known = tx.rate(job.queue, LIMIT + name)
+    after = rule.extended(known.taken, length, tx.now)
+    if after == known.taken:
+        return
+    known.taken = after
+    if name == QUEUE_RATE:
+        tx.limited_queues.add(job.queue)
+    if (opens := tx.rate(job.queue, name).opens) is not None:
+        _note(tx, job.queue, RATE + name, max(opens, after.until))
+    tx.record(QueueLimited(queue=job.queue, rate=rate, until=moment(after.until), by=job.id))
+
+
+def lift(tx: Transaction, queue: str, name: str, by: str | None) -> None:
+    """End the limit of a rate or a queue, or with "*" all limits of the queue."""
+    ended = [limit.rate for limit in limits(tx, queue, None if name == "*" else name)]
+    for rate in ended:
+        limited = rate or QUEUE_RATE
+        tx.rate(queue, LIMIT + limited).taken = RateReservation()
+        if tx.rate(queue, limited).opens is not None:
+            # The next claim checks it.
+            _note(tx, queue, RATE + limited, 0)
+        tx.record(QueueLimited(queue=queue, rate=rate, by=by))
+    if ended:
+        tx.topics.append(queue_topic(queue))
+
+
+def limits(tx: Transaction, queue: str, only: str | None = None) -> list[StartLimit]:
+    """Return the limits of a queue that are in force, sorted by name: all, or the one of this name."""
+    found = list[StartLimit]()
+    tx.flush()
+    for (written,) in tx.all("rates.limits", {"queue": queue, "first": LIMIT, "end": LIMIT[:-1] + ";", "now": tx.now}):
+        name = written.removeprefix(LIMIT)
+        until = rule.limit_end(tx.rate(queue, written).taken, tx.now)
+        if until > tx.now and only in (None, name) and len(found) < LOOK_LIMIT:
+            found.append(StartLimit(None if name == QUEUE_RATE else name, until))
+    return found
+
+
+def queue_limit(tx: Transaction, queue: str) -> int:
+    """Return the instant before which a limit lets no job of a queue start; not after now without a limit."""
+    if queue not in tx.limited_queues:
+        return tx.now
+    return rule.limit_end(tx.rate(queue, LIMIT + QUEUE_RATE).taken, tx.now)
 
 
 def take(tx: Transaction, job: JobRecord) -> None:
@@ -74,7 +136,7 @@ def room(tx: Transaction, queue: str, under: str) -> int:
     found, rate = _first(tx, queue, under)
     if not found:
         return 0
-    return SCAN_LIMIT if rate is None else rule.free(tx.rate(queue, rate.name).taken, rate, tx.now)
+    return SCAN_LIMIT if rate is None else rule.free(_taken(tx, queue, rate), rate, tx.now)
 
 
 def opened(tx: Transaction, queue: str) -> list[str]:
@@ -94,7 +156,9 @@ def starts(tx: Transaction, queue: str, under: str, limit: int, *, afresh: bool)
     if rate is None:
         return (limit if found else 0), None
     known = tx.rate(queue, rate.name)
-    so_far = known.taken if afresh or known.opens is None else max(known.taken, rule.taken_if_open(known.opens, rate))
+    so_far = _taken(tx, queue, rate)
+    if known.opens is not None and not afresh:
+        so_far = max(so_far, rule.taken_if_open(known.opens, rate))
     room = min(rule.free(so_far, rate, tx.now), limit)
     return room, rule.taken(so_far, rate, tx.now, starts=room)
 
@@ -109,7 +173,7 @@ def note_opening(tx: Transaction, queue: str, under: str, *, so_far: RateReserva
     if found:
         opens = tx.now
     if rate is not None:
-        opens = rule.opens_at(tx.rate(queue, rate.name).taken if so_far is None else so_far, rate, tx.now)
+        opens = rule.opens_at(_taken(tx, queue, rate) if so_far is None else so_far, rate, tx.now)
     _note(tx, queue, under, opens)
 
 
@@ -151,14 +215,21 @@ def check_all(tx: Transaction) -> None:
 
 
 def opens_at(tx: Transaction, queue: str) -> int:
-    """Return when a queue's own rate lets its next job start."""
+    """Return when a queue's own rate and limit let its next job start."""
     rate = queue_rate(tx, queue)
-    return tx.now if rate is None else rule.opens_at(tx.rate(queue, rate.name).taken, rate, tx.now)
+    opens_at = tx.now if rate is None else rule.opens_at(tx.rate(queue, rate.name).taken, rate, tx.now)
+    return max(opens_at, queue_limit(tx, queue))
 
 
 def parking_names(tx: Transaction, job: NewJob | JobRecord) -> Iterable[str]:
     """Return the names that a job may be parked under because of its rates."""
     return (RATE + rate.name for rate in rates_of(tx, job))
+
+
+def _taken(tx: Transaction, queue: str, rate: RateKey) -> RateReservation:
+    """Return up to when a rate's time is taken, by starts or by a limit."""
+    until = rule.limit_end(tx.rate(queue, LIMIT + rate.name).taken, tx.now)
+    return rule.limited(tx.rate(queue, rate.name).taken, rate, until, tx.now)
 
 
 def _note(tx: Transaction, queue: str, under: str, opens: int | None) -> None:

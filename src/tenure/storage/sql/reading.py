@@ -24,7 +24,7 @@ from tenure.storage.protocol import (
     WorkerInfo,
     WorkerSurvey,
 )
-from tenure.storage.sql import rows, settings, unknown_tasks
+from tenure.storage.sql import rates, rows, settings, unknown_tasks
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_names
 from tenure.storage.sql.schedules import schedules
@@ -74,6 +74,7 @@ def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
                 unknown=unknown_tasks.survey(tx, name) if parked else (),
                 discarded=counts[name].get("discarded", 0),
                 settings=tuned.get(name, _NONE),
+                limits=tuple(rates.limits(tx, name)),
             )
             for name in names
         ),

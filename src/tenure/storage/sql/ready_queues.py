@@ -88,8 +88,7 @@ class ReadyQueues:
 
     def is_closed(self, queue: str) -> bool:
         """Return True if nothing may be claimed from a queue now, even if it has ready jobs."""
-        settings = self._settings.get(queue)
-        return settings is not None and (bool(settings.paused) or rates.opens_at(self._tx, queue) > self._tx.now)
+        return self.is_paused(queue) or rates.opens_at(self._tx, queue) > self._tx.now
 
     def _next_times(self) -> Iterator[int]:
         tx = self._tx
@@ -101,8 +100,9 @@ class ReadyQueues:
             if opening is not None:
                 # A job's own rate releases it only once the queue's rate allows a start.
                 yield max(opening, rates.opens_at(tx, queue))
-        for queue, settings in self._settings.items():
-            if settings.rate is not None and not settings.paused:
+        paced = {queue for queue, settings in self._settings.items() if settings.rate is not None}
+        for queue in paced | tx.limited_queues.intersection(self._queues):
+            if not self.is_paused(queue):
                 opens_at = rates.opens_at(tx, queue)
                 if opens_at > tx.now and self.refresh(queue):
                     yield opens_at

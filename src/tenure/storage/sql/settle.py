@@ -116,6 +116,8 @@ def _settle(tx: Transaction, owner: Owner, settlement: Settlement, pending: _Pen
         return _refused(tx, owner, settlement)
     if cancel_at is not None:
         settlement = _when_cancelling(tx, settlement)
+    if settlement.limit is not None:
+        rates.limit(tx, job_at(tx, seq), settlement.limit)
     keys = _keys(named)
     if keys is None or not is_sane(row[6:]):
         # Reading the whole record repairs values that cannot be used in calculations.

@@ -19,6 +19,7 @@ from tenure.storage.protocol import (
     RATE,
     SWEEP_LIMIT,
     TRIM_LIMIT,
+    UNKNOWN,
     WINDOW_LIMIT,
     WORKER_KEPT,
     queue_topic,
@@ -115,7 +116,13 @@ def unpark(tx: Transaction) -> int:
         # A claim looks at ready jobs first, and one of them may be waiting for the same place.
         if queue < at or not looks or tx.one("sweep.has_ready", {"queue": queue}) == (1,):
             continue
-        behind = {"queue": queue, "after": after if queue == at else "", "paused": PAUSED, "limit": looks}
+        behind = {
+            "queue": queue,
+            "after": after if queue == at else "",
+            "paused": PAUSED,
+            "unknown": UNKNOWN,
+            "limit": looks,
+        }
         names = [name for (name,) in tx.all("sweep.parked_under", behind)]
         looks -= len(names)
         if UndecodableText in map(type, names):

@@ -107,6 +107,7 @@ class Transaction(ABC):
         self._keys: dict[tuple[str, str], KeyCounts] = {}
         self._fair_queues: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
+        self._limited: set[str] | None = None
 
     @abstractmethod
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
@@ -188,6 +189,13 @@ class Transaction(ABC):
             known = self._rates[queue, name] = RateState(taken, opens, written=taken)
         return known
 
+    @property
+    def limited_queues(self) -> set[str]:
+        """The queues that may have a limit of their own; all others have none."""
+        if self._limited is None:
+            self._limited = {queue for (queue,) in self.all("rates.limited_queues")}
+        return self._limited
+
     def lane(self, owner: str, lane: int) -> LaneClaims:
         """Return the state of an owner's numbered claims in one lane."""
         place = owner, lane
@@ -215,6 +223,7 @@ class Transaction(ABC):
             self._keys.clear()
             self._fair_queues.clear()
             self._rates.clear()
+            self._limited = None
             self.freed.clear()
             self.recounted.clear()
             self.run("session.rollback_to_savepoint")

@@ -14,6 +14,8 @@ _encode = msgspec.json.Encoder().encode
 
 def tune(tx: Transaction, target: Target, settings: Settings, by: str | None) -> Settings:
     """Merge settings into those in force."""
+    if target.kind == "queue" and settings.lift is not None:
+        rates.lift(tx, target.name, settings.lift, by)
     before = setting(tx, target.kind, target.name)
     after = before.under(settings)
     if after == before:

@@ -19,7 +19,7 @@ Durability = Literal["full", "fast"]
 APPLICATION = 1215261796
 """The application id in the header of our files ("Hold")."""
 
-SCHEMA = 9
+SCHEMA = 10
 """The number of the schema in `schema.sql`. Until the first release it rises with each change, without migrations."""
 
 _PACKAGE = "tenure.storage.sqlite"

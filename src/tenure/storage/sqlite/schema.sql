@@ -334,6 +334,10 @@ CREATE INDEX rate_opening ON rate (queue, opens_at)
     WHERE opens_at IS NOT NULL;
 
 -- Taken time that has passed is reset to 0, and then rows without any state are deleted.
+-- The limits that handlers have set have names that begin with "limit:"; this one is that of a whole queue.
+CREATE INDEX rate_limited ON rate (queue)
+    WHERE name = 'limit:queue';
+
 CREATE INDEX rate_over ON rate (taken_until)
     WHERE taken_until > 0;
 

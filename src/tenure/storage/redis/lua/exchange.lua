@@ -9,7 +9,7 @@
 --             newest version
 --   place     how far the earlier calls of this claim got: {number of the queue, jobs promoted there, jobs examined}
 -- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine,
--- put_back_used, until_known, ended, events}. `state` finishes the job. `after` puts it back, perhaps into quarantine,
+-- put_back_used, until_known, ended, events, limit}. `state` finishes the job. `after` puts it back, perhaps into quarantine,
 -- or parked until a worker knows the task. `events` is a list of {body, name, by}; `by`: the event names an actor.
 -- Settlements that only complete jobs can come as a group: {queue, ids, fences, ended, keep, first}. The event and the
 -- result of each are arguments of the script, from place `first` on.
@@ -52,15 +52,15 @@ local function has_room(examined)
   return #leases < room and examined < SCAN_LIMIT
 end
 
--- Return true if there are no settings, no delayed and no parked jobs, and none of these queues has fair keys. That is
--- the usual case, and one command shows it. Moves outside the fast path may change it during the script.
+-- Return true if there are no settings, no limits, no delayed and no parked jobs, and none of these queues has fair
+-- keys. That is the usual case, and one command shows it. Moves outside the fast path may change it during the script.
 local function are_quiet()
   if #queues > 100 then
     return false
   end
-  local names = { key('settings'), key('dues'), key('places') }
+  local names = { key('settings'), key('dues'), key('places'), key('limited') }
   for number, queue in ipairs(queues) do
-    names[number + 3] = key('fair', queue)
+    names[number + 4] = key('fair', queue)
   end
   return call('EXISTS', unpack(names)) == 0
 end
@@ -261,9 +261,9 @@ local function promote(queue, most)
   return due, due == affords and due < most
 end
 
--- Return true if a queue's own rate lets a job start now; a plain queue has no rate.
+-- Return true if a queue's own rate and limit let a job start now; a plain queue has no rate.
 local function is_open(queue)
-  return PlainJobs.allows_queue(queue) or Rates.queue_opens_at(queue) <= NOW
+  return PlainJobs.allows_queue(queue) and not Limits.exist() or Rates.queue_opens_at(queue) <= NOW
 end
 
 -- The first jobs of a queue, at most `most`. If jobs are parked under the names in `known`: the single best job of all.

@@ -1,10 +1,10 @@
 #!lua flags=no-writes
--- requires: record
+-- requires: record, limits
 -- survey: count the jobs of queues, some queues at a time, by the sizes of indexes; `whole`: return other data, too.
 --
 -- Request: {queues, after, span, whole}. Without `queues`, it counts `span` of the partition's queues, those after the
 -- number `after`.
--- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader]}. A row is {queue, number of ready
+-- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader, limits]}. A row is {queue, number of ready
 -- jobs, since when the longest-waiting job waits or false, unknown tasks, number of jobs in each state ...}. `next`:
 -- the number after which there are more queues, or false. The fields after `now` are the raw contents of these keys.
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
@@ -75,4 +75,5 @@ return {
   call('ZRANGE', key('seen'), 0, -1, 'WITHSCORES'),
   call('HVALS', key('schedules')),
   call('HGETALL', key('leader')),
+  Limits.all(LOOK_LIMIT),
 }

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- requires: parking, changes
+-- requires: parking, limits, changes
 -- tune: merge settings into those in force, and apply them at once.
 --
--- Request: {kind, name, settings[, by]}. `settings` has the fields of Settings; those that do not change are left out.
+-- Request: {kind, name, settings[, by, lift]}. `lift`: the name of a limit of the queue to end, '*' for all. `settings` has the fields of Settings; those that do not change are left out.
 -- Answer: the settings in force, as msgpack.
 local kind, name, changes = REQUEST.kind, REQUEST.name, REQUEST.settings
 
@@ -129,6 +129,16 @@ local function resume(task)
 end
 
 return Changes.run(function()
+  if REQUEST.lift then
+    local lifted = Limits.lift(name, REQUEST.lift)
+    for _, limit in ipairs(lifted) do
+      local rate = limit ~= QUEUE_RATE and limit or nil
+      EventLog.record('queue_limited', { queue = name, rate = rate, by = REQUEST.by })
+    end
+    if #lifted > 0 then
+      Notifications.notify_queue(name)
+    end
+  end
   local before = Settings.get(kind, name)
   local after = merged(before, changes)
   for _, group in ipairs({ 'stall', 'retention' }) do

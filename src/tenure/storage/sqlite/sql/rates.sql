@@ -15,6 +15,21 @@ ON CONFLICT (queue, name) DO UPDATE
 INSERT INTO rate (queue, name, taken_until, opens_at) VALUES (:queue, :name, 0, :opens_at)
 ON CONFLICT (queue, name) DO UPDATE SET opens_at = excluded.opens_at;
 
+-- name: limited_queues
+-- The queues that may have a limit of their own.
+SELECT queue FROM rate INDEXED BY rate_limited WHERE name = 'limit:queue';
+
+-- name: limits
+-- The limits of a queue that may be in force.
+-- `first`: the first possible name. `end`: the first name after all possible ones.
+SELECT name
+  FROM rate
+ WHERE queue = :queue
+   AND name >= :first
+   AND name < :end
+   AND taken_until > :now
+ ORDER BY name;
+
 -- name: opened
 -- The rates that let a parked job start by now, the earliest opened first.
 SELECT name

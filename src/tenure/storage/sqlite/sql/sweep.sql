@@ -235,9 +235,9 @@ INSERT INTO meta VALUES ('looked_at', :value)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: parked_under
--- The next keys of a queue that jobs are parked under, each once, with one index step per key. Paused tasks are left
--- out.
--- `after`: a name. `paused`: the prefix of paused tasks.
+-- The next keys of a queue that jobs are parked under, each once, with one index step per key. Paused and unknown tasks
+-- are left out.
+-- `after`: a name. `paused`, `unknown`: the prefixes of paused and of unknown tasks.
 WITH RECURSIVE parked (name) AS (
        SELECT (SELECT min(parked_under)
                  FROM job INDEXED BY job_parked
@@ -253,6 +253,7 @@ SELECT name
   FROM parked
  WHERE name IS NOT NULL
    AND substr(name, 1, length(:paused)) <> :paused
+   AND substr(name, 1, length(:unknown)) <> :unknown
  LIMIT :limit;
 
 -- name: first_parked_after

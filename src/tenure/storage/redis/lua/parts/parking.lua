@@ -18,7 +18,7 @@ function Parking.blocking_name(job)
     end
   end
   for _, rate in ipairs(Rates.of(job)) do
-    if Rates.opens_at(Rates.taken(job.queue, rate), rate) > NOW then
+    if Rates.opens_at(Rates.state(job.queue, rate), rate) > NOW then
       return RATE .. rate[1]
     end
   end
@@ -45,7 +45,7 @@ local function note_opening(queue, name, so_far)
     return
   end
   local rate = rate_of(queue, name)
-  call('ZADD', opening, rate and Rates.opens_at(so_far or Rates.taken(queue, rate), rate) or NOW, name)
+  call('ZADD', opening, rate and Rates.opens_at(so_far or Rates.state(queue, rate), rate) or NOW, name)
 end
 
 -- How many of the jobs parked under a name may be unparked.
@@ -55,7 +55,7 @@ local function room(queue, name)
   end
   if starts_with(name, RATE) then
     local rate = rate_of(queue, name)
-    return rate and Rates.free(Rates.taken(queue, rate), rate) or PROMOTE_LIMIT
+    return rate and Rates.free(Rates.state(queue, rate), rate) or PROMOTE_LIMIT
   end
   if starts_with(name, UNKNOWN) then
     return 0
@@ -112,7 +112,7 @@ local function open(queue, name, limit)
     note_opening(queue, name)
     return unparked
   end
-  local so_far = Rates.taken(queue, rate)
+  local so_far = Rates.state(queue, rate)
   local opens = tonumber(call('ZSCORE', key('opening', queue), name) or '')
   if opens then
     so_far = Rates.later(so_far, Rates.taken_if_open(opens, rate))

@@ -1,4 +1,4 @@
--- requires: prelude, settings
+-- requires: prelude, settings, limits
 -- Rate limits: each start takes an interval of its rate's time. core/rate.py has the same rules, with reasons.
 --
 -- taken  ZSET  for each rate (queue, name), the instant up to which its time is taken
@@ -64,6 +64,13 @@ function Rates.taken(queue, rate)
   local place = pair(queue, rate[1])
   local till = tonumber(call('ZSCORE', key('taken'), place) or '')
   return till and { till, tonumber(call('HGET', key('reach'), place) or '') or 0 } or { 0, 0 }
+end
+
+-- The state of a rate, with the time until the end of its limit taken, too.
+function Rates.state(queue, rate)
+  local so_far, till = Rates.taken(queue, rate), Limits.end_of(queue, rate[1])
+  local ending = till + rate[2] * rate[3] - 1
+  return (till <= NOW or sound(so_far) >= ending) and so_far or { ending, ending - NOW }
 end
 
 function Rates.keep(queue, rate, so_far)
@@ -140,8 +147,19 @@ function Rates.all_of(job)
   return all
 end
 
--- When a queue's own rate lets the next of its jobs start.
+-- When a queue's own rate and limit let the next of its jobs start.
 function Rates.queue_opens_at(queue)
   local rate = Rates.of_queue(queue)
-  return rate and Rates.opens_at(Rates.taken(queue, rate), rate) or NOW
+  return max(rate and Rates.opens_at(Rates.taken(queue, rate), rate) or NOW, Limits.end_of(queue, QUEUE_RATE))
+end
+
+-- The name of the rate that a job's limit applies to: one with a key of its own, else one of its task; nil without one.
+function Rates.limit_name(job)
+  local rates = Rates.of(job)
+  for _, rate in ipairs(rates) do
+    if not starts_with(rate[1], 'task:') and not starts_with(rate[1], 'task/') then
+      return rate[1]
+    end
+  end
+  return rates[1] and rates[1][1]
 end

@@ -1,4 +1,4 @@
--- requires: prelude, settings, known_tasks
+-- requires: prelude, settings, limits, known_tasks
 -- Finds the queues that have jobs for a claim, with a few commands for all queues: reading each queue would make a
 -- claim cost more, the more queues a worker serves. The existence of a queue's keys answers it. For delayed jobs,
 -- `dues` does, as for the sweeps: if a queue were missing there, its jobs would come late. The audit compares `dues`
@@ -50,11 +50,20 @@ function ReadyQueues.first_with(kind, queues, from)
 end
 
 -- What may release or hold up jobs of these queues: {tuned, dues, opening}. `tuned`: the numbers of the queues with
--- settings. `dues`: by number of queue, an instant before which none of its delayed jobs is due. `opening`: by number
+-- settings or a limit of their own. `dues`: by number of queue, an instant before which none of its delayed jobs is due. `opening`: by number
 -- of queue, when the first rate opens for which jobs wait.
 function ReadyQueues.upcoming(queues)
   local dues, opening = {}, {}
   local upcoming = { tuned = Settings.fetch('queue', queues), dues = dues, opening = opening }
+  local has_settings = {}
+  for _, number in ipairs(upcoming.tuned) do
+    has_settings[number] = true
+  end
+  for _, number in ipairs(Limits.limited_queues(queues)) do
+    if not has_settings[number] then
+      upcoming.tuned[#upcoming.tuned + 1] = number
+    end
+  end
   if call('EXISTS', key('dues'), key('places')) == 0 then
     return upcoming
   end

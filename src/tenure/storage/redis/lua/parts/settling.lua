@@ -1,5 +1,5 @@
 -- requires: prelude, transaction, record_codec, record, notifications, event_log, fair_queue, job_indexes
--- requires: transitions, deletion, rates, known_tasks
+-- requires: transitions, deletion, rates, limits, known_tasks
 -- Settles runs of all kinds of jobs; parts/fast_path.lua has the fast path for plain ones.
 --
 -- Settlements have the form that exchange.lua describes.
@@ -25,6 +25,15 @@ local function when_cancelling(settlement, job)
     elseif event.name == 'cancelled' and not event.by then
       event.over = job.cancel_by and { by = job.cancel_by }
     end
+  end
+end
+
+-- Let nothing start under the job's own rate, or in its queue, for a time.
+local function limit(job, length)
+  local rate = Rates.limit_name(job)
+  local till = Limits.set(job.queue, rate or QUEUE_RATE, length)
+  if till then
+    EventLog.record('queue_limited', { queue = job.queue, rate = rate, ['until'] = till, by = job.id })
   end
 end
 
@@ -93,6 +102,9 @@ function Settling.settle(settlement, owner)
   end
   if job.cancel_at then
     when_cancelling(settlement, job)
+  end
+  if settlement.limit then
+    limit(job, settlement.limit)
   end
   apply(job, settlement)
   if job.traced then

@@ -370,9 +370,10 @@ function SweepSteps.remove_windows(limit)
   return (delete_first('windows', 'window', limit, NOW))
 end
 
--- Remove rates whose taken time has passed.
+-- Remove rates whose taken time has passed, and limits that are over.
 function SweepSteps.remove_rates(limit)
-  return (delete_first('taken', 'reach', limit, NOW))
+  local rates = delete_first('taken', 'reach', limit, NOW)
+  return rates + delete_first('limited', 'limited_for', limit - rates, NOW)
 end
 
 local function number_of(entry)
