@@ -79,14 +79,21 @@ class ProgressReports:
 
     @property
     def pending(self) -> bool:
-        """True if a signal waits for the next beat."""
-        return self._at is not None
+        """True if a signal waits for the next message."""
+        return self._at is not None or self._has_report
 
-    def take(self) -> Report:
-        """Return the waiting signals and clear them."""
+    @property
+    def _has_report(self) -> bool:
+        return self._progress is not None or self._data is not None or bool(self._log)
+
+    def take(self, *, only_sign: bool = False) -> Report:
+        """Return the waiting signals and clear them. `only_sign`: only the heartbeat; the others keep waiting."""
         if not self.pending:
             return None, None, [], None
         with self.lock:
+            if only_sign and self._has_report:
+                at, self._at = self._at, None
+                return at, None, [], None
             report = self._at, self._progress, list(self._log or ()), self._data
             self._at = self._progress = self._log = self._data = None
             self._in_flight = report

@@ -317,13 +317,17 @@ class ActiveRun:
         """The uptime since which the handler counts as silent."""
         return max(self.claimed_at, self.signed_at, self.signs.last, self.excused_until)
 
-    def renewal(self, now: float, trace: str | None = None, monitor: LoopMonitor | None = None) -> "PendingRenewal":
+    def renewal(
+        self, now: float, trace: str | None = None, monitor: LoopMonitor | None = None, *, only_sign: bool = False
+    ) -> "PendingRenewal":
         """Return the next renewal of this run, with the handler's signs and log lines, and its stack if that is new.
 
         `monitor` is the monitor of the run's loop. The renewal does not count the time in which another run blocked the
         loop.
         """
-        return PendingRenewal(self, self.signs.take(), now, trace, monitor)
+        # A lease that only the handler renews takes reports only together with a sign.
+        only_sign = only_sign and self.lease.job.stall.renewed
+        return PendingRenewal(self, self.signs.take(only_sign=only_sign), now, trace, monitor)
 
     def extended_limits(self, now: float, signed_at: float, monitor: LoopMonitor | None) -> tuple[float, float]:
         """Return for how many seconds the run counts as running, and as silent since that sign."""
@@ -512,9 +516,14 @@ class ActiveRuns:
             self._wake_keeper()
 
     @property
-    def has_reports(self) -> bool:
-        """True if a handler has reported something since the last message."""
-        return bool(self._changed)
+    def reports_waiting(self) -> int:
+        """The number of runs whose handlers have reported something since the last message."""
+        return len(self._changed)
+
+    def put_back_reports(self, runs: Iterable[ActiveRun]) -> None:
+        """Let the reports of runs wait again, before newer ones, because their message failed."""
+        with self._lock:
+            self._changed = dict.fromkeys(run.key for run in runs) | self._changed
 
     def take_reports(self, most: int) -> list[ActiveRun]:
         """Return the runs with reports that wait, the oldest report first, at most `most`; the others keep waiting."""

@@ -188,6 +188,8 @@ class Keeper:
             return
         sent: list[PendingRenewal] = []
         news = incomplete = 0
+        # If too many reports wait, the beat does not carry them: they cost a storage far more than a lease.
+        only_signs = reports is None and self._active_runs.reports_waiting > RENEW_LIMIT
         # Short leases make beats more frequent, but not these looks, which ask every partition of the worker's queues.
         looks = reports is None and asked_at - self._partitions_read_at >= self._beat - SHORTEST
         # A storage that hangs must not delay the keeper's other duty, to stop runs before their leases end.
@@ -198,7 +200,10 @@ class Keeper:
                 for start in range(0, max(len(due), 1), RENEW_LIMIT):
                     some = due[start : start + RENEW_LIMIT]
                     traces = self._traces.new_texts(some, asked_at) if reports is None else [None] * len(some)
-                    sent = [run.renewal(asked_at, at, self._monitor) for run, at in zip(some, traces, strict=True)]
+                    sent = [
+                        run.renewal(asked_at, at, self._monitor, only_sign=only_signs)
+                        for run, at in zip(some, traces, strict=True)
+                    ]
                     renewals = tuple(message.renewal for message in sent)
                     beat = RenewRequest(self._owner, renewals, answer_within=within)
                     if reports is None:
@@ -232,6 +237,7 @@ class Keeper:
                 message.take_back()
             if isinstance(error, SchemaMismatchError):
                 self._partitions.mismatched(error)
+            self._active_runs.put_back_reports(reports or ())
             self._metrics.renewed(renewed=0, lost=0, failed=len(sent))
             if not self._failures:
                 expected = isinstance(error, StorageError | TimeoutError)
@@ -339,7 +345,7 @@ class Keeper:
     @property
     def _reports_due(self) -> float:
         """The uptime of the next message about what handlers have reported."""
-        if not self._active_runs.has_reports or self._failures or self._given_up():
+        if not self._active_runs.reports_waiting or self._failures or self._given_up():
             return math.inf
         return self._reported_at + REPORT_INTERVAL
 
