@@ -15,6 +15,7 @@ from tenure.client.schedules import Schedules
 from tenure.client.sending import ProceedSending, SendCall, SendMiddleware
 from tenure.client.storage_client import TaskControls
 from tenure.client.task import DeclaredTask, Task
+from tenure.client.workers import Workers
 from tenure.core.events import (
     Event,
     EventsTrimmed,
@@ -241,6 +242,7 @@ __all__ = [
     "WorkerStarted",
     "WorkerStopped",
     "WorkerStopping",
+    "Workers",
     "__version__",
     "current_job",
     "incompatible",

@@ -34,6 +34,7 @@ from tenure.client.sending import SendMiddleware, valid_send_middleware
 from tenure.client.storage_client import StorageClient
 from tenure.client.task import AppServices, DeclaredTask, Task
 from tenure.client.value_types import TypeHooks, ValueTypes
+from tenure.client.workers import Workers
 from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.check import flag, named, of_kind, several, shown, whole
 from tenure.core.duration import Duration
@@ -346,6 +347,11 @@ class Tenure(Decorators):
     def schedules(self) -> Schedules:
         """The schedules in the storage: to list, put, pause, trigger and remove."""
         return Schedules(self.opened, new_id=self.new_id, handle=self._triggered_job, grace=grace_of(self.timing))
+
+    @property
+    def workers(self) -> Workers:
+        """The workers in all processes: to pause, resume and stop single ones, and to change their concurrency."""
+        return Workers(self.opened)
 
     def new_id(self) -> str:
         """Return a fresh job id, a UUID of version 7."""

@@ -131,7 +131,7 @@ def test_a_worker_can_be_made_quiet_and_resumed(there: Terminal) -> None:
     assert (orders(there, ANN), orders(there, BOB)) == (("quiet",), ())
 
     assert there.read("workers", "quiet", "--undo", ANN.id) == [
-        {"owner": ANN.id, "name": "host:7", "quiet": False, "stop": False}
+        {"owner": ANN.id, "name": "host:7", "quiet": False, "stop": False, "concurrency": None}
     ]
     assert orders(there, ANN) == ()
 
@@ -194,3 +194,18 @@ def test_a_worker_without_runs_has_no_stack(there: Terminal) -> None:
     beat(there, RenewRequest(BOB, worker=INFO))
 
     assert there.run("workers", "stack", "bob").stdout == "no runs\n"
+
+
+@EVERYWHERE
+def test_a_worker_can_be_paused_and_resumed_and_given_a_concurrency(there: Terminal) -> None:
+    beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
+
+    assert there.run("workers", "pause", ANN.id).exit_code == 0
+    assert (orders(there, ANN), orders(there, BOB)) == (("quiet",), ())
+    assert there.run("workers", "resume", ANN.id).exit_code == 0
+    assert there.read("workers", "concurrency", "3", BOB.id)[0]["concurrency"] == 3
+    assert (orders(there, ANN), orders(there, BOB)) == ((), ("concurrency:3",))
+    assert there.read("workers", "concurrency", "own", BOB.id)[0]["concurrency"] is None
+    assert orders(there, BOB) == ()
+    assert "NUMBER = 'few' must be a whole number" in there.refused("workers", "concurrency", "few", BOB.id)
+    assert "concurrency = 0 must be 1 or more" in there.refused("workers", "concurrency", "0", BOB.id)

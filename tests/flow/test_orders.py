@@ -2,7 +2,9 @@
 
 import asyncio
 
-from tenure import State, Tenure, Timing
+import pytest
+
+from tenure import State, Tenure, Timing, UsageError
 from tenure.core.events import WorkerStopped, WorkerStopping
 from tenure.core.job import Owner
 from tenure.storage.memory.storage import MemoryStorage
@@ -115,6 +117,64 @@ def test_a_recycling_worker_obeys_stop_and_does_not_wait_for_its_runs(play: Play
         assert stage.now - began < 10
         assert (worker.ended, worker.dismissed) == (True, True)
         assert ((await job.info()).job.releases, await job.state()) == (1, State.WAITING)
+
+    play(scenario)
+
+
+def test_a_paused_worker_finishes_its_runs_and_claims_after_resume(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        worker = app.worker()
+        await stage.start(worker)
+        running = await app.find_task("nap").enqueue(3)
+        await asyncio.sleep(0.2)
+        await app.workers.pause(worker.owner.id, by="ops")
+        await asyncio.sleep(1)
+        later = await app.find_task("nap").enqueue(0)
+        await asyncio.sleep(10)
+
+        assert (await running.state(), await later.state()) == (State.COMPLETED, State.WAITING)
+        await app.workers.resume(worker.owner.name)
+        assert await later.result(timeout=5) == "rested"
+
+    play(scenario)
+
+
+def test_a_smaller_concurrency_cancels_no_run_and_a_larger_one_claims(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        worker = app.worker(concurrency=4)
+        await stage.start(worker)
+        jobs = [await app.find_task("nap").enqueue(20) for _ in range(12)]
+        await asyncio.sleep(1)
+        await app.workers.set_concurrency(worker.owner.id, 2)
+        await asyncio.sleep(4)
+        assert (await seen(stage, worker.owner)).active == 4
+        assert (await seen(stage, worker.owner)).concurrency == 2
+        await asyncio.sleep(20)
+        assert (await seen(stage, worker.owner)).active == 2
+
+        await app.workers.set_concurrency(worker.owner.id, 7)
+        await asyncio.sleep(2)
+        assert (await seen(stage, worker.owner)).active == 7
+        await app.workers.set_concurrency(worker.owner.id, None)
+        await asyncio.sleep(3)
+        assert (await seen(stage, worker.owner)).concurrency == 4
+        for job in jobs:
+            assert await job.result(timeout=60) == "rested"
+            record = (await job.info()).job
+            assert (record.starts, record.releases) == (1, 0)
+
+    play(scenario)
+
+
+def test_an_order_to_a_worker_that_is_not_there_is_refused(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = napping(stage.app(timing=FAST))
+        with pytest.raises(UsageError, match="worker = 'gone' is the owner id or name of 0 live workers"):
+            await app.workers.pause("gone")
+        with pytest.raises(UsageError, match="concurrency = 0 must be 1 or more; to let none run, pause the worker"):
+            await app.workers.set_concurrency("gone", 0)
 
     play(scenario)
 

@@ -12,10 +12,12 @@ from tenure.cli.exits import OK
 from tenure.cli.lookup import current_user, find_worker
 from tenure.cli.render import as_json, block, printable, size_text, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
+from tenure.client.workers import valid_concurrency
 from tenure.clock import SECOND
 from tenure.core.duration import moment
 from tenure.core.job import JobDetail, JobRecord
 from tenure.core.lifecycle import State
+from tenure.errors import UsageError
 from tenure.health.assessment import state_of
 from tenure.options import Timing
 from tenure.storage.protocol import Query, Settings, Survey, Target, WorkerSurvey
@@ -59,6 +61,7 @@ class OrderedView(Struct, frozen=True, kw_only=True):
     name: str
     quiet: bool
     stop: bool
+    concurrency: int | None
 
 
 class StackView(Struct, frozen=True, kw_only=True):
@@ -81,7 +84,7 @@ class StackView(Struct, frozen=True, kw_only=True):
 @storage
 @click.pass_context
 def workers(ctx: click.Context) -> None:
-    """List, quiet and stop workers, and show the stacks of their runs.
+    """List, pause and stop workers, set their concurrency, and show the stacks of their runs.
 
     Name a worker by its owner id or the beginning of it, by its name (host:pid by default), or by its process id.
     """
@@ -169,6 +172,42 @@ def quiet(session: CommandSession, names: tuple[str, ...], undo: bool) -> int:
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
 @click.pass_obj
+def pause(session: CommandSession, names: tuple[str, ...]) -> int:
+    """Pause workers: they claim no more jobs. The same as `quiet`; it ends with `resume` or with the worker."""
+    return _ordered(session, names, Settings(quiet=True), "was asked to claim no more jobs")
+
+
+@workers.command()
+@storage
+@click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
+@click.pass_obj
+def resume(session: CommandSession, names: tuple[str, ...]) -> int:
+    """Resume paused workers: they claim jobs again."""
+    return _ordered(session, names, Settings(quiet=False), "was asked to claim jobs again")
+
+
+@workers.command()
+@storage
+@click.argument("number", metavar="NUMBER")
+@click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
+@click.pass_obj
+def concurrency(session: CommandSession, number: str, names: tuple[str, ...]) -> int:
+    """Set how many jobs workers run at once, until they exit; `own`: as many as they were started with.
+
+    No run is cancelled: with a smaller number, a worker claims again once fewer runs go on.
+    """
+    if number == "own":
+        return _ordered(session, names, Settings(concurrency=0), "was asked to use its own concurrency again")
+    if not number.isdecimal():
+        raise UsageError(f"NUMBER = {number!r} must be a whole number, 1 or more, or own")
+    settings = Settings(concurrency=valid_concurrency(int(number)))
+    return _ordered(session, names, settings, f"was asked to run {number} jobs at once")
+
+
+@workers.command()
+@storage
+@click.argument("names", nargs=-1, required=True, type=naming("WORKER"), metavar="WORKER...")
+@click.pass_obj
 def stop(session: CommandSession, names: tuple[str, ...]) -> int:
     """Let workers drain and exit, as SIGTERM does.
 
@@ -195,7 +234,15 @@ async def _give_orders(session: CommandSession, names: Sequence[str], settings: 
         views: list[OrderedView] = []
         for owner in meant.values():
             now = await access.storage.tune(Target("worker", owner.id), settings, by=by)
-            views.append(OrderedView(owner=owner.id, name=owner.name, quiet=bool(now.quiet), stop=bool(now.stop)))
+            views.append(
+                OrderedView(
+                    owner=owner.id,
+                    name=owner.name,
+                    quiet=bool(now.quiet),
+                    stop=bool(now.stop),
+                    concurrency=now.concurrency or None,
+                )
+            )
         return views
 
 

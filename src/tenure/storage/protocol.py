@@ -249,9 +249,10 @@ class RenewResult(Struct, frozen=True):
     """The answer to a beat. It lists exceptions only: lost runs, runs to stop, and the operator's orders.
 
     `incomplete`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
-    orders in force ("quiet", "stop"). None: the server that stores them was unreachable. That server also stores the
-    worker's record and events, which may not have arrived, so the caller sends them again. `partitions`: if the beat
-    contains `seen`, the state of each partition that the beat reached, before the events of the beat were recorded.
+    orders in force ("quiet", "stop", "concurrency:5"). None: the server that stores them was unreachable. That server
+    also stores the worker's record and events, which may not have arrived, so the caller sends them again.
+    `partitions`: if the beat contains `seen`, the state of each partition that the beat reached, before the events of
+    the beat were recorded.
     """
 
     lost: tuple[tuple[Ref, int], ...] = ()
@@ -446,7 +447,8 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     `record`: which of the optional events a queue records. `rate`: how often jobs of a queue may start, or how often
     jobs of a task may start in each queue; a task's rate replaces the rates that its jobs carry.
     `lift`: end the limit that `RateLimited` has set for a rate of the queue, `QUEUE_RATE` for the queue itself, or "*"
-    for the first `LOOK_LIMIT` of them. It is an action and is not stored.
+    for the first `LOOK_LIMIT` of them. It is an action and is not stored. `concurrency`: how many jobs a worker runs at
+    once; 0: as many as it was started with.
     """
 
     paused: bool | None = None
@@ -457,6 +459,13 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     quiet: bool | None = None
     stop: bool | None = None
     lift: str | None = None
+    concurrency: int | None = None
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The orders of a worker with these settings, as the answer to its beat names them."""
+        names = tuple(name for name in ("quiet", "stop") if getattr(self, name))
+        return (*names, f"{CONCURRENCY}{self.concurrency}") if self.concurrency else names
 
     def under(self, other: "Settings") -> "Settings":
         """Return these settings with `other` laid over them; stall terms and retention are merged field by field."""
@@ -472,6 +481,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
             record=self.record if other.record is None else other.record,
             quiet=self.quiet if other.quiet is None else other.quiet,
             stop=self.stop if other.stop is None else other.stop,
+            concurrency=self.concurrency if other.concurrency is None else other.concurrency,
         )
 
 
@@ -869,6 +879,9 @@ LIMIT = "limit:"
 
 TASK_RATE = "task:"
 """The prefix of the names of task rates, both those that are set and those that jobs carry."""
+
+CONCURRENCY = "concurrency:"
+"""The prefix of the order that sets how many jobs a worker runs at once; the number follows."""
 
 EVENTS_END = "$"
 """The cursor after the newest event."""

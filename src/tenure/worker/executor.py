@@ -334,6 +334,12 @@ class Executor:
             raise
         self._fill_up()
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Run this many jobs at once from now on. Runs beyond a smaller number go on."""
+        self._concurrency = concurrency
+        self._prefetch.set_concurrency(concurrency)
+        self._fill_up()
+
     @property
     def _free(self) -> int:
         """The number of runs that may begin at once."""

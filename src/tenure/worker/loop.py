@@ -246,6 +246,12 @@ class ExchangeLoop:
             self._runs.hand_back()
         self._note_event()
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Run this many jobs at once from now on. A smaller number stops no run and hands back prefetched jobs."""
+        self._runs.hand_back()
+        self._runs.set_concurrency(concurrency)
+        self._note_event()
+
     def stop_claiming(self) -> None:
         """Claim no more. The jobs of an open claim are handed back, not begun."""
         self._claiming = False

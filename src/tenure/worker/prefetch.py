@@ -43,6 +43,10 @@ class PrefetchPolicy:
         # No run is known yet. So it takes some tens of short runs until the first job is prefetched.
         self._longest = LONGEST_WAIT
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Note how many jobs the worker runs at once from now on."""
+        self._concurrency = concurrency
+
     def ran(self, took: float) -> None:
         """Note the duration of a run."""
         longest = self._longest

@@ -28,7 +28,7 @@ from tenure.errors import TenureError, UsageError
 from tenure.handlers.log_fields import add_log_fields
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.runtime import Runtime
-from tenure.storage.protocol import WorkerInfo
+from tenure.storage.protocol import CONCURRENCY, WorkerInfo
 from tenure.waiting import first
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.assembly import WorkerCallbacks, WorkerParts
@@ -86,7 +86,7 @@ class Worker(PublicObject):
         self.owner = owner or runtime.owner()
         self._runtime = runtime
         self._queues = tuple(named(queue, field="queue") for queue in queues)
-        self._concurrency = concurrency
+        self._concurrency = self._own_concurrency = concurrency
         self._reaper = reaper
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
@@ -463,6 +463,12 @@ class Worker(PublicObject):
             done = "claims no more" if quiet else "claims again"
             self._runtime.logger.info("worker %s %s by operator request", self.owner.name, done)
             self._exchange.set_quiet(quiet)
+        ordered = [int(order.removeprefix(CONCURRENCY)) for order in orders if order.startswith(CONCURRENCY)]
+        if (concurrency := ordered[0] if ordered else self._own_concurrency) != self._concurrency:
+            what = "worker %s runs %d jobs at once by operator request"
+            self._runtime.logger.info(what, self.owner.name, concurrency)
+            self._concurrency = concurrency
+            self._exchange.set_concurrency(concurrency)
         # A worker that is being recycled gives its runs all the time that they need. `stop` ends that.
         if "stop" in orders and self._ending is None and not self.ended:
             self._runtime.logger.info("worker %s stops by operator request", self.owner.name)

@@ -577,6 +577,10 @@ class RenewConformance(Conformance):
         await storage.tune(Target("worker", ALICE.id), Settings(stop=True))
         stop = (await storage.renew(RenewRequest(ALICE))).orders
 
+        await storage.tune(Target("worker", ALICE.id), Settings(concurrency=3))
+        assert set((await storage.renew(RenewRequest(ALICE))).orders or ()) == {"quiet", "stop", "concurrency:3"}
+        await storage.tune(Target("worker", ALICE.id), Settings(concurrency=0))
+        assert set((await storage.renew(RenewRequest(ALICE))).orders or ()) == {"quiet", "stop"}
         assert quiet == ("quiet",)
         assert set(stop or ()) == {"quiet", "stop"}
         assert (await storage.renew(RenewRequest(BOB))).orders == ()

@@ -404,8 +404,7 @@ class Model(ScheduleStore):
             self._delete_worker(beat.owner.id)
         elif beat.worker is not None:
             self._workers[beat.owner.id] = _LastBeat(beat, known.started if known else now, now, announced=announced)
-        stop_orders = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-        return RenewResult(tuple(lost), tuple(cancelling), stop_orders, partitions=partitions)
+        return RenewResult(tuple(lost), tuple(cancelling), orders.orders, partitions=partitions)
 
     def _partition(self, seen: Sequence[PartitionState]) -> PartitionState:
         number, at = (seen[0].last_event, seen[0].last_event_at) if seen else (0, 0)

@@ -19,6 +19,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "AHEAD": AHEAD,
     "CALLS_KEPT": protocol.CALLS_KEPT,
     "CLAIM_LIMIT": protocol.CLAIM_LIMIT,
+    "CONCURRENCY": protocol.CONCURRENCY,
     "DUE_LIMIT": protocol.DUE_LIMIT,
     "EVENTS_KEPT": _rule(EVENTS_KEPT),
     "EVENT_LOAN": protocol.EVENT_LOAN,

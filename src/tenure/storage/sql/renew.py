@@ -44,8 +44,7 @@ def renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     partitions = () if beat.seen is None else (_partition(tx, beat.seen),)
     orders = setting(tx, "worker", beat.owner.id)
     _update_worker(tx, beat, _record_events(tx, beat))
-    commands = tuple(name for name in ("quiet", "stop") if getattr(orders, name))
-    return RenewResult(tuple(lost), tuple(cancelling), commands, partitions=partitions)
+    return RenewResult(tuple(lost), tuple(cancelling), orders.orders, partitions=partitions)
 
 
 def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionState:

@@ -286,6 +286,9 @@ return Changes.run(function()
         orders[#orders + 1] = order
       end
     end
+    if (settings.concurrency or 0) > 0 then
+      orders[#orders + 1] = CONCURRENCY .. whole(settings.concurrency)
+    end
   end
   return { lost, cancelling, orders, renewed, left, state }
 end)
