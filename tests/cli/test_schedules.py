@@ -32,7 +32,7 @@ def test_a_list_shows_the_job_and_the_ticks_of_each_schedule(some: Terminal) -> 
 
     assert nightly.keys() == {
         *("name", "task", "queue", "arguments", "cron", "tz", "every", "missed", "max", "overlap", "grace", "paused"),
-        *("made", "last_tick", "next_tick", "last_id"),
+        *("made", "last_tick", "next_tick", "last_id", "runs", "limit", "start", "end", "immediately"),
     }
     assert (nightly["name"], nightly["task"], nightly["queue"], nightly["arguments"]) == (
         *("nightly", "add", "default", {"a": 1, "b": 2}),

@@ -107,7 +107,7 @@ def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fat
 def test_a_tick_is_recorded_after_the_ticks_skipped_with_it() -> None:
     after, events = after_tick(KNOWN, NOW + 9, NOW + 99, missed=2, fate=Ref("mail", "x"), now=NOW + 9 + SECOND)
 
-    assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x")
+    assert after == structs.replace(KNOWN, last_tick=NOW + 9, next_tick=NOW + 99, last_id="x", runs=1)
     assert events == [
         ScheduleMissed(name="nightly", tick=moment(NOW + 9), ticks=2, policy="latest"),
         ScheduleFired(name="nightly", tick=moment(NOW + 9), late_by=1.0, queue="mail", id="x"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from tenure import (
 )
 from tenure.client.schedules import ScheduleDecorator
 from tenure.clock import SECOND
+from tenure.core.duration import moment
 from tenure_testing.simulation.event_loop import EPOCH
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.schedules import SLOW, START, after, jobs_of, scheduled, sweeping, ticks_of
@@ -333,3 +334,55 @@ def test_schedules_can_be_handled_without_a_loop() -> None:
     assert app.schedules.trigger_sync("hourly").state_sync() is State.WAITING
     app.schedules.remove_sync("hourly")
     assert app.schedules.list_sync() == ()
+
+
+def test_limit_start_end_and_immediately_hold_over_a_change_of_leader(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        runs: dict[str, list[float]] = {"limited": [], "within": [], "at once": []}
+
+        @app.task(name="note")
+        async def note(name: str) -> None:
+            runs[name].append(stage.now)
+
+        now = moment(stage.clock.now())
+        await app.schedules.put("limited", note.call("limited"), every="10s", limit=3)
+        start, end = now + timedelta(seconds=30), now + timedelta(seconds=65)
+        await app.schedules.put("within", note.call("within"), every="10s", start=start, end=end)
+        await app.schedules.put("at once", note.call("at once"), every="1h", immediately=True)
+        first = await stage.start(app.worker(), "first")
+        await asyncio.sleep(25)
+        stage.loop.kill(first)
+        await stage.start(app.worker(), "second")
+        await asyncio.sleep(100)
+
+        assert len(runs["limited"]) == 3
+        assert len(runs["within"]) in (3, 4)
+        assert min(runs["within"]) >= 30
+        assert max(runs["within"]) < 65 + 5
+        assert len(runs["at once"]) == 1
+        assert runs["at once"][0] < 5
+        assert (await app.schedules.get("limited")).next_tick is None
+        assert await app.schedules.next("within", 5) == ()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"limit": 0}, "limit = 0 must be 1 or more"),
+        ({"start": datetime(2026, 1, 1)}, "start = 2026-01-01T00:00:00 has no time zone"),
+        ({"end": "tomorrow"}, "end = 'tomorrow' is not a datetime"),
+        (
+            {"start": datetime(2026, 1, 2, tzinfo=UTC), "end": datetime(2026, 1, 1, tzinfo=UTC)},
+            "lies before start",
+        ),
+        ({"immediately": "yes"}, "immediately = 'yes' must be True or False"),
+    ],
+)
+def test_an_invalid_bound_of_a_schedule_is_refused(options: dict[str, Any], named: str) -> None:
+    async def nightly() -> None: ...
+
+    with pytest.raises(UsageError, match=named):
+        Tenure("memory://").every("1h", **options)(nightly)

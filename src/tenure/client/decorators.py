@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from tenure.client.app_location import refuse_unreachable
@@ -284,6 +285,10 @@ class Decorators(PublicObject, ABC):
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
         grace: Duration | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
         name: str | None = None,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -298,6 +303,8 @@ class Decorators(PublicObject, ABC):
         `grace`: 10 s by default, or longer if the app's timing needs longer to replace a dead leader.
         `overlap`: what to do with a tick while a job of an earlier tick is unfinished: "skip", "queue_one" (one job may
         wait in addition to those that run) or "allow".
+        `limit`: after this many runs the schedule has no more ticks. `start`, `end`: aware datetimes; no tick lies
+        before the one or after the other. `immediately`: the first run is at once when the schedule is created.
 
         A worker or reaper of this app stores the schedule when it starts. A stored schedule keeps its last tick, its
         pause and its history. Removing it from the code does not remove it from the storage: call
@@ -307,7 +314,19 @@ class Decorators(PublicObject, ABC):
             UsageError: an option is invalid, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, cron=pattern, tz=tz, missed=missed, overlap=overlap, grace=grace
+            options,
+            name,
+            args,
+            kwargs,
+            cron=pattern,
+            tz=tz,
+            missed=missed,
+            overlap=overlap,
+            grace=grace,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
         )
 
     def every(
@@ -317,6 +336,10 @@ class Decorators(PublicObject, ABC):
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
         grace: Duration | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
         name: str | None = None,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -331,7 +354,18 @@ class Decorators(PublicObject, ABC):
             UsageError: an option is invalid, the arguments do not fit the function, or the name is taken.
         """
         return self._scheduling(
-            options, name, args, kwargs, every=interval, missed=missed, overlap=overlap, grace=grace
+            options,
+            name,
+            args,
+            kwargs,
+            every=interval,
+            missed=missed,
+            overlap=overlap,
+            grace=grace,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
         )
 
     def _added(self, new: TaskDefinition) -> Task[..., Any]:

@@ -14,9 +14,9 @@ from tenure.background_loop import PORTAL
 from tenure.client.handle import Job
 from tenure.client.job_template import EncodedCall
 from tenure.client.task import AsyncTask, PlainTask, Task
-from tenure.core.check import named, no_others, of_kind, shown, whole
+from tenure.core.check import flag, named, no_others, of_kind, shown, whole
 from tenure.core.cron import Cron, Every
-from tenure.core.duration import Duration, moment
+from tenure.core.duration import Duration, instant, moment
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import NewJob
 from tenure.core.schedule import Overlap, Schedule
@@ -50,6 +50,10 @@ def schedule_of(
     missed: object = "latest",
     overlap: object = "skip",
     grace: Duration,
+    limit: object = None,
+    start: object = None,
+    end: object = None,
+    immediately: object = None,
 ) -> Schedule:
     """Return a schedule that has not begun, from the job that it enqueues and its times.
 
@@ -64,6 +68,10 @@ def schedule_of(
         raise UsageError("run_at contradicts a schedule, whose ticks say when; leave it out, or give a delay")
     read = None if cron is None else Cron.parse(cron, "UTC" if tz is None else tz)
     policy, most = missed_policy(missed)
+    starts = None if start is None else instant(start, field="start")
+    ends = None if end is None else instant(end, field="end")
+    if starts is not None and ends is not None and ends < starts:
+        raise UsageError(f"end = {shown(end)} lies before start = {shown(start)}; the schedule would have no tick")
     return Schedule(
         name=scheduled_name(name),
         job=structs.replace(job, id=""),
@@ -74,6 +82,10 @@ def schedule_of(
         most=most,
         overlap=valid_overlap(overlap),
         grace=grace_micros(grace),
+        limit=None if limit is None else whole(limit, field="limit", least=1),
+        start=starts,
+        end=ends,
+        immediately=bool(flag(immediately, field="immediately")),
     )
 
 
@@ -295,12 +307,17 @@ class Schedules:
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
         grace: Duration | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
     ) -> Schedule:
         """Make or replace the schedule of this name: `put("nightly", report.call("all"), cron="0 4 * * *")`.
 
-        An existing schedule keeps its last tick, its pause and its history. If `cron` or `every` changes, it goes on
-        from now, and its earlier ticks do not count as missed. Each job gets an id of its own; an `id` option of the
-        call is ignored. The other arguments are as for `app.cron`.
+        An existing schedule keeps its last tick, its pause and its history. If its ticks change, by `cron`, `every`,
+        `start`, `end` or `limit`, it goes on from now, and its earlier ticks do not count as missed. Its runs so far
+        count towards `limit`, and `immediately` has no effect on it. Each job gets an id of its own; an `id` option of
+        the call is ignored. The other arguments are as for `app.cron`.
 
         Raises:
             UsageError: a field is invalid, or not exactly one of `cron` and `every` is given.
@@ -316,6 +333,10 @@ class Schedules:
             missed=missed,
             overlap=overlap,
             grace=self._grace if grace is None else grace,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
         )
         return await self._put(schedule)
 
@@ -393,6 +414,10 @@ class Schedules:
             missed=known.missed if missed is None else missed,
             overlap=known.overlap if overlap is None else overlap,
             grace=timedelta(microseconds=known.grace) if grace is None else grace,
+            limit=known.limit,
+            start=None if known.start is None else moment(known.start),
+            end=None if known.end is None else moment(known.end),
+            immediately=known.immediately,
         )
         return await self._put(structs.replace(schedule, most=known.most) if missed is None else schedule)
 
@@ -439,9 +464,26 @@ class Schedules:
         missed: MissedTicks = "latest",
         overlap: Overlap = "skip",
         grace: Duration | None = None,
+        limit: int | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        immediately: bool = False,
     ) -> Schedule:
         """Call `put` from code without a running event loop."""
-        coroutine = self.put(name, call, cron=cron, every=every, tz=tz, missed=missed, overlap=overlap, grace=grace)
+        coroutine = self.put(
+            name,
+            call,
+            cron=cron,
+            every=every,
+            tz=tz,
+            missed=missed,
+            overlap=overlap,
+            grace=grace,
+            limit=limit,
+            start=start,
+            end=end,
+            immediately=immediately,
+        )
         return PORTAL.call(coroutine, verb="put")
 
     def list_sync(self) -> tuple[Schedule, ...]:

@@ -248,7 +248,41 @@ class Every(Struct, frozen=True):
         return f"every {duration_text(self.interval)}"
 
 
-Rhythm = Cron | Every
+class Within(Struct, frozen=True):
+    """The ticks of another rhythm that do not lie before `start` or after `end`."""
+
+    rhythm: "Cron | Every"
+    start: int | None
+    end: int | None
+
+    def next_after(self, at: int) -> int | None:
+        """Return the first tick after an instant, None if there are no more."""
+        tick = self.rhythm.next_after(self._after(at))
+        return None if tick is None or tick > self._until(tick) else tick
+
+    def between(self, after: int, until: int, limit: int) -> tuple[int, ...]:
+        """Return the ticks after one instant, up to and including another, oldest first; at most `limit`."""
+        after, until = self._after(after), self._until(until)
+        return self.rhythm.between(after, until, limit) if after < until else ()
+
+    def newest(self, after: int, until: int, limit: int) -> tuple[int, ...]:
+        """Return as `between` does, but keep the newest ticks if there are too many."""
+        after, until = self._after(after), self._until(until)
+        return self.rhythm.newest(after, until, limit) if after < until else ()
+
+    def count(self, after: int, until: int) -> int:
+        """Return how many ticks lie after one instant, up to and including another."""
+        after, until = self._after(after), self._until(until)
+        return self.rhythm.count(after, until) if after < until else 0
+
+    def _after(self, at: int) -> int:
+        return at if self.start is None else max(at, self.start - 1)
+
+    def _until(self, at: int) -> int:
+        return at if self.end is None else min(at, self.end)
+
+
+Rhythm = Cron | Every | Within
 """The source of a schedule's ticks."""
 
 

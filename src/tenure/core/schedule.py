@@ -33,6 +33,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     `most`: how many of them `all` makes up for. `overlap`: the policy for a tick while a job of an earlier tick is
     unfinished. `last_tick`: the latest tick that was handled, or when the schedule was made; `next_tick`: the next due
     tick, None if there are no more. `last_id`: the job of the latest tick that made one.
+    `limit`: after how many runs it ends; `runs`: how many of its ticks have made a job or were merged into one.
+    `start` and `end`: no tick lies before or after these instants. `immediately`: its creation is its first tick.
     """
 
     name: str
@@ -49,14 +51,30 @@ class Schedule(Struct, frozen=True, kw_only=True):
     last_tick: int = 0
     next_tick: int | None = None
     last_id: str | None = None
+    limit: int | None = None
+    start: int | None = None
+    end: int | None = None
+    immediately: bool = False
+    runs: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the schedule has had as many runs as its limit allows."""
+        return self.limit is not None and self.runs >= self.limit
+
+    @property
+    def begins_now(self) -> bool:
+        """True if its creation is a tick that has not been handled yet."""
+        return self.immediately and self.next_tick == self.made and self.last_tick == self.made - 1
 
     def ticks_as(self, other: "Schedule") -> bool:
         """Return True if both have the same ticks."""
-        return (self.cron, self.tz, self.every) == (other.cron, other.tz, other.every)
+        mine = self.cron, self.tz, self.every, self.start, self.end, self.limit
+        return mine == (other.cron, other.tz, other.every, other.start, other.end, other.limit)
 
     def is_at_tick(self, expected: int) -> bool:
         """Return True if the schedule may advance, given that the caller expects this last tick."""
-        return not self.paused and self.last_tick == expected
+        return not self.paused and not self.is_spent and self.last_tick == expected
 
     def is_ahead(self, now: int) -> bool:
         """Return True if the last tick lies well after now: the clock was set back, so the next tick is far off."""
@@ -70,10 +88,12 @@ def redefined(known: Schedule | None, new: Schedule, now: int) -> Schedule:
     missed. It does the same if the clock was set back.
     """
     if known is None:
-        return new
+        return _created(new)
     set_back = known.is_ahead(now)
     same = known.ticks_as(new) and not set_back
     last_tick = new.last_tick if set_back else max(new.last_tick, known.last_tick)
+    is_spent = new.limit is not None and known.runs >= new.limit
+    next_tick = known.next_tick if same else new.next_tick
     return Schedule(
         name=new.name,
         job=new.job,
@@ -87,9 +107,22 @@ def redefined(known: Schedule | None, new: Schedule, now: int) -> Schedule:
         paused=known.paused,
         made=known.made,
         last_tick=known.last_tick if same else last_tick,
-        next_tick=known.next_tick if same else new.next_tick,
+        next_tick=None if is_spent else next_tick,
         last_id=known.last_id,
+        limit=new.limit,
+        start=new.start,
+        end=new.end,
+        immediately=new.immediately,
+        runs=known.runs,
     )
+
+
+def _created(new: Schedule) -> Schedule:
+    begun = new.start is None or new.start <= new.made
+    ended = new.end is not None and new.end < new.made
+    if not new.immediately or not begun or ended:
+        return new
+    return structs.replace(new, last_tick=new.made - 1, next_tick=new.made)
 
 
 def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None) -> Schedule:
@@ -97,6 +130,7 @@ def paused_at(known: Schedule, now: int, *, paused: bool, next_tick: int | None)
     if paused or not known.paused:
         return structs.replace(known, paused=paused)
     last_tick = now if known.is_ahead(now) else max(known.last_tick, now)
+    next_tick = None if known.is_spent else next_tick
     return structs.replace(known, paused=False, last_tick=last_tick, next_tick=next_tick)
 
 
@@ -139,7 +173,9 @@ def after_tick(
     if isinstance(fate, Ref):
         late_by = max(0, now - tick) / 1_000_000
         events.append(ScheduleFired(name=known.name, tick=at, late_by=late_by, queue=fate.queue, id=fate.id))
-        after = structs.replace(after, last_id=fate.id)
+        after = structs.replace(after, last_id=fate.id, runs=known.runs + 1)
+        if after.is_spent:
+            after = structs.replace(after, next_tick=None)
     elif fate is not None:
         events.append(ScheduleSkipped(name=known.name, tick=at, reason=fate))
     return after, events

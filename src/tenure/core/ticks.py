@@ -12,7 +12,7 @@ from typing import assert_never
 
 from msgspec import Struct, structs
 
-from tenure.core.cron import Cron, Every, Rhythm
+from tenure.core.cron import Cron, Every, Rhythm, Within
 from tenure.core.schedule import Missed, Schedule
 
 STEP = 100
@@ -71,7 +71,10 @@ def rhythm_of(schedule: Schedule) -> Rhythm:
     Raises:
         UsageError: its text or its time zone is unknown here.
     """
-    return _cron(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+    rhythm = _cron(schedule.cron, schedule.tz) if schedule.every is None else Every(schedule.every)
+    if schedule.start is None and schedule.end is None:
+        return rhythm
+    return Within(rhythm, schedule.start, schedule.end)
 
 
 @functools.lru_cache(maxsize=256)

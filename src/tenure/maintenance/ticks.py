@@ -79,9 +79,13 @@ def moves(schedule: Schedule, now: int) -> tuple[list[Tick], bool]:
     if schedule.is_ahead(now):
         # The clock was set back. A repeated tick has the same job id, so its job is found as long as it is retained.
         return [Tick(schedule.name, last, now, rhythm.next_after(now))], False
-    after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
-    advance = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
     ticks = list[Tick]()
+    after = last if schedule.next_tick is None else max(last, schedule.next_tick - 1)
+    if schedule.begins_now:
+        first = schedule.made
+        ticks.append(Tick(schedule.name, last, first, rhythm.next_after(first), job_for(schedule, first)))
+        last = after = first
+    advance = turn(rhythm, after=after, now=now, grace=schedule.grace, missed=schedule.missed, most=schedule.most)
     if advance.given_up_to is not None:
         to = advance.given_up_to
         ticks.append(Tick(schedule.name, last, to, rhythm.next_after(to), missed=advance.given_up))

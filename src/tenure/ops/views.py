@@ -342,6 +342,11 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     last_tick: datetime | None
     next_tick: datetime | None
     last_id: str | None
+    runs: int
+    limit: int | None
+    start: datetime | None
+    end: datetime | None
+    immediately: bool
 
 
 class TickView(Struct, frozen=True, kw_only=True):
@@ -441,6 +446,11 @@ def schedule_view(schedule: Schedule, decode: Decode) -> ScheduleView:
         last_tick=None if schedule.last_id is None else moment(schedule.last_tick),
         next_tick=None if schedule.next_tick is None else moment(schedule.next_tick),
         last_id=schedule.last_id,
+        runs=schedule.runs,
+        limit=schedule.limit,
+        start=_moment(schedule.start),
+        end=_moment(schedule.end),
+        immediately=schedule.immediately,
     )
 
 

@@ -461,6 +461,85 @@ class SchedulesConformance(Conformance):
         assert (put.last_tick, put.next_tick) == (clock.now(), clock.now() + EVERY)
         assert (resumed.last_tick, resumed.next_tick) == (clock.now(), clock.now() + EVERY)
 
+    async def test_a_schedule_ends_after_its_limit_of_runs_also_within_one_call(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        known = structs.replace(schedule(clock, overlap="allow"), limit=2)
+        await storage.plan([PutSchedule(known)])
+        clock.advance(300)
+        first = tick_of(known)
+        second = tick_of(structs.replace(known, last_tick=first.tick, next_tick=first.next_tick))
+        third = tick_of(structs.replace(known, last_tick=second.tick, next_tick=second.next_tick))
+        planned = await storage.plan([first, second, third])
+
+        assert [each.verdict for each in planned] == ["done", "done", "superseded"]
+        (kept,) = (await storage.survey()).schedules
+        assert (kept.runs, kept.next_tick, kept.last_tick) == (2, None, second.tick)
+        assert await storage.plan([third]) == [ScheduleResult("report", "superseded")]
+        assert (await storage.sweep(bid())).due == ()
+        await storage.plan([PauseSchedule("report", True), PauseSchedule("report", False, clock.now() + EVERY)])
+        clock.advance(61)
+        assert (await storage.sweep(bid())).due == ()
+        assert len(await states(storage)) == 2
+
+    async def test_a_tick_without_a_job_does_not_count_towards_the_limit(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        known = structs.replace(schedule(clock, overlap="skip"), limit=2)
+        await storage.plan([PutSchedule(known)])
+        clock.advance(60)
+        first = tick_of(known)
+        skipped = tick_of(structs.replace(known, last_tick=first.tick, next_tick=first.next_tick))
+        await storage.plan([first, skipped])
+
+        (kept,) = (await storage.survey()).schedules
+        assert (kept.runs, kept.next_tick) == (1, skipped.next_tick)
+
+    async def test_a_schedule_put_again_keeps_its_runs_and_a_higher_limit_goes_on(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        known = structs.replace(schedule(clock), limit=1, start=clock.now(), end=clock.now() + 100 * EVERY)
+        await storage.plan([PutSchedule(known)])
+        clock.advance(60)
+        await storage.plan([tick_of(known)])
+        clock.advance(600)
+        again = structs.replace(known, made=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
+        await storage.plan([PutSchedule(again)])
+        (kept,) = (await storage.survey()).schedules
+        assert (kept.runs, kept.next_tick, kept.made) == (1, None, known.made)
+
+        await storage.plan([PutSchedule(structs.replace(again, limit=2))])
+        (kept,) = (await storage.survey()).schedules
+        assert (kept.runs, kept.limit, kept.last_tick) == (1, 2, clock.now())
+        assert (kept.next_tick, kept.start, kept.end) == (clock.now() + EVERY, known.start, known.end)
+
+    async def test_a_schedule_that_begins_immediately_is_due_once_when_created(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        new = structs.replace(schedule(clock), immediately=True)
+        await storage.plan([PutSchedule(new)])
+        (known,) = (await storage.sweep(bid())).due
+        assert known.begins_now
+        first = Tick("report", known.last_tick, known.made, known.made + EVERY, job_of("report", known.made))
+        assert [each.verdict for each in await storage.plan([first, first])] == ["done", "superseded"]
+
+        clock.advance(30)
+        again = structs.replace(new, made=clock.now(), last_tick=clock.now(), next_tick=clock.now() + EVERY)
+        await storage.plan([PutSchedule(again)])
+        await storage.plan([PutSchedule(structs.replace(again, every=2 * EVERY))])
+        assert (await storage.sweep(bid())).due == ()
+        assert len(await states(storage)) == 1
+
+    async def test_a_schedule_does_not_begin_immediately_before_its_start(
+        self, storage: Storage, clock: ManualClock
+    ) -> None:
+        for name, start, end in (("early", 1, None), ("late", None, -1)):
+            new = structs.replace(schedule(clock, name), immediately=True)
+            new = structs.replace(new, start=start and clock.now() + start, end=end and clock.now() + end)
+            await storage.plan([PutSchedule(new)])
+
+        assert (await storage.sweep(bid())).due == ()
+
     async def test_a_job_of_a_tick_is_claimed_like_any_other(self, storage: Storage, clock: ManualClock) -> None:
         known = await put(storage, clock)
         clock.advance(60)

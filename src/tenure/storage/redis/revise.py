@@ -61,6 +61,11 @@ class EncodedSchedule(Struct, omit_defaults=True, kw_only=True):
     cron: str | None = None
     tz: str
     every: int | None = None
+    limit: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    immediately: bool = False
+    runs: int = 0
     missed: Missed
     overlap: Overlap
     paused: bool
@@ -141,6 +146,7 @@ def decode_schedule(body: bytes) -> Schedule:
         last_tick=kept.last_tick,
         next_tick=kept.next_tick,
         last_id=kept.last_id,
+        runs=kept.runs,
     )
 
 
@@ -204,6 +210,11 @@ def _encode_schedule(schedule: Schedule) -> EncodedSchedule:
         cron=schedule.cron,
         tz=schedule.tz,
         every=schedule.every,
+        limit=schedule.limit,
+        start=schedule.start,
+        stop=schedule.end,
+        immediately=schedule.immediately,
+        runs=schedule.runs,
         missed=schedule.missed,
         overlap=schedule.overlap,
         paused=schedule.paused,

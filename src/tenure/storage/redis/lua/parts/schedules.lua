@@ -38,7 +38,25 @@ local function is_ahead(schedule)
 end
 
 local function ticks_as(one, other)
-  return one.cron == other.cron and one.tz == other.tz and one.every == other.every
+  for _, field in ipairs({ 'cron', 'tz', 'every', 'start', 'stop', 'limit' }) do
+    if one[field] ~= other[field] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Return true if a schedule has had as many runs as its limit allows.
+local function is_spent(schedule)
+  return schedule.limit ~= nil and (schedule.runs or 0) >= schedule.limit
+end
+
+-- Make the creation of a schedule its first tick, if it begins immediately.
+local function begin(new)
+  local begun = not new.start or new.start <= new.made
+  if new.immediately and begun and not (new.stop and new.stop < new.made) then
+    new.last_tick, new.next_tick = new.made - 1, new.made
+  end
 end
 
 -- Put a schedule. If it exists already, its definition is replaced, but its progress is kept.
@@ -51,7 +69,12 @@ function Schedules.put(name, new)
     elseif not set_back then
       new.last_tick = max(new.last_tick, known.last_tick)
     end
-    new.paused, new.made, new.last_id = known.paused, known.made, known.last_id
+    new.paused, new.made, new.last_id, new.runs = known.paused, known.made, known.last_id, known.runs
+    if is_spent(new) then
+      new.next_tick = nil
+    end
+  else
+    begin(new)
   end
   keep(name, new)
 end
@@ -60,7 +83,7 @@ end
 function Schedules.pause(name, known, paused, next_tick)
   if not paused and known.paused then
     known.last_tick = is_ahead(known) and NOW or max(known.last_tick, NOW)
-    known.next_tick = next_tick
+    known.next_tick = not is_spent(known) and next_tick or nil
   end
   known.paused = paused
   keep(name, known)
@@ -98,14 +121,16 @@ end
 
 -- Move a schedule on by a tick, unless another process has done so; return the verdict, and the id of the tick's job.
 function Schedules.advance(name, known, asked)
-  if known.paused or known.last_tick ~= asked.expected then
+  if known.paused or is_spent(known) or known.last_tick ~= asked.expected then
     return 'superseded'
   end
   local id, instead
   if asked.job then
     id, instead = fire(name, known, asked.job, asked.place)
   end
-  known.last_tick, known.next_tick, known.last_id = asked.tick, asked.next_tick, id or known.last_id
+  known.runs = (known.runs or 0) + (id and 1 or 0)
+  known.last_tick, known.last_id = asked.tick, id or known.last_id
+  known.next_tick = not is_spent(known) and asked.next_tick or nil
   keep(name, known)
   if asked.missed > 0 then
     EventLog.record('schedule_missed', { name = name, tick = asked.tick, ticks = asked.missed, policy = known.missed })
