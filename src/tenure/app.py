@@ -207,7 +207,9 @@ class Tenure(Decorators):
 
         `handler`: the function that was given to `on`. `kind`: only its registration for this event class. No call of
         the handler begins in this process after `off` has returned. A call that has begun goes on to its end, so a
-        handler may remove itself. The remaining handlers of the event are called. Other processes are not affected.
+        handler may remove itself. The remaining handlers of the event are called. Other processes keep their handlers,
+        but each event of scope "once" goes to one process of the app, and this one still takes its share: remove the
+        handler in all of them.
 
         Raises:
             UsageError: `kind` is not an event class.
@@ -237,9 +239,9 @@ class Tenure(Decorators):
         `async def layer(call, proceed)` reads `call.task`, `call.queue`, `call.id` and `call.size`, changes
         `call.headers`, and awaits `proceed()` once. `proceed` returns when the job is stored. It runs in the caller's
         context, also for the `_sync` methods, so context variables have the caller's values. With `enqueue_many` it is
-        called for each call, and the request is sent when all of them await `proceed`. An exception before that
-        prevents the enqueue; a later one is logged. It is not called for jobs of schedules, retries and redrives: a
-        retried or redriven job keeps its headers.
+        called for each call, and the request is sent when all of them await `proceed`, so a layer must not hold a lock
+        meanwhile. An exception before that prevents the enqueue; a later one is logged. It is not called for jobs of
+        schedules, retries and redrives: a retried or redriven job keeps its headers.
 
         Raises:
             UsageError: `middleware` is not a coroutine function of two arguments.

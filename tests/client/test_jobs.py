@@ -147,6 +147,20 @@ async def test_a_running_job_is_not_deleted_and_the_others_are(app: Tenure, add:
         await app.job(active.id).delete()
 
 
+async def test_a_row_of_a_job_that_was_redriven_since_deletes_nothing(app: Tenure, add: Task[[int], Any]) -> None:
+    job, ended = await app.enqueue_many([add.call(1), add.call(2)])
+    await job.cancel()
+    await ended.cancel()
+    rows = [row async for row in app.jobs.list()]
+    await job.redrive()
+
+    report = await app.jobs.delete(rows)
+
+    assert (report.deleted, report.gone, report.changed) == ((ended.ref,), (), (job.ref,))
+    assert await job.state() is State.WAITING
+    assert (await app.jobs.delete(job)).deleted == (job.ref,)
+
+
 async def test_a_handle_deletes_its_job(app: Tenure, add: Task[[int], Any]) -> None:
     job = await add.enqueue(1)
     await job.delete(by="ops")

@@ -301,6 +301,59 @@ def test_a_layer_that_does_not_wait_for_the_storage_raises_an_error(
     play(scenario)
 
 
+def test_a_layer_that_stops_waiting_raises_that_the_job_may_be_stored(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        show = showing(app)
+
+        @app.sending
+        async def hasty(call: SendCall, proceed: ProceedSending) -> None:
+            async with asyncio.timeout(0.1):
+                await proceed()
+
+        async def hang(jobs: Any) -> Any:
+            await asyncio.sleep(60)
+
+        await app.opened()
+        monkeypatch.setattr(app.storage, "enqueue", hang)
+        with pytest.raises(StorageUnavailableError, match="may or may not have been stored") as raised:
+            await show.enqueue()
+
+        assert len(raised.value.job_ids) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+def test_a_proceed_after_the_enqueue_has_failed_stores_no_job(play: Play, many: bool) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        show = showing(app)
+        late: list[asyncio.Task[None]] = []
+        failed = asyncio.Event()
+
+        async def proceeding(proceed: ProceedSending) -> None:
+            await failed.wait()
+            await proceed()
+
+        @app.sending
+        async def layer(call: SendCall, proceed: ProceedSending) -> None:
+            late.append(asyncio.create_task(proceeding(proceed)))
+
+        with pytest.raises(UsageError, match="no job was stored"):
+            await (app.enqueue_many([show.call(1), show.call(2)]) if many else show.enqueue())
+        failed.set()
+        done, _ = await asyncio.wait(late, timeout=10)
+
+        assert len(done) == len(late)
+        assert all("after its enqueue had ended" in str(task.exception()) for task in done)
+        assert not (await app.storage.survey()).queues
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("times", [0, 2])
 @pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
 def test_a_layer_that_does_not_proceed_once_is_an_error(play: Play, times: int, many: bool) -> None:

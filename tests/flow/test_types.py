@@ -412,6 +412,39 @@ def test_a_key_can_be_made_of_a_field() -> None:
     assert call.job.merge.key == "cat:3"
 
 
+class Word(RootModel[str]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("hint", "plain", "other"),
+    [
+        (Fraction | str, "1/2", None),
+        (Fraction | int, 5, Fraction(1, 2)),
+        (Word | str, "a", None),
+        (Word | int, 5, Word("a")),
+    ],
+)
+def test_a_plain_value_of_a_union_arrives_as_it_is(play: Play, hint: Any, plain: Any, other: Any) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(types={Fraction: (str, Fraction)})
+
+        async def take(value: Any) -> str:
+            return repr(value)
+
+        take.__annotations__["value"] = list[hint]
+        task = app.task(name="take")(take)
+        await stage.start(app.worker())
+        values = [plain] if other is None else [plain, other]
+
+        assert await task.enqueue_and_wait(values) == repr(values)
+        if other is None:
+            with pytest.raises(UsageError, match="would come back as"):
+                task.call([Fraction(1, 2) if hint == Fraction | str else Word("a")])
+
+    play(scenario)
+
+
 # ── refused when a call is made ───────────────────────────────────────────────────────────────────────────────────
 
 

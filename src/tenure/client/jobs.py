@@ -14,6 +14,7 @@ from tenure.client.filters import Since, in_order, instant_of, names_of, when
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo, job_info
 from tenure.core.check import of_kind, one_of, remark, several, shown, whole
+from tenure.core.duration import instant
 from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import JobActiveError, UsageError
@@ -125,10 +126,12 @@ class DeleteReport(Struct, frozen=True):
 
     - `deleted`: the jobs that it deleted.
     - `gone`: the jobs that the storage does not have.
+    - `changed`: the jobs that stay, because they ended or were redriven after the listing whose row was given.
     """
 
     deleted: tuple[Ref, ...] = ()
     gone: tuple[Ref, ...] = ()
+    changed: tuple[Ref, ...] = ()
 
 
 class PurgeReport(Struct, frozen=True):
@@ -226,25 +229,28 @@ class Jobs:
         """Delete jobs that are not running, with their runs, logs and results. `by` names the operator.
 
         `jobs`: handles, rows of a listing, or refs; one or many. A deleted waiting job never runs, and the unique key
-        of a deleted job is free again.
+        of a deleted job is free again. A job given as a row stays if it ended or was redriven after the listing.
 
         Raises:
             JobActiveError: one of the jobs is running; the others are deleted. Cancel it first.
             UsageError: an element is not a job, or `by` is not a string.
             StorageError: the storage cannot be reached. Some jobs may be deleted; it is safe to call again.
         """
-        refs, operator = await _refs(jobs), remark(by, field="by")
+        ends, operator = await _ends(jobs), remark(by, field="by")
+        revisions = [DeleteJob(ref, operator, ended) for ref, ended in ends.items()]
         deleted: list[Ref] = []
         active: list[Ref] = []
+        changed: list[Ref] = []
         gone: list[Ref] = []
-        by_verdict = {"done": deleted, "refused": active}
+        by_verdict = {"done": deleted, "gone": gone}
         storage = await self._storage()
-        for start in range(0, len(refs), BATCH):
-            for result in await storage.revise([DeleteJob(ref, operator) for ref in refs[start : start + BATCH]]):
-                by_verdict.get(result.verdict, gone).append(result.ref)
+        for start in range(0, len(revisions), BATCH):
+            for result in await storage.revise(revisions[start : start + BATCH]):
+                refused = active if result.state is State.ACTIVE else changed
+                by_verdict.get(result.verdict, refused).append(result.ref)
         if active:
             raise JobActiveError(tuple((ref.queue, ref.id) for ref in active), deleted=len(deleted))
-        return DeleteReport(tuple(deleted), tuple(gone))
+        return DeleteReport(tuple(deleted), tuple(gone), tuple(changed))
 
     async def purge(
         self,
@@ -339,18 +345,19 @@ class Jobs:
             query = structs.replace(query, after=page.next)
 
 
-async def _refs(jobs: "Job[Any] | JobInfo | Ref | Iterable[Job[Any] | JobInfo | Ref]") -> tuple[Ref, ...]:
+async def _ends(jobs: "Job[Any] | JobInfo | Ref | Iterable[Job[Any] | JobInfo | Ref]") -> dict[Ref, int | None]:
+    """Return the jobs with the end that a row shows (0: it has none), or None for handles and refs."""
     given: object = jobs
     some = (given,) if isinstance(given, Job | JobInfo | Ref) else several(given, field="jobs")
-    refs: dict[Ref, None] = {}
+    ends: dict[Ref, int | None] = {}
     for job in some:
         if isinstance(job, Job):
-            refs[await job.locate()] = None
+            ends[await job.locate()] = None
         elif isinstance(job, JobInfo):
-            refs[job.ref] = None
+            ends[job.ref] = 0 if job.finished is None else instant(job.finished, field="finished")
         else:
-            refs[of_kind(job, Ref, field="jobs", remedy=_JOB_REMEDY)] = None
-    return tuple(refs)
+            ends[of_kind(job, Ref, field="jobs", remedy=_JOB_REMEDY)] = None
+    return ends
 
 
 _JOB_REMEDY = "give handles such as app.job(id), rows of app.jobs.list(), or refs"

@@ -115,18 +115,20 @@ class SendLayers:
             else:
                 await _all_through(layers, request)
         except Exception as error:
-            if not request.answered:
+            if not request.begun:
                 raise
+            if not request.answered:
+                raise _unknown() from error
             if error is not request.error:
                 self._logger.exception("sending middleware raised after the storage had answered; this has no effect")
+        finally:
+            request.closed = True
         if request.error is not None:
             raise request.error
         if not request.begun:
             raise UsageError("sending middleware swallowed an exception, and no job was stored; let exceptions pass")
         if not request.answered:
-            raise StorageUnavailableError(
-                "sending middleware did not wait for the storage, so the job may or may not have been stored"
-            )
+            raise _unknown()
         return request.results
 
 
@@ -136,13 +138,23 @@ class _Request:
     def __init__(self, jobs: Sequence[NewJob], store: Store) -> None:
         self.calls = [SendCall(job) for job in jobs]
         self.begun = False
+        self.closed = False
+        """True if the enqueue has ended: a later `proceed` must not store a job that was reported as not stored."""
         self.answered = False
         self.results: list[EnqueueResult] = []
         self.error: Exception | None = None
         self._jobs = jobs
         self._store = store
 
+    def check_open(self) -> None:
+        """Raise UsageError if the enqueue has ended."""
+        if self.closed:
+            raise UsageError(
+                "sending middleware called proceed() after its enqueue had ended; await it in the middleware"
+            )
+
     async def send(self) -> None:
+        self.check_open()
         both = zip(self._jobs, self.calls, strict=True)
         try:
             jobs = [structs.replace(job, headers=valid_headers(call.headers)) for job, call in both]
@@ -187,6 +199,7 @@ async def _all_through(layers: Sequence[SendMiddleware], request: _Request) -> N
 
     async def arrive() -> None:
         nonlocal missing
+        request.check_open()
         missing -= 1
         if not missing:
             all_ready.set_result(None)
@@ -212,6 +225,12 @@ async def _all_through(layers: Sequence[SendMiddleware], request: _Request) -> N
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unknown() -> StorageUnavailableError:
+    return StorageUnavailableError(
+        "sending middleware did not wait for the storage, so the job may or may not have been stored"
+    )
 
 
 def _name(layer: SendMiddleware) -> str:

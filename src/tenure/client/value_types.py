@@ -213,15 +213,16 @@ class ValueTypes:
         if data is None and cls.nullable:
             return None
         parts = self._parts(cls)
-        readers: list[Callable[[], Any]] = [
-            functools.partial(self.decode, member, data) for member in (*parts.own, *parts.texts)
-        ]
+        readers: list[Callable[[], Any]] = []
+        if parts.rest:
+            # First, because the other members may accept plain data: `Fraction | int` must leave 5 an int. An object
+            # that is taken for plain data is refused at enqueue.
+            rest = _union(parts.rest)
+            readers.append(functools.partial(msgspec.convert, data, rest, str_keys=True, dec_hook=self.decode))
+        readers += [functools.partial(self.decode, member, data) for member in (*parts.own, *parts.texts)]
         if parts.models:
             adapter = _adapter(cls.hint if len(parts.models) == len(cls.members) else _union(parts.models))
             readers.append(functools.partial(_validated, adapter.validate_json, data))
-        if parts.rest:
-            rest = _union(parts.rest)
-            readers.append(functools.partial(msgspec.convert, data, rest, str_keys=True, dec_hook=self.decode))
         errors: list[str] = []
         for read in readers:
             try:
