@@ -28,7 +28,9 @@ async def send(number: int) -> None: ...
 async def began(job: Job[None]) -> float:
     """Return when a job started, in seconds on the storage's clock."""
     await job.result()
-    return ((await job.info()).job.started or 0) / 1_000_000
+    started = (await job.info()).job.started
+    assert started is not None
+    return started.timestamp()
 
 
 def most_within_a_second(instants: list[float]) -> int:

@@ -7,7 +7,7 @@ from tenure.client.collecting import Batch, CollectTask, DeclaredCollectTask
 from tenure.client.compatibility import incompatible
 from tenure.client.dead_letters import DeadFilter, DeadGroup, DeadGroups, DeadLetter, DeadLetters, DeadPage, DeadReport
 from tenure.client.handle import Job
-from tenure.client.job_info import JobInfo
+from tenure.client.job_info import JobInfo, JobWithRuns, LogEntry, RunInfo
 from tenure.client.jobs import DeleteReport, JobFilter, JobPage, Jobs, PurgeReport
 from tenure.client.queue import Queue, QueueSettings
 from tenure.client.router import Router
@@ -62,7 +62,6 @@ from tenure.core.events import (
     WorkerStopped,
     WorkerStopping,
 )
-from tenure.core.job import JobDetail, JobRecord, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.schedule import Schedule
 from tenure.errors import (
@@ -148,7 +147,6 @@ __all__ = [
     "JobDebounced",
     "JobDeduplicated",
     "JobDeleted",
-    "JobDetail",
     "JobEnqueued",
     "JobError",
     "JobEvent",
@@ -161,7 +159,6 @@ __all__ = [
     "JobNotFoundError",
     "JobPage",
     "JobProgressed",
-    "JobRecord",
     "JobRedriven",
     "JobReleased",
     "JobRepaired",
@@ -173,6 +170,7 @@ __all__ = [
     "JobStopIgnored",
     "JobSuspected",
     "JobThrottled",
+    "JobWithRuns",
     "Jobs",
     "JsonCodec",
     "Keep",
@@ -181,6 +179,7 @@ __all__ = [
     "LeadershipLost",
     "LeaseLost",
     "LeaseLostError",
+    "LogEntry",
     "Middleware",
     "NotDurableError",
     "PayloadTooLargeError",
@@ -205,7 +204,7 @@ __all__ = [
     "Router",
     "RunCall",
     "RunFenced",
-    "RunRecord",
+    "RunInfo",
     "Schedule",
     "ScheduleFired",
     "ScheduleMissed",

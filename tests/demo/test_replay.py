@@ -11,6 +11,7 @@ from tenure.maintenance.lost_runs import settle_stalled
 from tenure.storage.protocol import ClaimRequest
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.gather import replay
+from tests.records import detail_of
 
 
 async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -> None:
@@ -30,13 +31,13 @@ async def test_a_run_that_was_taken_away_settles_nothing_when_it_is_replayed() -
         await settle_stalled(storage, reaper, taken.stalled, Random(1))
         again = await storage.exchange(heir, (), ClaimRequest(("demo",), 1))
         await storage.exchange(heir, [settlement(again.leases[0], Returned(b"null"), Random(1))])
-        before = await job.info()
+        before = await detail_of(job)
 
         replayed = await replay(storage, {job.id: before}, [])
 
         assert replayed is not None
         assert (replayed.verdict, replayed.run.run, replayed.run.fence) == ("lost", 1, before.runs[0].fence)
-        assert await job.info() == before
+        assert await detail_of(job) == before
         assert [event.write for event in await follower.catch_up() if isinstance(event, RunFenced)] == ["settle"]
 
 

@@ -11,6 +11,7 @@ from tenure.client.handle import Job
 from tenure.core.job import JobRecord
 from tenure.worker.active_runs import MOST_ABANDONED
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 ONCE = TaskOptions(retry=Retry(max_attempts=1))
 
@@ -30,7 +31,7 @@ async def over(stage: Stage, job: Job[Any]) -> JobRecord:
         return (await job.state()) not in (State.ACTIVE, State.WAITING)
 
     await stage.until(ended)
-    return (await job.info()).job
+    return await record_of(job)
 
 
 def ran(record: JobRecord) -> float:
@@ -70,7 +71,7 @@ def test_a_handler_that_ignores_its_timeout_loses_its_slot_and_is_fenced(play: P
 
         await stage.until(returned)
         await asyncio.sleep(10)
-        late = (await job.info()).job
+        late = await record_of(job)
 
         assert said == [True]
         assert (late.state, late.result, late.progress) == (State.FAILED, None, None)

@@ -35,6 +35,7 @@ from tenure.storage.notifications import Listener
 from tenure.storage.protocol import ClaimRequest, ExchangeResult, RenewRequest, RenewResult, owner_topic
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 AT_ONCE = 100_000
 """Microseconds of the storage's clock; the usual beat is fifty times as long."""
@@ -47,7 +48,7 @@ async def ended(stage: Stage, job: Job[Any]) -> JobRecord:
         return (await job.state()) not in (State.ACTIVE, State.WAITING, State.DELAYED)
 
     await stage.until(over)
-    return (await job.info()).job
+    return await record_of(job)
 
 
 def took(record: JobRecord) -> int:
@@ -72,7 +73,7 @@ def test_a_job_that_has_not_begun_is_cancelled_at_once(play: Play, delay: str, w
 
         job = await task.options(delay=delay).enqueue()
         cancelled = await job.cancel("not needed", by="me")
-        record = (await job.info()).job
+        record = await record_of(job)
         await stage.start(app.worker())
         await asyncio.sleep(400)
 
@@ -102,12 +103,12 @@ def test_a_job_that_rests_between_two_attempts_is_cancelled_at_once(play: Play) 
 
         await stage.until(rests)
         await job.cancel()
-        record = (await job.info()).job
+        record = await record_of(job)
         await asyncio.sleep(400)
 
         assert (record.state, record.failures, record.starts, took(record)) == (State.CANCELLED, 1, 1, 0)
         assert [event.was for event in await stage.events_of(JobCancelled)] == [State.DELAYED]
-        assert (await job.info()).job == record
+        assert (await record_of(job)) == record
 
     play(scenario)
 
@@ -124,9 +125,9 @@ def test_a_parked_job_is_cancelled_at_once_and_those_behind_it_move_up(play: Pla
         await stage.start(app.worker())
         jobs = [await task.enqueue(number) for number in range(3)]
         await asyncio.sleep(1)
-        parked = (await jobs[1].info()).job.parked_under
+        parked = (await record_of(jobs[1])).parked_under
         await jobs[1].cancel()
-        record = (await jobs[1].info()).job
+        record = await record_of(jobs[1])
 
         assert parked is not None
         assert (record.state, record.parked_under, took(record)) == (State.CANCELLED, None, 0)
@@ -211,7 +212,7 @@ def test_a_suspect_is_cancelled_when_its_worker_speaks_again(play: Play) -> None
         await stage.start(other.worker(queues=["elsewhere"]), "second")
         stage.loop.pause(node)
         await asyncio.sleep(5)
-        suspect = (await job.info()).job.suspect_until
+        suspect = (await record_of(job)).suspect_until
         await job.cancel()
         state = await job.state()
         await asyncio.sleep(1)
@@ -281,7 +282,7 @@ def test_the_slot_of_a_cancelled_run_that_stalled_is_free_at_once(play: Play) ->
         await stage.start(other.worker(), "reaping")
 
         assert await second.result() == 1
-        before, after = (await first.info()).job, (await second.info()).job
+        before, after = (await record_of(first)), (await record_of(second))
         assert before.state is State.CANCELLED
         assert before.finished is not None
         assert after.started is not None
@@ -341,7 +342,7 @@ def test_an_ended_job_cannot_be_cancelled(play: Play) -> None:
         before = [await ended(stage, job) for job in jobs]
 
         assert [await job.cancel() for job in jobs] == [False, False, False]
-        assert [(await job.info()).job for job in jobs] == before
+        assert [(await record_of(job)) for job in jobs] == before
 
     play(scenario)
 
@@ -627,7 +628,7 @@ def test_the_hook_is_called_between_handler_and_end_with_job_and_arguments(play:
         async def tidy(names: list[str], *, number: int = 3) -> None:
             context = current_job()
             order.append((names, number, context.id, context.run, context.cancelled))
-            order.append((await app.job(context.id).info()).job.state)
+            order.append((await record_of(app.job(context.id))).state)
             context.log.info("tidied up")
 
         await stage.start(app.worker())

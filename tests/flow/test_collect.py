@@ -22,6 +22,7 @@ from tenure import (
     UsageError,
 )
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 @dataclass
@@ -215,7 +216,7 @@ def test_one_item_that_cannot_be_read_fails_the_batch_and_drops_nothing(play: Pl
                 await job.result()
 
         assert ran == []
-        assert (await good.info()).job.gathered == 2
+        assert (await record_of(good)).gathered == 2
 
     play(scenario)
 
@@ -368,7 +369,7 @@ def test_a_router_may_have_tasks_that_collect(play: Play) -> None:
         jobs = await app.enqueue_many([index.call(Doc("a")), index.call(Doc("b"))])
 
         assert await jobs[1].result() == 2
-        assert (await jobs[0].info()).job.merge == (await jobs[1].info()).job.merge
+        assert (await record_of(jobs[0])).merge == (await record_of(jobs[1])).merge
 
     play(scenario)
 

@@ -20,6 +20,7 @@ from tenure import (
     UsageError,
 )
 from tests.flow.conftest import Play, Stage
+from tests.records import record_of
 
 
 @dataclass
@@ -51,7 +52,7 @@ def test_a_declared_task_runs_in_the_app_that_implements_it(play: Play) -> None:
 
         await stage.start(worker.worker(), "worker")
         job = await send.enqueue("a@b.example", 3)
-        record = (await job.info()).job
+        record = await record_of(job)
 
         assert await job.result() == Receipt(3)
         assert await send.options(wait="1m").enqueue_and_wait("a@b.example") == Receipt(1)
@@ -152,7 +153,7 @@ def test_a_worker_leaves_a_task_that_it_only_declares_to_others(play: Play) -> N
 
         await stage.start(producer.worker(queues=["mail"]), "told to serve its queue")
         await asyncio.sleep(35)
-        record = (await job.info()).job
+        record = await record_of(job)
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
         assert {event.reason for event in await stage.events_of(JobReleased)} == {"unknown_task"}
 

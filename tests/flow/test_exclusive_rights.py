@@ -26,6 +26,7 @@ from tenure.client.task import Task
 from tenure.core.job import JobRecord
 from tests.flow.conftest import FAST, Play, Stage
 from tests.flow.test_abandoned import deafly
+from tests.records import record_of
 
 RIGHTS = [{"singleton": True}, {"concurrency_key": "k"}, {"on_unreachable": "stop"}]
 SILENCES = [{"heartbeat_timeout": "2s"}, {"stall": Stall("2s", heartbeat=False)}]
@@ -34,7 +35,7 @@ SILENCES = [{"heartbeat_timeout": "2s"}, {"stall": Stall("2s", heartbeat=False)}
 async def ended(job: Job[Any]) -> JobRecord:
     while (await job.state()) in (State.ACTIVE, State.WAITING, State.DELAYED):  # noqa: ASYNC110 - in virtual time
         await asyncio.sleep(0.05)
-    return (await job.info()).job
+    return await record_of(job)
 
 
 def made(app: Tenure, function: Callable[[], Awaitable[None]], **options: object) -> Task[[], None]:
@@ -69,7 +70,7 @@ def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
         job = await sleeper.enqueue()
         await stage.start(app.worker())
         await asyncio.sleep(15)
-        record = (await job.info()).job
+        record = await record_of(job)
 
         # Before: 9 runs, 0 stalls, 8 releases.
         assert (record.starts, record.stalls, record.releases) == (2, 2, 0)
@@ -127,7 +128,7 @@ def test_a_keyed_job_within_its_start_grace_completes(play: Play) -> None:
 
         # Before: it never completed.
         assert await job.result(timeout=10) == "done"
-        record = (await job.info()).job
+        record = await record_of(job)
         assert (record.starts, record.stalls, record.releases) == (1, 0, 0)
 
     play(scenario)
@@ -149,7 +150,7 @@ def test_an_exclusive_run_that_gives_signs_goes_on(play: Play) -> None:
         await stage.start(app.worker())
 
         assert await job.result(timeout=60) == "done"
-        assert (await job.info()).job.starts == 1
+        assert (await record_of(job)).starts == 1
 
     play(scenario)
 
@@ -172,7 +173,7 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
         await asyncio.sleep(50)
 
         # Long after the limit, and the lease: nobody has taken it, and it has come to nothing yet.
-        record = (await first.info()).job
+        record = await record_of(first)
         assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
         assert await second.state() is State.WAITING
         ignored = await stage.events_of(JobStopIgnored)
@@ -188,7 +189,7 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
             type(one) for one in await stage.events_of(JobStalled, JobRetried, JobCancelled) if one.id == first.id
         ]
         assert charged == [JobCancelled if not limit else JobRetried if "timeout" in limit else JobStalled]
-        assert (await first.info()).job.releases == 0
+        assert (await record_of(first)).releases == 0
         assert handlers.most == 1
         await asyncio.sleep(5)
         assert [one.unstopped for one in (await stage.storage.survey()).workers] == [()]
@@ -219,7 +220,7 @@ def test_a_right_is_kept_until_a_deaf_cancel_hook_ends(play: Play, limit: dict[s
         await asyncio.sleep(50)
 
         # The hook had 30 s, or the rest of the timeout, and was cancelled then. Before: the right was another's by now.
-        record = (await first.info()).job
+        record = await record_of(first)
         assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
         assert await second.state() is State.WAITING
         assert [(one.id, one.reason) for one in await stage.events_of(JobStopIgnored)] == [(first.id, "cancelled")]

@@ -12,6 +12,7 @@ from tenure import Retry, State, Tenure, UsageError
 from tenure.client.task import TaskDecorator
 from tenure.core.job import Key
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 class Gauge:
@@ -116,7 +117,7 @@ def test_the_calls_key_and_limit_win_over_the_tasks(play: Play) -> None:
         plain = keyed(stage.app(), Gauge(lambda: stage.now), concurrency_key=None, concurrency_limit=4)
 
         async def keys(job: Any) -> tuple[Key, ...]:
-            return (await job.info()).job.keys  # type: ignore[no-any-return]
+            return (await record_of(job)).keys
 
         assert await keys(await task.enqueue("a")) == (Key("account:a", 3),)
         assert await keys(await task.options(concurrency_limit=5).enqueue("a")) == (Key("account:a", 5),)
@@ -137,8 +138,8 @@ def test_a_key_may_come_from_a_function_of_the_arguments(play: Play) -> None:
         task = keyed(app, Gauge(lambda: stage.now), concurrency_key=by_account)
         even, odd = await task.enqueue("a"), await task.enqueue("a", number=1)
 
-        assert (await even.info()).job.keys == (Key("even a", 1),)
-        assert (await odd.info()).job.keys == ()
+        assert (await record_of(even)).keys == (Key("even a", 1),)
+        assert (await record_of(odd)).keys == ()
 
     play(scenario)
 
@@ -152,7 +153,7 @@ def test_a_template_sees_the_defaults_and_reaches_into_its_arguments(play: Play)
 
         job = await ship.enqueue({"city": "Bern"})
 
-        assert (await job.info()).job.keys == (Key("Bern/007", 1),)
+        assert (await record_of(job)).keys == (Key("Bern/007", 1),)
 
     play(scenario)
 

@@ -33,6 +33,7 @@ from tenure.storage.notifications import Listener
 from tenure.storage.protocol import EnqueueResult
 from tenure_testing.simulation.event_loop import SimClock, SimLoop, simulate
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 def quick(app: Tenure, **options: Unpack[TaskSettings]) -> Any:
@@ -52,10 +53,10 @@ def test_the_calls_ttl_wins_over_the_tasks_and_works_without_one(play: Play) -> 
         app = stage.app()
         with_one, without = quick(app, ttl=TTL("1h", on_expire="discard")), quick(stage.app())
 
-        own = (await (await with_one.enqueue()).info()).job
-        told = (await (await with_one.options(ttl="30m").enqueue()).info()).job
-        lone = (await (await without.options(ttl=1.5).enqueue()).info()).job
-        none = (await (await without.enqueue()).info()).job
+        own = await record_of(await with_one.enqueue())
+        told = await record_of(await with_one.options(ttl="30m").enqueue())
+        lone = await record_of(await without.options(ttl=1.5).enqueue())
+        none = await record_of(await without.enqueue())
 
         assert own.expires_at == own.created + 3_600_000_000
         assert (told.ttl, told.policy.on_expire) == (1_800_000_000, "discard")
@@ -196,7 +197,7 @@ def test_a_redriven_job_gets_its_whole_ttl_again_each_time(play: Play) -> None:
             record = (await job.info()).job
             spans.append(None if record.expires_at is None else record.expires_at - record.run_at)
 
-        assert spans == [10_000_000] * 3
+        assert spans == [timedelta(seconds=10)] * 3
 
     play(scenario)
 

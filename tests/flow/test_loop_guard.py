@@ -6,6 +6,7 @@ import pytest
 
 from tenure import JobCompleted, JobFailedError, JobReleased, JobStalled, Retry, State
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 @pytest.mark.parametrize("swallowing", [False, True])
@@ -59,7 +60,7 @@ def test_a_run_that_cancels_every_task_is_tried_again_alone(play: Play) -> None:
         await stage.start(app.worker())
         wrecking_job = await wreck.enqueue()
         await asyncio.sleep(10)
-        record = (await wrecking_job.info()).job
+        record = await record_of(wrecking_job)
 
         assert (record.state, record.failures, record.quarantined) == (State.DELAYED, 1, True)
 
@@ -161,7 +162,7 @@ def test_each_run_of_the_loop_stalls_once_if_the_cause_is_unknown(play: Play) ->
 
         assert [await job.result() for job in naps] == ["rested"] * 6
         for job in naps:
-            record = (await job.info()).job
+            record = await record_of(job)
             assert (record.state, record.failures, record.stalls) == (State.COMPLETED, 0, 1)
 
     play(scenario)

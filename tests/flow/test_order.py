@@ -9,6 +9,7 @@ import pytest
 from tenure import Router, TaskOptions, Tenure, UsageError
 from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 def weight_of(tenant: str, number: int = 0) -> int:
@@ -72,7 +73,7 @@ def test_a_call_may_name_its_own_tenant_and_weight(play: Play) -> None:
         plain = listing(stage.app(), [], fair_key=nobody)
 
         async def tenant(call: Any) -> tuple[str | None, int]:
-            job = (await (await app.enqueue_many([call]))[0].info()).job
+            job = await record_of((await app.enqueue_many([call]))[0])
             return job.fair_key, job.weight
 
         assert await tenant(task.call("a")) == ("tenant:a", 2)

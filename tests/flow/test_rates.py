@@ -11,6 +11,7 @@ from tenure import QueueLimited, Rate, RateLimited, State, Tenure, UsageError, c
 from tenure.core.job import RateKey
 from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 pytestmark = pytest.mark.thorough
 
@@ -99,7 +100,7 @@ def test_several_limits_of_one_name_take_their_time_apart(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         task = calling(stage, app, [], rate=("100/m", "10/s", Rate(5, key="h:{host}"), Rate(1, "1m", key="h:{host}")))
-        rates = (await (await task.enqueue("x")).info()).job.rates
+        rates = (await record_of(await task.enqueue("x"))).rates
 
         assert set(rates) == {
             RateKey("task:call", 100_000),

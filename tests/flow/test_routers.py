@@ -7,6 +7,7 @@ import pytest
 
 from tenure import JobCompleted, Proceed, Router, RunCall, Stall, TaskOptions, Tenure, UsageError, current_job
 from tests.flow.conftest import Play, Stage
+from tests.records import record_of
 
 Loose: Any = Router
 LooseApp: Any = Tenure
@@ -44,7 +45,7 @@ def test_a_routers_tasks_and_handlers_work_as_the_apps_own_do(play: Play) -> Non
             *("billing.charge", "billing"),
             *("billing.refund", "billing"),
         )
-        assert (await job.info()).job.timeout == 300_000_000
+        assert (await record_of(job)).timeout == 300_000_000
         assert app.find_task("billing.charge") is charge
 
         async def all_heard() -> bool:

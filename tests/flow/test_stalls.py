@@ -26,6 +26,7 @@ from tenure import (
 from tenure.client.task import Task
 from tenure.core.job import FOREVER
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 async def crash(stage: Stage, app: Tenure, *, after: float = 0.1) -> None:
@@ -49,7 +50,7 @@ def test_without_options_the_lease_is_20_seconds_and_one_stall_is_forgiven(play:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         job = await sleeper(app).enqueue()
-        terms = (await job.info()).job.stall
+        terms = (await record_of(job)).stall
 
         assert (terms.lease, terms.max_stalls) == (20_000_000, 1)
 
@@ -67,7 +68,7 @@ def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(play: Pla
         @app.task(stall=Stall(max_count=5))
         async def own() -> None: ...
 
-        terms = [(await (await task.enqueue()).info()).job.stall for task in (plain, own)]
+        terms = [(await record_of(await task.enqueue())).stall for task in (plain, own)]
 
         assert [(one.lease, one.max_stalls) for one in terms] == [(15_000_000, 2), (15_000_000, 5)]
 
@@ -89,7 +90,7 @@ def test_the_call_wins_over_the_queue_over_the_task_over_the_app(play: Play) -> 
         pinned = await task.options(stall=Stall(interval="14s")).enqueue()
         await stage.start(app.worker())
         await asyncio.sleep(0.5)
-        by_queue, by_call = (await ours.info()).job.stall, (await pinned.info()).job.stall
+        by_queue, by_call = (await record_of(ours)).stall, (await record_of(pinned)).stall
 
         assert (by_queue.lease, by_queue.max_stalls, by_queue.start_grace) == (13_000_000, 12, 11_000_000)
         assert (by_call.lease, by_call.max_stalls) == (14_000_000, 12)
@@ -111,7 +112,7 @@ def test_the_first_stall_recovers_the_job_and_says_so(play: Play) -> None:
         await stage.start(reaper, "reaper")
         await crash(stage, app)
         event = (await stage.events_of(JobStalled))[0]
-        record = (await job.info()).job
+        record = await record_of(job)
 
         assert (event.id, event.task, event.count, event.action) == (job.id, "sleeper", 1, "recovered")
         assert event.reason == "lease_expired"
@@ -152,7 +153,7 @@ def test_awaiting_a_job_that_failed_by_stalling_raises_a_typed_error(play: Play)
             await job.result()
 
         assert (raised.value.job_id, raised.value.count) == (job.id, 1)
-        assert (await job.info()).job.finished is not None
+        assert (await record_of(job)).finished is not None
 
     play(scenario)
 
@@ -177,7 +178,7 @@ def test_a_stall_is_charged_to_no_attempt_and_a_retry_to_no_stall(play: Play) ->
         await crash(stage, app)
         await stage.start(app.worker(), "survivor")
         await job.result()
-        record = (await job.info()).job
+        record = await record_of(job)
 
         assert attempts == [(1, 1), (2, 1), (3, 2)]
         assert (record.stalls, record.failures, record.starts) == (1, 1, 3)
@@ -193,7 +194,7 @@ def test_a_redrive_gives_new_budgets(play: Play) -> None:
         await stage.start(app.worker(queues=["elsewhere"]), "reaper")
         await crash(stage, app)
         await job.redrive(by="me")
-        record = (await job.info()).job
+        record = await record_of(job)
 
         assert (record.state, record.stalls, record.starts, record.error) == (State.WAITING, 0, 1, None)
 
@@ -286,7 +287,7 @@ def test_a_stall_is_counted_once_with_any_number_of_reapers(play: Play) -> None:
             await stage.start(app.worker(queues=["elsewhere"], election=None), f"reaper-{number}")
         await crash(stage, app)
 
-        assert (await job.info()).job.stalls == 1
+        assert (await record_of(job)).stalls == 1
         assert len(await stage.events_of(JobStalled)) == 1
 
     play(scenario)
@@ -450,7 +451,7 @@ def test_stall_detection_can_be_switched_off(play: Play) -> None:
         await crash(stage, app)
         await asyncio.sleep(600)
 
-        assert (await job.state(), (await job.info()).job.stall.lease) == (State.ACTIVE, FOREVER)
+        assert (await job.state(), (await record_of(job)).stall.lease) == (State.ACTIVE, FOREVER)
 
     play(scenario)
 

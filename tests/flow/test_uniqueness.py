@@ -24,6 +24,7 @@ from tenure import (
 from tenure.core.job import UniqueKey
 from tenure.options import TaskSettings
 from tests.flow.conftest import FAST, Play, Stage
+from tests.records import record_of
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,7 @@ def test_a_calls_own_key_is_taken_literally_and_keeps_the_tasks_scope(play: Play
         send = sending(app, unique="user:{user}")
 
         async def merge(**options: Any) -> Any:
-            return (await (await send.options(**options).enqueue(7)).info()).job.merge
+            return (await record_of(await send.options(**options).enqueue(7))).merge
 
         assert await merge() == UniqueKey("user:7", "queued")
         assert await merge(unique="{as it is}") == UniqueKey("{as it is}", "queued")

@@ -7,6 +7,7 @@ import pytest
 
 from tenure import Cancel, JobFailedError, JobReleased, Retry, Router, State, Task, Tenure, UsageError, current_job
 from tests.flow.conftest import Play, Stage
+from tests.records import record_of
 
 Arguments = dict[str, Any]
 
@@ -53,12 +54,12 @@ def test_an_older_payload_takes_every_step_from_its_version_on_in_order(play: Pl
         first = await old.enqueue("1.50")
         middle = await of_version_two.enqueue(250)
         last = await task.enqueue(350, "USD")
-        payload = (await first.info()).job.payload
+        payload = (await record_of(first)).payload
         await stage.start(new.worker())
 
         assert [await job.result() for job in (first, middle, last)] == ["new 150 EUR", "new 250 EUR", "new 350 USD"]
-        assert [(await job.info()).job.policy.version for job in (first, middle, last)] == [1, 2, 3]
-        assert (await first.info()).job.payload == payload
+        assert [(await record_of(job)).policy.version for job in (first, middle, last)] == [1, 2, 3]
+        assert (await record_of(first)).payload == payload
 
     play(scenario)
 
@@ -76,7 +77,7 @@ def test_an_upgraded_payload_is_checked_against_the_signature(play: Play) -> Non
         with pytest.raises(JobFailedError, match="Expected `int`, got `str`") as raised:
             await job.result()
 
-        assert (raised.value.reason, (await job.info()).job.starts) == ("undecodable", 1)
+        assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
 
     play(scenario)
 
@@ -90,7 +91,7 @@ def test_a_newer_payload_is_left_to_newer_workers_without_a_hot_loop(play: Play)
         await stage.start(old.worker(), "old")
         job = await task.enqueue(150, "EUR")
         await asyncio.sleep(35)
-        record = (await job.info()).job
+        record = await record_of(job)
 
         assert (record.state, record.failures, record.stalls, record.releases) == (State.WAITING, 0, 0, 1)
         released = await stage.events_of(JobReleased)
@@ -113,7 +114,7 @@ def test_in_a_mixed_fleet_every_newer_payload_ends_with_a_newer_worker(play: Pla
 
         assert [await job.result(timeout="10m") for job in newer] == [f"new {number} EUR" for number in range(30)]
         assert {await job.result(timeout="10m") for job in older} <= {"old 1.00", "new 100 EUR"}
-        records = [(await job.info()).job for job in (*newer, *older)]
+        records = [(await record_of(job)) for job in (*newer, *older)]
         assert {record.failures for record in records} == {0}
 
     play(scenario)
@@ -131,7 +132,7 @@ def test_a_payload_older_than_since_fails_at_once(play: Play) -> None:
         with pytest.raises(JobFailedError, match="version 1, and the task accepts none older than since=3") as raised:
             await job.result()
 
-        assert (raised.value.reason, (await job.info()).job.starts) == ("undecodable", 1)
+        assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
 
     play(scenario)
 
@@ -155,7 +156,7 @@ def test_a_migration_that_raises_fails_the_job_at_once_with_its_traceback(play: 
             with pytest.raises(JobFailedError, match="no idea") as raised:
                 await job.result()
 
-            assert (raised.value.reason, (await job.info()).job.starts) == ("undecodable", 1)
+            assert (raised.value.reason, (await record_of(job)).starts) == ("undecodable", 1)
             assert "in guess" in (raised.value.traceback or "")
 
     play(scenario)
@@ -219,7 +220,7 @@ def test_a_retry_keeps_the_version_that_the_job_was_enqueued_with(play: Play) ->
         job = await old.options(result_ttl="1d").enqueue("1.50")
         await stage.until(lambda: _completed(job))
 
-        assert ((await job.info()).job.result, (await job.info()).job.policy.version) == (b"150", 1)
+        assert ((await record_of(job)).result, (await record_of(job)).policy.version) == (b"150", 1)
 
     play(scenario)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tenure import Job, JobStalled, Stall, TaskOptions, Tenure
 from tenure.clock import SystemClock
-from tenure.core.job import JobDetail, Owner
+from tenure.core.job import Owner
 from tenure.core.lifecycle import State
 from tenure.metrics import MetricsRegistry
 from tenure.processes.process import ProcessExit
@@ -55,7 +55,7 @@ async def test_scripts_that_arrive_twice_stall_no_job_that_did_not_run(redis_ser
             # Within less than a lease: no job of a lost claim waits until its lease is over.
             async with asyncio.timeout(18):
                 results = [await job.result() for job in jobs]
-            details: list[JobDetail] = [await job.info() for job in jobs]
+            details = [await job.info() for job in jobs]
             for worker in workers:
                 await worker.stop()
 

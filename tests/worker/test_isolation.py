@@ -36,6 +36,7 @@ from tenure.worker.active_runs import ActiveRun, ActiveRuns
 from tenure.worker.isolation.isolated_run import IsolatedRun, IsolationSettings
 from tenure.worker.isolation.process_pool import PoolWaiter, ProcessPool
 from tenure_testing.conformance.helpers import new_job
+from tests import records
 
 pytestmark = pytest.mark.system
 
@@ -54,9 +55,7 @@ def mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 async def detail_of(app: Tenure, job_id: str) -> JobDetail:
     """Return all that is remembered of a job."""
-    detail = await app.job(job_id).info()
-    assert detail is not None
-    return detail
+    return await records.detail_of(app.job(job_id))
 
 
 async def over(app: Tenure, job_id: str, *, within: float = 30) -> JobDetail:
@@ -464,7 +463,7 @@ async def test_a_job_fails_when_a_process_is_refused_the_third_time_in_a_row(
             await job.reschedule(0)
         detail = await over(mod.app, job.id)
         async with asyncio.timeout(10):
-            while not (detail := await job.info()).job.failures:  # noqa: ASYNC110 - the storage is what changes
+            while not (detail := await records.detail_of(job)).job.failures:  # noqa: ASYNC110 - the storage is what changes
                 await asyncio.sleep(0.01)
 
     assert [run.ended for run in detail.runs] == ["released", "released", "raised"]

@@ -13,10 +13,11 @@ from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
 from tenure.client.filters import Since, in_order, instant_of, names_of, when
+from tenure.client.job_info import JobInfo, RunInfo, job_info, run_info
 from tenure.core.check import named, of_kind, one_of, remark, several, shown, whole
 from tenure.core.duration import moment
 from tenure.core.fingerprint import LENGTH, fingerprint
-from tenure.core.job import DeadReason, JobRecord, Ref, RunRecord
+from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
 from tenure.options.merging import fill
@@ -120,9 +121,9 @@ class DeadFilter:
 class DeadLetter(Struct, frozen=True):
     """One failed job, the fingerprint of its fault, and its newest runs, at most 100."""
 
-    job: JobRecord
+    job: JobInfo
     fingerprint: str
-    runs: tuple[RunRecord, ...] = ()
+    runs: tuple[RunInfo, ...] = ()
 
 
 class DeadPage(Struct, frozen=True):
@@ -165,7 +166,7 @@ class DeadReport(Struct, frozen=True, kw_only=True):
     - `gone`: the jobs that were deleted meanwhile.
     - `held`: the refused jobs whose unique key another unfinished job holds, each with that job.
     - `left`: how many more jobs match beyond the limit.
-    - `takes`: seconds until the last job is due, if a rate was given.
+    - `takes`: the time until the last job is due, if a rate was given.
     """
 
     done: tuple[Ref, ...] = ()
@@ -173,7 +174,7 @@ class DeadReport(Struct, frozen=True, kw_only=True):
     gone: tuple[Ref, ...] = ()
     held: tuple[tuple[Ref, Ref], ...] = ()
     left: int = 0
-    takes: float = 0.0
+    takes: timedelta = timedelta(0)
 
 
 class DeadLetters:
@@ -202,7 +203,7 @@ class DeadLetters:
             ) from error
         details = await storage.get([job.ref for job in jobs])
         letters = (
-            DeadLetter(detail.job, fault(detail.job), detail.runs)
+            DeadLetter(job_info(detail.job), fault(detail.job), tuple(run_info(run) for run in detail.runs))
             for detail in details
             # It may have been redriven or deleted since the query.
             if detail is not None and detail.job.state is State.FAILED
@@ -350,7 +351,7 @@ class DeadLetters:
             gone=tuple(gone),
             held=tuple(held),
             left=found - len(chosen),
-            takes=gap * max(0, len(done) - 1) / 1_000_000,
+            takes=timedelta(microseconds=gap * max(0, len(done) - 1)),
         )
 
 

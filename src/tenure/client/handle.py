@@ -12,6 +12,7 @@ from msgspec import MsgspecError, Struct, structs
 
 from tenure.background_loop import PORTAL
 from tenure.client.job_events import ChangesOfRecord
+from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
 from tenure.core.check import flag, remark
 from tenure.core.deduplication import Made
@@ -175,8 +176,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """
         return (await self.info()).job.state
 
-    async def info(self) -> JobDetail:
-        """Return the job's record with its runs and its log lines.
+    async def info(self) -> JobWithRuns:
+        """Return the job with its runs and its log lines; instants are datetimes in UTC, durations are timedeltas.
 
         Raises:
             JobNotFoundError: the storage has no such job.
@@ -184,7 +185,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             StorageError: the storage cannot be reached.
         """
         storage = await self._opened()
-        return self._existing((await storage.get([self._ref]))[0])
+        return history(self._existing((await storage.get([self._ref]))[0]))
 
     async def data(self) -> dict[str, Any]:
         """Return the job's data, which its handler keeps in `current_job().data`; empty if there are none.
@@ -195,7 +196,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             StorageError: the storage cannot be reached.
             UsageError: another program has damaged the stored data.
         """
-        stored = (await self.info()).job.data
+        storage = await self._opened()
+        stored = self._existing((await storage.get([self._ref]))[0]).job.data
         try:
             return {} if stored is None else decode_document(stored)
         except MsgspecError as error:
@@ -380,7 +382,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Call `state` from code without a running event loop."""
         return PORTAL.call(self.state(), verb="state")
 
-    def info_sync(self) -> JobDetail:
+    def info_sync(self) -> JobWithRuns:
         """Call `info` from code without a running event loop."""
         return PORTAL.call(self.info(), verb="info")
 

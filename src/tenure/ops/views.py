@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Struct
 
 from tenure.client.dead_letters import DeadGroups, DeadLetter, DeadReport
+from tenure.client.job_info import JobInfo, RunInfo, run_info
 from tenure.clock import SECOND
 from tenure.core.backlog import Backlog, Thresholds
 from tenure.core.deduplication import Made
 from tenure.core.document import Progress, decode_document
 from tenure.core.duration import moment
 from tenure.core.frames import unframed
-from tenure.core.job import JobDetail, JobRecord, RateKey, Ref, RunRecord
+from tenure.core.job import JobDetail, JobRecord, RateKey, Ref
 from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.retention import RetentionRules
 from tenure.core.retry import Backoff
@@ -471,7 +472,7 @@ def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> Detail
         **_job_fields(detail.job, decode),
         data=readable(detail.job.data, decode_document),
         why=why,
-        runs=[_run(run) for run in detail.runs],
+        runs=[_run(run_info(run)) for run in detail.runs],
         log=[
             LogView(at=moment(line.at), run=line.run, level=line.level, message=line.message, fields=line.fields)
             for line in detail.log
@@ -573,15 +574,15 @@ def dead_view(letter: DeadLetter, decode: Decode | None) -> DeadView:
         fault=letter.fingerprint,
         error=_error(job),
         tags=job.tags,
-        created=moment(job.created),
-        started=_moment(job.started),
-        failed=_moment(job.finished),
+        created=job.created,
+        started=job.started,
+        failed=job.finished,
         starts=job.starts,
         failures=job.failures,
         stalls=job.stalls,
         releases=job.releases,
         redrives=job.redrives,
-        redrive_at=_moment(job.redrive_at),
+        redrive_at=job.redrive_at,
         runs=[_run(run) for run in letter.runs],
         arguments=None if decode is None else arguments_of(job, decode),
     )
@@ -617,7 +618,7 @@ def dead_report_view(report: DeadReport) -> DeadReportView:
         gone=_refs(report.gone),
         held=[HeldView(queue=ref.queue, id=ref.id, holder=holder.id) for ref, holder in report.held],
         left=report.left,
-        takes=report.takes,
+        takes=report.takes.total_seconds(),
     )
 
 
@@ -641,7 +642,7 @@ def worker_view(worker: WorkerHealth) -> WorkerView:
     )
 
 
-def arguments_of(job: JobRecord, decode: Decode) -> Any:
+def arguments_of(job: JobRecord | JobInfo, decode: Decode) -> Any:
     """Return the arguments of a job; for a job that has gathered calls, a list with the arguments of each call."""
 
     def each(frames: bytes) -> list[Any]:
@@ -731,7 +732,7 @@ def _at_a_glance(queue: QueueSurvey) -> dict[str, Any]:
     }
 
 
-def _error(job: JobRecord) -> ErrorView | None:
+def _error(job: JobRecord | JobInfo) -> ErrorView | None:
     return None if job.error is None else ErrorView(job.error.type, job.error.message, job.error.traceback)
 
 
@@ -747,7 +748,7 @@ def _spread(lengths: Iterable[int]) -> SpreadView | None:
     return SpreadView(half=ordered[last // 2], most=ordered[round(last * 0.95)], longest=ordered[last])
 
 
-def _run(run: RunRecord) -> RunView:
+def _run(run: RunInfo) -> RunView:
     return RunView(
         number=run.number,
         fence=run.fence,
@@ -755,9 +756,9 @@ def _run(run: RunRecord) -> RunView:
         owner=run.owner,
         host=run.host,
         pid=run.pid,
-        start=moment(run.start),
-        end=_moment(run.end),
-        took=None if run.end is None else (run.end - run.start) / SECOND,
+        start=run.start,
+        end=run.end,
+        took=None if run.took is None else run.took.total_seconds(),
         ended=run.ended,
         reason=run.reason,
         detail=run.detail,
