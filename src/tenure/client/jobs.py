@@ -138,7 +138,8 @@ class PurgeReport(Struct, frozen=True):
     """The result of a purge.
 
     - `deleted`: how many jobs it deleted.
-    - `changed`: how many matching jobs stay, because they started or ended after the purge had read them.
+    - `changed`: how many matching jobs stay, because they were running, or had ended since, when the purge
+      came to them.
     - `complete`: False if the purge reached its limit, so that more jobs may match.
     """
 
@@ -262,8 +263,10 @@ class Jobs:
     ) -> PurgeReport:
         """Delete all jobs that the filter selects and that are not running, permanently, newest first.
 
-        It deletes at most 100 jobs per call of the storage. A job that starts or ends after the purge has read it
-        stays. `limit`: at most this number of jobs. `everything`: must be True if the filter selects all jobs.
+        It deletes at most 100 jobs per call of the storage. A job that is running, or has ended since the purge read
+        it, stays. A job that has failed since and waits for its next attempt is deleted, as are calls that it has
+        collected since. `limit`: at most this number of jobs. `everything`: must be True if the filter selects all
+        jobs.
 
         Raises:
             UsageError: an argument is invalid, the filter asks for active jobs, or it selects everything and
@@ -281,7 +284,7 @@ class Jobs:
         async for page in self._pages(inactive, None):
             for start in range(0, len(page), BATCH):
                 batch = page[start : start + BATCH][:left]
-                # With the end that was read, a job that started or ended since is refused.
+                # With the end that was read, a job that is running or has ended since is refused.
                 revisions = [DeleteJob(job.ref, operator, job.finished or 0) for job in batch]
                 verdicts = Counter(result.verdict for result in await storage.revise(revisions))
                 deleted += verdicts["done"]
