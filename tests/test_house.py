@@ -138,6 +138,7 @@ PURE = {
     "collections",
     "dataclasses",
     "datetime",
+    "difflib",
     "enum",
     # A cache changes no answer.
     "functools",

@@ -42,6 +42,7 @@ from tenure.core.events import Event
 from tenure.core.job import NewJob, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
+from tenure.core.suggestion import did_you_mean
 from tenure.errors import UnknownTaskError, UsageError
 from tenure.events.bus import Handlers
 from tenure.events.registration import event_class, register
@@ -121,6 +122,7 @@ class Tenure(Decorators):
         self.declared: dict[str, DeclaredTask[..., Any]] = {}
         """Tasks that are declared without a handler; those that are implemented here are in `tasks`, too."""
         self._url = storage.url if storage is not None else _url(url)
+        self._moved_to: str | None = None
         self._clock: Clock = clock or SystemClock()
         self._rng: Random = rng or entropy()
         self._side: Callable[[str], LoopRunner] = side
@@ -152,6 +154,15 @@ class Tenure(Decorators):
     def url(self) -> str:
         """The address of the storage, secrets included."""
         return self._url
+
+    def use_url(self, url: str) -> None:
+        """Use another storage from here on, in place of the app's own. Call it before the first use of the storage.
+
+        Raises:
+            UsageError: the URL names no storage.
+        """
+        self._url = self._moved_to = _url(url)
+        self._client.forget()
 
     @property
     def _serves_others(self) -> bool:
@@ -490,7 +501,7 @@ class Tenure(Decorators):
     def _location(self) -> AppLocation | None:
         tasks = self.tasks.values()
         around = [layer for task in tasks for layer in task.middleware]
-        return locate_app(self, [*(task.function for task in tasks), *self._middleware, *around])
+        return locate_app(self, [*(task.function for task in tasks), *self._middleware, *around], url=self._moved_to)
 
     # ── the storage ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -525,7 +536,9 @@ class Tenure(Decorators):
         """
         known: dict[str, Task[..., Any]] = {**self.declared, **self.tasks}
         if name not in known:
-            raise UnknownTaskError(f"task {name!r} is unknown; known are: {', '.join(sorted(known)) or 'none'}")
+            listed = ", ".join(sorted(known)) or "none"
+            meant = did_you_mean(str(name), sorted(known))
+            raise UnknownTaskError(f"task {name!r} is unknown{f'{meant} Known' if meant else '; known'} are: {listed}")
         return known[name]
 
 

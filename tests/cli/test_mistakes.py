@@ -1,12 +1,19 @@
 """What a mistake gets: one line that names it and the remedy, and the exit code that says whose it is."""
 
+import asyncio
+import re
 import sqlite3
+from pathlib import Path
 
 import pytest
 
+from tenure.core.job import Owner
+from tenure.storage.protocol import RenewRequest, WorkerInfo
 from tests.cli.terminal import TASKS, Terminal, one_line
 
 pytestmark = pytest.mark.thorough
+
+OWNER = Owner("0123456789abcdef", "mail-worker", "host", 7)
 
 MEMORY = "a memory storage belongs to one process; use sqlite:///..."
 
@@ -47,9 +54,150 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
     done = tasks.ended("worker", target, "--burst")
 
     assert done.returncode == 2
-    said = one_line(done.stderr)
+    *trace, said = done.stderr.splitlines()
+    assert said.startswith("error: ")
     assert named in said
     assert remedy in said
+    assert bool(trace) == ("fails to load" in said)
+
+
+@pytest.mark.parametrize(
+    ("target", "suggested"),
+    [
+        ("tasks:ap", "module 'tasks' has no 'ap'; did you mean 'app'? It has tasks:app"),
+        ("tsks:app", "module 'tsks' does not exist; did you mean 'tasks'?"),
+        ("deep:app", "did you mean 'pack.deep'?"),
+        ("inner:app", "give --app-dir shop"),
+        ("pack.missing:app", "module 'pack.missing' does not exist"),
+    ],
+)
+def test_a_misspelt_app_gets_a_suggestion(tasks: Terminal, target: str, suggested: str) -> None:
+    for name in ("shop", "pack"):
+        (tasks.place / name).mkdir()
+    tasks.write("shop/inner.py", TASKS)
+    tasks.write("pack/__init__.py", "")
+    tasks.write("pack/deep.py", TASKS)
+
+    assert suggested in tasks.refused("info", "--app", target)
+
+
+def test_app_dir_names_the_folder_of_the_module(tasks: Terminal) -> None:
+    (tasks.place / "shop").mkdir()
+    tasks.write("shop/inner.py", TASKS)
+    done = tasks.ended("worker", "inner:app", "--app-dir", "shop", "--burst")
+
+    assert done.returncode == 0, done.stderr
+    assert "'nowhere' does not exist" in tasks.refused("info", "--app-dir", "nowhere")
+
+
+def test_a_module_that_does_not_load_shows_the_frames_of_the_user_only(terminal: Terminal) -> None:
+    terminal.write(
+        "broken.py",
+        "import json\n"
+        "def read():\n"
+        "    return json.loads('x')\n"
+        "try:\n"
+        "    read()\n"
+        "except ValueError as error:\n"
+        "    raise RuntimeError('no settings') from error\n",
+    )
+    done = terminal.ended("worker", "broken:app", "--burst")
+    files = re.findall(r'File "(.*)", line (\d+)', done.stderr)
+
+    assert {Path(file).name for file, _ in files} == {"broken.py"}
+    assert [int(line) for _, line in files] == [5, 3, 7]
+    assert "direct cause" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: module 'broken' fails to load: RuntimeError: no settings (")
+
+
+@pytest.mark.parametrize(
+    ("args", "suggested"),
+    [
+        (("wrker",), "Did you mean 'worker' or 'workers'? See tenure --help"),
+        (("jobs", "redriv"), "Did you mean 'redrive'? See tenure jobs --help"),
+        (("purge",), "Did you mean 'dead purge'"),
+        (("info", "--ulr", "x"), "Did you mean '--url'? See tenure info --help"),
+        (("worker", "tasks:app", "--concurency", "3"), "Did you mean '--concurrency'?"),
+    ],
+)
+def test_a_misspelt_command_or_option_gets_a_suggestion(tasks: Terminal, args: tuple[str, ...], suggested: str) -> None:
+    assert suggested in tasks.refused(*args)
+
+
+@pytest.mark.parametrize(
+    ("args", "suggested"),
+    [
+        (("queues", "pause", "defualt"), "queue 'defualt' is unknown"),
+        (("queues", "resume", "defualt"), "did you mean 'default'? Or give --force to set it anyway"),
+        (("queues", "rate", "1/s", "defualt"), "did you mean 'default'?"),
+        (
+            ("queues", "pause", "--task", "neither"),
+            "task 'neither' is unknown: no job, worker or schedule uses it; give",
+        ),
+        (("queues", "stats", "defualt"), "unknown queue: 'defualt'; did you mean 'default'? See tenure queues list"),
+        (("schedules", "pause", "nightl"), "schedule 'nightl' is unknown; did you mean 'nightly'? Known are: nightly"),
+        (("workers", "stop", "mail-wroker"), "no worker 'mail-wroker' exists; did you mean 'mail-worker'? See tenure"),
+    ],
+)
+def test_a_misspelt_name_gets_a_suggestion_and_exit_code_4(
+    there: Terminal, args: tuple[str, ...], suggested: str
+) -> None:
+    there.enqueue("add", 1, 2)
+    app = there.app()
+
+    async def fill() -> None:
+        async with app:
+            await app.schedules.put("nightly", app.find_task("hang").call(), cron="0 4 * * *")
+            await (await app.opened()).renew(RenewRequest(OWNER, worker=WorkerInfo(queues=("default",))))
+
+    asyncio.run(fill())
+
+    assert suggested in there.refused(*args, code=4)
+    assert [queue["paused"] for queue in there.read("queues", "list")] == [False]
+
+
+def test_an_unknown_queue_is_set_with_force(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert there.run("queues", "pause", "later", "--force").exit_code == 0
+    assert there.run("queues", "resume", "later").exit_code == 0
+
+
+def test_a_task_of_the_app_is_known_before_its_first_job(tasks: Terminal) -> None:
+    assert tasks.run("migrate", "--app", "tasks:app").exit_code == 0
+    assert tasks.run("queues", "pause", "default", "--task", "add", "--app", "tasks:app").exit_code == 0
+
+
+@pytest.mark.parametrize("args", [("jobs", "list"), ("dead", "list")])
+def test_a_search_that_finds_nothing_warns_of_unknown_names(there: Terminal, args: tuple[str, ...]) -> None:
+    there.enqueue("add", 1, 2)
+    done = there.run(*args, "--queue", "defualt", "--task", "ad")
+
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "warning: queue 'defualt' is unknown; did you mean 'default'?",
+        "warning: task 'ad' is unknown",
+    ]
+
+
+@pytest.mark.parametrize("args", [(), ("--no-supervisor",)])
+def test_a_worker_warns_of_a_queue_that_nothing_uses(tasks: Terminal, args: tuple[str, ...]) -> None:
+    done = tasks.ended("worker", "tasks:app", "-q", "defualt,default", "--burst", *args)
+
+    assert done.returncode == 0
+    (warning,) = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert "no task of the app uses queue 'defualt', and it has no jobs yet; did you mean 'default'?" in warning
+
+
+@pytest.mark.parametrize("args", [(), ("--no-supervisor",)])
+def test_a_worker_uses_the_storage_of_its_url(tasks: Terminal, args: tuple[str, ...]) -> None:
+    tasks.write("mine.py", TASKS.replace("Tenure()", "Tenure('sqlite:///mine.db')"))
+    job = tasks.enqueue("add", 1, 2)
+    done = tasks.ended("--url", tasks.url, "worker", "mine:app", "--burst", *args)
+
+    assert done.returncode == 0, done.stderr
+    assert tasks.read("jobs", "show", job, "--url", tasks.url)["state"] == "completed"
+    assert not (tasks.place / "mine.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +210,10 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
         (("worker", "tasks:app", "--drain", "5y"), "--drain = '5y' is not a duration"),
         (("worker", "tasks:app", "--drain", "nan"), "--drain = 'nan' is not a duration"),
         (("worker", "tasks:app", "--drain", "-1"), "--drain = -1.0 must be longer than zero"),
-        (("--url", "sqlite:///x.db", "worker", "tasks:app"), "a storage of its own"),
+        (
+            ("--url", "amqp://here", "worker", "tasks:app", "--no-supervisor"),
+            "storage URL 'amqp://here' is not supported",
+        ),
         (("worker", "tasks:app", "--log-level", "loud"), "--log-level"),
         (("worker", "tasks:app", "--no-supervisor", "--processes", "2"), "leave --no-supervisor out"),
         (("worker", "tasks:app", "--no-supervisor", "--reload"), "leave --no-supervisor out"),

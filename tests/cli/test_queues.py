@@ -122,9 +122,9 @@ def test_a_rate_is_shown_as_it_is_written(there: Terminal) -> None:
 
 def test_a_list_shows_the_settings_of_tasks(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
-    there.run("queues", "rate", "7/s", "--task", "send", "--task", "add")
+    there.run("queues", "rate", "7/s", "--task", "send", "--task", "add", "--force")
     there.run("queues", "rate", "none", "--task", "send")
-    there.run("queues", "pause", "--task", "add", "--task", "bad")
+    there.run("queues", "pause", "--task", "add", "--task", "bad", "--force")
     title, *tasks = there.run("queues", "list").stdout.splitlines()[-5:]
 
     assert title == "set for a task, in every queue:"

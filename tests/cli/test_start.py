@@ -35,6 +35,7 @@ def test_help_imports_no_command_and_nothing_that_a_command_needs() -> None:
     assert not {name for name in modules if name.startswith(("tenure.storage.sqlite", "tenure.storage.memory.storage"))}
     assert {name for name in modules if name.startswith("tenure.cli.")} == {
         "tenure.cli.exits",
+        "tenure.cli.groups",
         "tenure.cli.main",
         "tenure.cli.session",
     }

@@ -1,8 +1,8 @@
 """Opens the storage named by --url or --app, for commands that run no jobs."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tenure.cli.logs import warn
 from tenure.cli.session import CommandSession
 from tenure.client.codec import JsonCodec
 from tenure.errors import UsageError
+from tenure.ops.names import KnownNames, known_names
 from tenure.options import Timing
 from tenure.storage.protocol import Storage
 from tenure.storage.urls import locate
@@ -21,11 +22,20 @@ _SQLITE = "sqlite:///"
 
 @dataclass(frozen=True)
 class StorageAccess:
-    """A storage, with the decoder and the timing of its app."""
+    """A storage, with the decoder and the timing of its app. `tasks`: the queue of each task; empty without an app."""
 
     storage: Storage
     decode: Callable[[bytes], Any]
     timing: Timing
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    async def names(self) -> KnownNames:
+        """Return the names that the storage and the app know.
+
+        Raises:
+            StorageError: the storage cannot be reached.
+        """
+        return known_names(await self.storage.survey(), self.tasks)
 
 
 @asynccontextmanager
@@ -66,10 +76,11 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
     """
     warn(quiet=session.quiet)
     if session.url is None and session.app is not None:
-        app = load(session.app)
+        app = load(session.app, folder=session.app_dir)
         # A command that only reads must not migrate the database while workers use it.
         storage = app.storage if file_of(app.url) is None else locate(app.url, auto_migrate=auto_migrate)
-        return StorageAccess(shared(storage), app.codec.decode, app.timing)
+        tasks = {name: task.queue for name, task in {**app.declared, **app.tasks}.items()}
+        return StorageAccess(shared(storage), app.codec.decode, app.timing, tasks)
     url = session.url or session.fallback or DEFAULT_URL
     return StorageAccess(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())
 

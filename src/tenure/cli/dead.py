@@ -14,7 +14,8 @@ from msgspec import Struct
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import OK
-from tenure.cli.lookup import current_user
+from tenure.cli.groups import Group
+from tenure.cli.lookup import current_user, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of
@@ -38,7 +39,7 @@ SHOWN = 60
 """How many characters of an error message are shown in a table."""
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group)
 @storage
 @click.pass_context
 def dead(ctx: click.Context) -> None:
@@ -170,7 +171,7 @@ def list_dead(session: CommandSession, where: DeadFilter, arguments: bool, limit
             session,
             columns,
             [_row(row, arguments=arguments) for row in page.letters],
-            whole=("id", "queue", "fault"),
+            whole=("id", "fault"),
         )
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
@@ -185,6 +186,8 @@ async def _page(
         except UsageError as error:
             # The other options were validated before.
             raise no_cursor("--after", after) from error
+        if not page.letters:
+            await warn_of_unknown(access, where.queues, where.tasks)
     decode = access.decode if arguments else None
     return DeadPageView([dead_view(letter, decode) for letter in page.letters], page.next)
 

@@ -188,7 +188,7 @@ def _facts(session: CommandSession) -> Mapping[str, TaskFacts] | None:
             queue=task.queue,
             bounded=task.settings.timeout is not None or task.settings.heartbeat_timeout is not None,
         )
-        for name, task in load(session.app).tasks.items()
+        for name, task in load(session.app, folder=session.app_dir).tasks.items()
     }
 
 

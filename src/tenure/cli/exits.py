@@ -26,6 +26,14 @@ class NotFound(click.ClickException):
     exit_code = NOT_FOUND
 
 
+class LoadError(UsageError):
+    """The module of an app raised an exception. `trace`: its traceback, with the user's frames only."""
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
 def report_error(error: BaseException) -> int:
     """Print an error, in one line if it is one of Tenure's errors; return the exit code."""
     leaves = list(_leaves(error))
@@ -38,6 +46,8 @@ def report_error(error: BaseException) -> int:
         case KeyboardInterrupt() | click.Abort():
             return INTERRUPTED
         case _ if known and len(known) == len(leaves):
+            if isinstance(known[0], LoadError):
+                click.echo(known[0].trace, err=True, nl=False)
             return _said(str(known[0]), _code(known[0]))
         case _:
             traceback.print_exception(error)
@@ -75,7 +85,11 @@ def _code(error: TenureError) -> int:
 
 def _usage(error: click.UsageError) -> str:
     message = error.format_message().rstrip(".")
-    return message if error.ctx is None else f"{message}; see {error.ctx.command_path} --help"
+    if error.ctx is None:
+        return message
+    # A message may end with a suggestion, which is a question.
+    see = f"see {error.ctx.command_path} --help"
+    return f"{message} S{see[1:]}" if message.endswith("?") else f"{message}; {see}"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -78,7 +78,7 @@ async def _found(
     session: CommandSession, only: list[str], backlog: tuple[dict[str, int], timedelta]
 ) -> tuple[Health, bool]:
     access = reach(session)
-    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    tasks = load(session.app, folder=session.app_dir).tasks if session.url is None and session.app is not None else {}
     watch = StorageMonitor(opener(access.storage), clock=SystemClock(), thresholds=thresholds(*backlog))
     app = HealthApp(
         watch, TokenAuth(None), timing=lambda: access.timing, queues=lambda: {task.queue for task in tasks.values()}

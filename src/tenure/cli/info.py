@@ -13,7 +13,7 @@ import click
 
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, UNHEALTHY
-from tenure.cli.queues import QUEUE_COLUMNS, queue_row
+from tenure.cli.queues import QUEUE_COLUMNS, QUEUE_COUNTS, queue_row
 from tenure.cli.render import as_json, console, drawn, draws, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, storage
 from tenure.ops.slow_runs import Slow
@@ -93,15 +93,23 @@ def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
 
 
 def _shown(session: CommandSession, info: InfoView) -> None:
-    if draws():
-        console(session).print(_drawn(info))
-        return
-    table(session, QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COLUMNS)
+    table(session, QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COUNTS)
     click.echo()
     table(session, _WORKER_COLUMNS, _worker_rows(info), title="workers")
     click.echo()
-    for line in (*_paused(info), _leading(info), *_slow(info), *info.complaints):
-        click.echo(printable(line))
+    color = None if session.color else False
+    for line, style in _remarks(info):
+        click.echo(click.style(printable(line), fg=style), color=color)
+
+
+def _remarks(info: InfoView) -> list[tuple[str, str | None]]:
+    """Return the lines below the tables, each with its colour."""
+    return [
+        *((line, "yellow") for line in _paused(info)),
+        (_leading(info), None),
+        *((line, "yellow") for line in _slow(info)),
+        *((complaint, "red") for complaint in info.complaints),
+    ]
 
 
 def _line(session: CommandSession, info: InfoView) -> None:
@@ -127,12 +135,11 @@ def _drawn(info: InfoView) -> "RenderableType":
     from rich.text import Text
 
     return Group(
-        drawn(QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COLUMNS),
+        drawn(QUEUE_COLUMNS, list(map(queue_row, info.queues)), title="queues", whole=QUEUE_COUNTS),
+        Text(),
         drawn(_WORKER_COLUMNS, _worker_rows(info), title="workers"),
-        *(Text(printable(line), style="yellow") for line in _paused(info)),
-        Text(printable(_leading(info))),
-        *(Text(printable(line), style="yellow") for line in _slow(info)),
-        *(Text(printable(complaint), style="red") for complaint in info.complaints),
+        Text(),
+        *(Text(printable(line), style=style or "") for line, style in _remarks(info)),
     )
 
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 from tenure.cli.access import accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
-from tenure.cli.lookup import current_user, find_jobs
+from tenure.cli.groups import Group
+from tenure.cli.lookup import current_user, find_jobs, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
 from tenure.cli.show import show
@@ -20,7 +21,7 @@ from tenure.ops.views import JobView, RevisedView, job_view
 from tenure.storage.protocol import CancelJob, DeleteJob, Query, RedriveJob, Revision
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group)
 @storage
 @click.pass_context
 def jobs(ctx: click.Context) -> None:
@@ -44,6 +45,9 @@ class PageView(Struct, frozen=True):
 @click.option("--state", "states", multiple=True, type=click.Choice([state.value for state in State]))
 @click.option("--queue", "queues", multiple=True, type=naming("--queue"), metavar="QUEUE")
 @click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK")
+@click.option(
+    "--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="Only jobs with all these tags."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
@@ -52,11 +56,15 @@ def list_jobs(
     states: tuple[str, ...],
     queues: tuple[str, ...],
     tasks: tuple[str, ...],
+    tags: tuple[str, ...],
     limit: int,
     after: str | None,
 ) -> None:
-    """List jobs, newest first. An option that is given several times matches any of its values."""
-    query = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, limit=limit, after=after)
+    """List jobs, newest first.
+
+    An option that is given several times matches any of its values; several --tag must all match.
+    """
+    query = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, tags=tags, limit=limit, after=after)
     page = asyncio.run(_page(session, query))
     if as_json(session, page.jobs if session.form == "jsonl" else page):
         return
@@ -64,7 +72,7 @@ def list_jobs(
         for job in page.jobs:
             click.echo(printable(job.id))
     else:
-        table(session, _COLUMNS, [_row(job) for job in page.jobs], whole=("id", "queue"))
+        table(session, _COLUMNS, [_row(job) for job in page.jobs], whole=("id",))
     if page.next is not None:
         click.echo(f"more: --after {page.next}", err=True)
 
@@ -75,6 +83,8 @@ async def _page(session: CommandSession, query: Query) -> PageView:
             page = await access.storage.find(query)
         except ValueError as error:
             raise no_cursor("--after", query.after) from error
+        if not page.jobs:
+            await warn_of_unknown(access, query.queues, query.tasks)
         return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
 
 

@@ -4,12 +4,17 @@ import getpass
 import socket
 from collections.abc import Callable, Sequence
 
+import click
+
+from tenure.cli.access import StorageAccess
 from tenure.cli.exits import NotFound
 from tenure.client.job_search import find_record
 from tenure.core.job import JobRecord
+from tenure.core.suggestion import did_you_mean
 from tenure.core.text import storable
 from tenure.errors import UsageError
-from tenure.storage.protocol import Storage, Survey, WorkerSurvey
+from tenure.ops.names import known_names, unknown_targets
+from tenure.storage.protocol import Storage, Survey, Target, WorkerSurvey
 
 SHOWN = 10
 """How many matches an error message lists if a name is ambiguous."""
@@ -58,7 +63,36 @@ def find_worker(survey: Survey, name: str) -> WorkerSurvey:
             raise UsageError(f"{name!r} is the name of several workers ({names}); name one by its owner id")
         if found:
             return (living or found)[0]
-    raise NotFound(f"no worker {name!r} exists; see tenure workers list")
+    meant = did_you_mean(name, sorted(known_names(survey, {}).workers))
+    raise NotFound(f"no worker {name!r} exists{f'{meant} See' if meant else '; see'} tenure workers list")
+
+
+async def check_known(access: StorageAccess, targets: list[Target], *, force: bool) -> None:
+    """Check that something uses each of these queues and tasks, so that a misspelt name is not set in silence.
+
+    `force`: do not check.
+
+    Raises:
+        NotFound: nothing uses one of them.
+        StorageError: the storage cannot be reached.
+    """
+    if force:
+        return
+    for target, meant in await unknown_targets(access.storage, await access.names(), targets):
+        users = "job, worker, schedule or task" if target.kind == "queue" else "job, worker or schedule"
+        raise NotFound(
+            f"{target.kind} {target.name!r} is unknown: no {users} uses it{f'{meant} Or' if meant else ';'} "
+            "give --force to set it anyway"
+        )
+
+
+async def warn_of_unknown(access: StorageAccess, queues: Sequence[str], tasks: Sequence[str] = ()) -> None:
+    """Print a warning for each queue and task that nothing uses; for a search that has found nothing."""
+    targets = [*(Target("queue", name) for name in queues), *(Target("task", name) for name in tasks)]
+    if not targets:
+        return
+    for target, meant in await unknown_targets(access.storage, await access.names(), targets):
+        click.echo(f"warning: {target.kind} {target.name!r} is unknown{meant}", err=True)
 
 
 def current_user() -> str:

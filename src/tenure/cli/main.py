@@ -1,16 +1,15 @@
 """The command `tenure`: its command groups, imported on demand, and the behaviour that all commands share."""
 
 import errno
-import importlib
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 import click
 
 from tenure._version import __version__
 from tenure.cli.exits import FAILURE, OK, report_error
+from tenure.cli.groups import LazyGroup
 from tenure.cli.session import storage
 
 COMMANDS = {
@@ -35,30 +34,8 @@ COMMANDS = {
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-class Lazy(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def __init__(self, *args: Any, rooms: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._rooms = rooms
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, the most important first."""
-        return list(self._rooms)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
-        if cmd_name not in self._rooms:
-            return None
-        room, _, name = self._rooms[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(room), name)
-        _name_variables(command, f"{ctx.auto_envvar_prefix}_{_shouted(cmd_name)}")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, short) for name, (_, short) in self._rooms.items()])
+class Root(LazyGroup):
+    """The command `tenure`."""
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command and end with its exit code; an error is one line on stderr."""
@@ -92,6 +69,10 @@ def _prepare_output() -> None:
         reconfigure(errors="backslashreplace")
 
 
+def _prepare(ctx: click.Context, name: str, command: click.Command) -> None:
+    _name_variables(command, f"{ctx.auto_envvar_prefix}_{_shouted(name)}")
+
+
 def _name_variables(command: click.Command, prefix: str) -> None:
     """Name the environment variable of each option `TENURE_<COMMAND>_<FLAG>`, after its flag, not its parameter."""
     for param in command.params:
@@ -111,9 +92,9 @@ def _shouted(name: str) -> str:
 
 
 @click.group(
-    cls=Lazy,
+    cls=Root,
     rooms=COMMANDS,
-    invoke_without_command=True,
+    prepare=_prepare,
     context_settings={"auto_envvar_prefix": "TENURE", "help_option_names": ["-h", "--help"]},
 )
 @storage

@@ -10,14 +10,17 @@ from msgspec import structs
 
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK, NotFound
-from tenure.cli.lookup import current_user
+from tenure.cli.groups import Group
+from tenure.cli.lookup import check_known, current_user
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.clock import SECOND
 from tenure.core.duration import duration, duration_text, micros
 from tenure.core.job import FOREVER, JobRecord
 from tenure.core.lifecycle import TERMINAL
+from tenure.core.suggestion import did_you_mean
 from tenure.errors import UsageError
+from tenure.ops.names import known_names
 from tenure.ops.views import (
     KeepView,
     LiftedView,
@@ -45,7 +48,7 @@ PAGE = 200
 """How many ended jobs one call reads."""
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group)
 @storage
 @click.pass_context
 def queues(ctx: click.Context) -> None:
@@ -70,15 +73,9 @@ def list_queues(session: CommandSession) -> None:
         for queue in views:
             click.echo(printable(queue.queue))
         return
-    table(session, QUEUE_COLUMNS, list(map(queue_row, views)), whole=QUEUE_COLUMNS)
+    table(session, QUEUE_COLUMNS, list(map(queue_row, views)), whole=QUEUE_COUNTS)
     click.echo()
-    table(
-        session,
-        _SETTING_COLUMNS,
-        [_setting_row(queue) for queue in views],
-        title="set for all jobs of a queue",
-        whole=("queue",),
-    )
+    table(session, _SETTING_COLUMNS, [_setting_row(queue) for queue in views], title="set for all jobs of a queue")
     limits = [
         [queue.queue, "all jobs" if limit.rate is None else limit.rate, moment_text(limit.until)]
         for queue in views
@@ -86,10 +83,10 @@ def list_queues(session: CommandSession) -> None:
     ]
     if limits:
         click.echo()
-        table(session, ("queue", "rate", "until"), limits, title="limited by RateLimited", whole=("queue",))
+        table(session, ("queue", "rate", "until"), limits, title="limited by RateLimited")
     if tasks:
         click.echo()
-        table(session, ("task", "rate", "state"), tasks, title="set for a task, in every queue", whole=("task",))
+        table(session, ("task", "rate", "state"), tasks, title="set for a task, in every queue")
 
 
 async def _listed(session: CommandSession) -> tuple[list[QueueSettingsView], list[list[str]]]:
@@ -113,6 +110,8 @@ QUEUE_COLUMNS = (
     *("oldest", "park", "drop", "state"),
 )
 """Short column names, so that a row fits on a terminal of 80 columns; the JSON has the full names of the states."""
+
+QUEUE_COUNTS = QUEUE_COLUMNS[1:]
 
 _SETTING_COLUMNS = ("queue", "kept", "stall", "rate", "recorded")
 
@@ -183,7 +182,7 @@ def _length(seconds: float) -> str:
 
 
 def targeted(command: F) -> F:
-    """Add the arguments for queues and tasks to a command; it gets them as `names` and `tasks`."""
+    """Add the arguments for queues and tasks to a command; it gets them as `names`, `tasks` and `force`."""
     queues_meant = click.argument("names", nargs=-1, type=naming("QUEUE"), metavar="[QUEUE...]")
     tasks_meant = click.option(
         "--task",
@@ -193,25 +192,32 @@ def targeted(command: F) -> F:
         metavar="TASK",
         help="A task, in every queue.",
     )
-    return queues_meant(tasks_meant(command))
+    forced = click.option("--force", is_flag=True, help="Also set queues and tasks that nothing uses yet.")
+    return queues_meant(tasks_meant(forced(command)))
 
 
 @queues.command()
 @storage
 @targeted
 @click.pass_obj
-def pause(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
-    """Start no more jobs of these queues or tasks; running jobs continue."""
-    return _set(session, names, tasks, paused=True)
+def pause(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], force: bool) -> int:
+    """Start no more jobs of these queues or tasks; running jobs continue.
+
+    A name that no job, worker, schedule or task of the app uses is an error, with exit code 4.
+    """
+    return _set(session, names, tasks, paused=True, force=force)
 
 
 @queues.command()
 @storage
 @targeted
 @click.pass_obj
-def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
-    """Start jobs of these queues or tasks again."""
-    return _set(session, names, tasks, paused=False)
+def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], force: bool) -> int:
+    """Start jobs of these queues or tasks again.
+
+    A name that no job, worker, schedule or task of the app uses is an error, with exit code 4.
+    """
+    return _set(session, names, tasks, paused=False, force=force)
 
 
 @queues.command("rate")
@@ -219,13 +225,14 @@ def resume(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ..
 @click.argument("limit", metavar="RATE")
 @targeted
 @click.pass_obj
-def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks: tuple[str, ...]) -> int:
+def set_rate(session: CommandSession, limit: str, names: tuple[str, ...], tasks: tuple[str, ...], force: bool) -> int:
     """Limit how often jobs of these queues or tasks start: 100/s, 5/30s, or none for no limit.
 
-    For a task this replaces its own rate and any earlier setting.
+    For a task this replaces its own rate and any earlier setting. A name that no job, worker, schedule or task of the
+    app uses is an error, with exit code 4.
     """
     rate = None if limit == "none" else valid_rate(limit, field="RATE", remedy="write 10/s, 100/m or 5/30s, or none")
-    changed = asyncio.run(_rated(session, _targets(names, tasks, "limit"), rate))
+    changed = asyncio.run(_rated(session, _targets(names, tasks, "limit"), rate, force=force))
     if not as_json(session, changed) and not session.quiet:
         for view in changed:
             result = "has no limit" if view.rate is None else f"is limited to {_rate(view.rate)}"
@@ -258,9 +265,10 @@ async def _lifted(session: CommandSession, names: tuple[str, ...], rate: str | N
         return [LiftedView(queue=queue.queue, limits=limits_view(queue)) for queue in survey.queues]
 
 
-async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None) -> list[RatedView]:
+async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None, *, force: bool) -> list[RatedView]:
     by = current_user()
     async with accessed(session) as access:
+        await check_known(access, targets, force=force)
         views: list[RatedView] = []
         for target in targets:
             key = rate_key(rate, QUEUE_RATE if target.kind == "queue" else TASK_RATE + target.name)
@@ -277,18 +285,19 @@ def _targets(names: tuple[str, ...], tasks: tuple[str, ...], verb: str) -> list[
     return targets
 
 
-def _set(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool) -> int:
+def _set(session: CommandSession, names: tuple[str, ...], tasks: tuple[str, ...], *, paused: bool, force: bool) -> int:
     targets = _targets(names, tasks, "pause" if paused else "resume")
-    changed = asyncio.run(_tuned(session, targets, paused=paused))
+    changed = asyncio.run(_tuned(session, targets, paused=paused, force=force))
     if not as_json(session, changed) and not session.quiet:
         for view in changed:
             click.echo(printable(f"{view.kind} {view.name} is {'paused' if view.paused else 'open'}"))
     return OK
 
 
-async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool) -> list[PausedView]:
+async def _tuned(session: CommandSession, targets: list[Target], *, paused: bool, force: bool) -> list[PausedView]:
     by = current_user()
     async with accessed(session) as access:
+        await check_known(access, targets, force=force)
         return [
             PausedView(
                 kind=target.kind,
@@ -335,8 +344,8 @@ def stats(session: CommandSession, names: tuple[str, ...], window: timedelta, mo
             click.echo(printable(note), err=True)
 
 
-_STAT_NUMBERS = ("queue", "state", "wait", "done", "fail", "cancel", "expire", "/min")
-_STAT_COLUMNS = (*_STAT_NUMBERS, "waited", "ran", "why")
+_STAT_NUMBERS = ("state", "wait", "done", "fail", "cancel", "expire", "/min")
+_STAT_COLUMNS = ("queue", *_STAT_NUMBERS, "waited", "ran", "why")
 
 
 def _stat_row(queue: QueueStatsView) -> list[str]:
@@ -360,9 +369,11 @@ async def _stats(session: CommandSession, names: tuple[str, ...], window: timede
     async with accessed(session) as access:
         survey = await access.storage.survey()
         queues = {queue.queue: queue for queue in survey.queues}
-        served = {queue for worker in survey.workers for queue in worker.queues}
-        if unknown := sorted(set(names) - {*queues, *served}):
-            raise NotFound(f"unknown queue: {', '.join(map(repr, unknown))}; see tenure queues list")
+        known = known_names(survey, access.tasks).queues
+        if unknown := sorted(set(names) - known):
+            meant = did_you_mean(unknown[0], sorted(known))
+            listed = f"{meant} See" if meant else "; see"
+            raise NotFound(f"unknown queue: {', '.join(map(repr, unknown))}{listed} tenure queues list")
         views: list[QueueStatsView] = []
         for name in sorted(set(names) or queues):
             queue = queues.get(name, QueueSurvey(queue=name))

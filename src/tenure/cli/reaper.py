@@ -84,7 +84,7 @@ def _runtime(session: CommandSession, target: str | None, timing: dict[str, time
     if timing:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in timing)
         raise UsageError(f"{app} has its own timing; leave {flags} out, or give --url instead of the app")
-    return load(app).runtime()
+    return load(app, folder=session.app_dir).runtime()
 
 
 async def _reap(runtime: Runtime, election: LeaderElection | None, http: Http | None) -> None:

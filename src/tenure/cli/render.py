@@ -1,6 +1,9 @@
-"""Prints results to stdout: tables on a terminal if rich is installed, aligned lines otherwise, JSON for programs."""
+"""Prints results to stdout: tables that fit the terminal, lines, and JSON for programs."""
 
+import os
+import shutil
 import sys
+import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 from importlib.util import find_spec
@@ -13,22 +16,39 @@ from tenure.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 Row = Sequence[str]
 
-_STYLES = {
-    "active": "cyan",
-    "completed": "green",
-    "failed": "red",
-    "stalled": "red",
-    "stale": "red",
-    "raised": "yellow",
-    "cancelled": "magenta",
-    "expired": "magenta",
-    "paused": "yellow",
-    "quiet": "yellow",
-    "died": "red",
+Line = list[tuple[str, str]]
+"""The parts of a line, each with the name of its style or an empty text."""
+
+GAP = 2
+"""Spaces between two columns."""
+
+INDENT = 4
+"""Spaces before the columns that continue in the next line."""
+
+NARROW = 13
+"""The width below which a column is not made narrower."""
+
+LEAST_WIDTH = 40
+"""The width of a terminal below which tables are not made narrower."""
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "bold": {"bold": True},
+    "head": {"bold": True},
+    "active": {"fg": "cyan"},
+    "completed": {"fg": "green"},
+    "failed": {"fg": "red"},
+    "stalled": {"fg": "red"},
+    "stale": {"fg": "red"},
+    "raised": {"fg": "yellow"},
+    "cancelled": {"fg": "magenta"},
+    "expired": {"fg": "magenta"},
+    "paused": {"fg": "yellow"},
+    "quiet": {"fg": "yellow"},
+    "died": {"fg": "red"},
 }
 
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
@@ -51,16 +71,10 @@ def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool
 def table(
     session: CommandSession, columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()
 ) -> None:
-    """Print rows under their columns; cells of the columns in `whole` are never broken into lines."""
-    if draws():
-        console(session).print(drawn(columns, rows, title=title, whole=whole))
-        return
-    if title is not None:
-        click.echo(f"{title}:")
-    clean = [[printable(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(len(row[column]) for row in clean) for column in range(len(columns))]
-    for row in clean:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    """Print rows under their columns, at most as wide as the terminal; see `table_lines`."""
+    for line in table_lines(columns, rows, title=title, whole=whole):
+        parts = (click.style(text, **_STYLES[style]) if style else text for text, style in line)
+        click.echo("".join(parts), color=_colors(session))
 
 
 def pairs(session: CommandSession, items: Sequence[tuple[str, str]]) -> None:
@@ -77,17 +91,142 @@ def block(session: CommandSession, title: str, text: str) -> None:
         click.echo(f"  {printable(line)}")
 
 
-def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()) -> "Table":
-    """Return rows as a table for a terminal."""
-    from rich.table import Table
+def drawn(columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = ()) -> "Text":
+    """Return rows as a table that rich draws."""
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in whole)
-    for row in rows:
-        table.add_row(*(Text(printable(cell), style=_STYLES.get(cell.split(" ")[0], "")) for cell in row))
-    return table
+    lines = table_lines(columns, rows, title=title, whole=whole)
+    return Text("\n").join(
+        Text.assemble(*((text, _rich_style(style)) for text, style in line), no_wrap=True) for line in lines
+    )
+
+
+def _rich_style(style: str) -> str:
+    return " ".join("bold" if name == "bold" else value for name, value in _STYLES.get(style, {}).items())
+
+
+def table_lines(
+    columns: Row, rows: Sequence[Row], *, title: str | None = None, whole: Sequence[str] = (), width: int | None = None
+) -> list[Line]:
+    """Return the lines of a table: for each line its parts, each with the name of its style.
+
+    `width`: by default that of the terminal; a pipe has no limit, unless $COLUMNS sets one. A table that is too wide
+    gets narrower columns, whose cells are broken into lines, except those of the columns in `whole`. If that is not
+    enough, each row takes several lines, and the columns continue in the next line.
+    """
+    limit = terminal_width() if width is None else width
+    clean = [[printable(cell) for cell in row] for row in (columns, *rows)]
+    natural = [max(text_width(row[index]) for row in clean) for index in range(len(columns))]
+    firm = [column in whole for column in columns]
+    lines: list[Line] = [] if title is None else [[(f"{title}:", "bold")]]
+    groups, gap = _fitted(natural, [text_width(column) for column in columns], firm, limit)
+    for number, row in enumerate(clean):
+        at = 0
+        for place, widths in enumerate(groups):
+            cells = [_folded(cell, most) for cell, most in zip(row[at : at + len(widths)], widths, strict=True)]
+            styles = [_style_of(cell) if number else "head" for cell in row[at : at + len(widths)]]
+            lines += _side_by_side(cells, widths, styles, indent=INDENT if place else 0, gap=gap)
+            at += len(widths)
+    return lines
+
+
+def _fitted(natural: list[int], heads: list[int], firm: list[bool], limit: int | None) -> tuple[list[list[int]], int]:
+    """Return the widths of the columns, in one group for each line that a row takes, and the gap between columns."""
+    if limit is None or _total(natural, GAP) <= limit:
+        return [natural], GAP
+    # The width to which a column may be narrowed: its cells then take several lines.
+    least = [
+        most if is_firm else min(most, max(head, NARROW))
+        for most, head, is_firm in zip(natural, heads, firm, strict=True)
+    ]
+    for gap in (GAP, 1):
+        if _total(least, gap) <= limit:
+            return [_shrunk(natural, least, limit, gap)], gap
+    half = (limit - INDENT - GAP) // 2
+    groups: list[list[int]] = [[]]
+    for most, is_firm in zip(natural, firm, strict=True):
+        width = min(most, limit - INDENT if is_firm else half)
+        if groups[-1] and _total([*groups[-1], width], GAP) > limit - (INDENT if len(groups) > 1 else 0):
+            groups.append([])
+        groups[-1].append(width)
+    return groups, GAP
+
+
+def _shrunk(natural: list[int], least: list[int], limit: int, gap: int) -> list[int]:
+    """Return widths of that total at most; the widest columns give up the most."""
+    widths = list(natural)
+    while _total(widths, gap) > limit:
+        at = max((index for index, width in enumerate(widths) if width > least[index]), key=lambda index: widths[index])
+        widths[at] -= 1
+    return widths
+
+
+def _total(widths: Sequence[int], gap: int) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
+
+
+def _side_by_side(
+    cells: list[list[str]], widths: Sequence[int], styles: Sequence[str], *, indent: int, gap: int
+) -> list[Line]:
+    lines: list[Line] = []
+    for height in range(max(map(len, cells))):
+        line: Line = [(" " * indent, "")] if indent else []
+        filled = 0
+        for cell, width, style in zip(cells, widths, styles, strict=True):
+            text = cell[height] if height < len(cell) else ""
+            if text:
+                line += [(" " * filled, ""), (text, style)]
+                filled = 0
+            # Spaces are written before the next text only, so that no line ends with spaces.
+            filled += width - text_width(text) + gap
+        lines.append([part for part in line if part[0]])
+    return lines
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Return a text in lines of this width, broken behind spaces and punctuation if possible."""
+    lines: list[str] = []
+    while text_width(text) > width:
+        end = taken = 0
+        while end < len(text) and taken + _cells(text[end]) <= width:
+            taken += _cells(text[end])
+            end += 1
+        # A wide character may not fit into the narrowest column.
+        end = max(end, 1)
+        cut = max((index + 1 for index in range(end) if text[index] in _BREAKS), default=0)
+        if text[end] == " ":
+            cut = end
+        cut = cut if cut > end // 2 else end
+        lines.append(text[:cut].rstrip())
+        text = text[cut:].lstrip()
+    return [*lines, text]
+
+
+_BREAKS = " ,.:;/_-@+"
+
+
+def _style_of(cell: str) -> str:
+    word = cell.split(" ")[0]
+    return word if word in _STYLES else ""
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def terminal_width() -> int | None:
+    """Return the width for tables: that of the terminal, else $COLUMNS, else None (no limit)."""
+    if sys.stdout.isatty():
+        return max(shutil.get_terminal_size((80, 24)).columns, LEAST_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    return max(int(columns), LEAST_WIDTH) if columns.isdecimal() and int(columns) else None
 
 
 def console(session: CommandSession) -> "Console":
@@ -98,7 +237,7 @@ def console(session: CommandSession) -> "Console":
 
 
 def draws() -> bool:
-    """Return True if results are drawn with rich: it is installed (`tenure[cli]`), and stdout is a terminal."""
+    """Return True if results are drawn live with rich: it is installed (`tenure[cli]`), and stdout is a terminal."""
     return sys.stdout.isatty() and find_spec("rich") is not None
 
 

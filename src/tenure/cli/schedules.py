@@ -9,6 +9,7 @@ import click
 from tenure.cli.access import accessed
 from tenure.cli.consent import consent, consenting
 from tenure.cli.exits import FAILURE, OK
+from tenure.cli.groups import Group
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.schedules import coming, look_up, pause, remove, trigger
@@ -21,7 +22,7 @@ from tenure.storage.protocol import Storage
 Made = TypeVar("Made")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group)
 @storage
 @click.pass_context
 def schedules(ctx: click.Context) -> None:
@@ -45,7 +46,7 @@ def list_schedules(session: CommandSession) -> None:
         for schedule in found:
             click.echo(printable(schedule.name))
         return
-    table(session, _COLUMNS, list(map(_row, found)), whole=("name", "next", "last", "state"))
+    table(session, _COLUMNS, list(map(_row, found)))
 
 
 async def _listed(session: CommandSession) -> list[ScheduleView]:

@@ -48,7 +48,7 @@ async def _serve(session: CommandSession, http: Http) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     access = reach(session)
-    tasks = load(session.app).tasks if session.url is None and session.app is not None else {}
+    tasks = load(session.app, folder=session.app_dir).tasks if session.url is None and session.app is not None else {}
     # A storage that is out of reach may come back; a URL that can never work raises UsageError now.
     with contextlib.suppress(StorageError, TimeoutError):
         async with asyncio.timeout(LIMIT):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
@@ -28,6 +29,7 @@ class CommandSession:
     """
 
     app: str | None = None
+    app_dir: Path | None = None
     url: str | None = None
     fallback: str | None = None
     form: Form = "table"
@@ -100,6 +102,8 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     match param.name:
         case "app" if value is not None:
             session.app = value
+        case "app_dir" if value is not None:
+            session.app_dir = value
         case "url" if value is not None:
             plain = ctx.parent is None and ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT
             setattr(session, "fallback" if plain else "url", value)
@@ -115,6 +119,14 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 _STORAGE: list[Callable[[Any], Any]] = [
     click.option("--app", metavar="MODULE:APP", expose_value=False, callback=_keep, help="The app."),
+    click.option(
+        "--app-dir",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="DIR",
+        expose_value=False,
+        callback=_keep,
+        help="Where the app's module is, instead of the working directory.",
+    ),
     click.option("--url", metavar="URL", expose_value=False, callback=_keep, help="The storage, instead of the app's."),
 ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
+from msgspec import structs
 
 from tenure.app import Tenure
 from tenure.cli.access import shared
@@ -20,12 +21,14 @@ from tenure.cli.exits import OK, leave, report_error
 from tenure.cli.http import Http, served
 from tenure.cli.load import load
 from tenure.cli.logs import logged, set_up
-from tenure.cli.session import CommandSession, bytes_of, length, output
+from tenure.cli.session import CommandSession, bytes_of, length, storage
 from tenure.client.schedules import put_all
 from tenure.clock import SystemClock, entropy
-from tenure.errors import UsageError
+from tenure.core.suggestion import did_you_mean
+from tenure.errors import TenureError, UsageError
 from tenure.health.server import HealthServer
 from tenure.maintenance.reaper import Reaper
+from tenure.ops.names import known_names
 from tenure.supervisor.overview import Overview
 from tenure.supervisor.reload import Sources
 from tenure.supervisor.systemd import Systemd
@@ -42,6 +45,12 @@ SUPERVISES = os.name == "posix"
 
 HTTP_VARIABLE = "TENURE_WORKER_HTTP"
 """The environment variable of --http."""
+
+URL_VARIABLE = "TENURE_WORKER_URL"
+"""The environment variable of --url."""
+
+LOOK = 2.0
+"""Seconds that the storage gets to list its queues before the worker starts."""
 
 CLOSING = 0.3
 """Seconds that the health server and the storage get to close before the process exits; all results are stored then."""
@@ -99,7 +108,7 @@ class WorkerOptions:
 
 
 @click.command()
-@output
+@storage
 @click.argument("target", required=False, metavar="MODULE:APP")
 @click.option(
     "-q",
@@ -190,7 +199,8 @@ def worker(
     The first signal lets runs continue for up to --drain; the second hands them back and exits at once. SIGHUP and
     SIGQUIT count as first signals; SIGUSR1, SIGUSR2 and SIGALRM are ignored. Even if the storage is unreachable, the
     process exits within 5 s after the drain. Only the supervisor counts signals, so you may send them to all processes.
-    With --http the supervisor serves the health of all processes.
+    With --http the supervisor serves the health of all processes. With --url the app uses this storage instead of its
+    own, also where its handlers enqueue.
     """
     set_up(log_level, log_format, quiet=session.quiet)
     # Before any user code, which may install handlers for these signals.
@@ -205,12 +215,19 @@ def worker(
     loop_runner(loop)
     os.environ[LOOP_VARIABLE] = loop
     if child is None and _supervises(processes, without=no_supervisor):
-        log_options = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
-        sources = Sources(reload_dirs or [Path.cwd()]) if reload or reload_dirs else None
-        _supervised(target, options, processes, http, log_options, sources=sources)
+        sources = Sources(reload_dirs or [session.app_dir or Path.cwd()]) if reload or reload_dirs else None
+        more = ["--log-level", log_level, "--log-format", log_format, *(["--quiet"] if session.quiet else [])]
+        if session.app_dir is not None:
+            more += ["--app-dir", str(session.app_dir.absolute())]
+        if session.url is not None:
+            # Process lists show arguments, and a URL may hold a password.
+            os.environ[URL_VARIABLE] = session.url
+        _supervised(target, options, processes, http, more, sources=sources)
     if child is None and (reload or reload_dirs):
         raise UsageError("--reload needs a supervisor; leave --no-supervisor out")
-    app = load(target)
+    app = load(target, folder=session.app_dir)
+    if session.url is not None:
+        app.use_url(session.url)
     if child is not None and child.siblings:
         shared(app.storage)
     run_worker(app, options, child=child, http=http)
@@ -276,6 +293,8 @@ async def _work(
         if server is not None:
             # Serve health while the worker starts, which an absent storage may delay, and while it drains.
             await server.start()
+        if options.queues is not None:
+            await _warn_of_unknown_queues(app, options.queues)
         if not options.reaper:
             await _sweep_once(app)
         await (app_worker.run() if child is None else child.work(app_worker, app.runtime().metrics))
@@ -284,6 +303,20 @@ async def _work(
             async with asyncio.timeout(CLOSING):
                 await asyncio.gather(app.close(), *([] if server is None else [server.stop()]))
     logger.info("worker %s (%s) has stopped", app_worker.owner.name, app_worker.owner.id)
+
+
+async def _warn_of_unknown_queues(app: Tenure, queues: tuple[str, ...]) -> None:
+    """Log a warning for each queue that neither a task of the app nor the storage knows; its name may be misspelt."""
+    with contextlib.suppress(TenureError, TimeoutError):
+        async with asyncio.timeout(LOOK):
+            survey = await (await app.opened()).survey()
+            tasks = {name: task.queue for name, task in {**app.declared, **app.tasks}.items()}
+            # Another worker may serve the same misspelt queue.
+            known = known_names(structs.replace(survey, workers=()), tasks).queues
+            for queue in queues:
+                if queue not in known:
+                    meant = did_you_mean(queue, sorted(known))
+                    logger.warning("no task of the app uses queue %r, and it has no jobs yet%s", queue, meant)
 
 
 async def _sweep_once(app: Tenure) -> None:
@@ -317,7 +350,7 @@ def _supervised(
     options: WorkerOptions,
     processes: int,
     http: Http | None,
-    logging_options: list[str],
+    more_options: list[str],
     *,
     sources: Sources | None,
 ) -> NoReturn:
@@ -329,7 +362,7 @@ def _supervised(
 
     # Only this process serves health. A child that inherits the variable would bind the same port.
     os.environ.pop(HTTP_VARIABLE, None)
-    own = [sys.executable, "-m", "tenure", "worker", target, *options.options(), *logging_options]
+    own = [sys.executable, "-m", "tenure", "worker", target, *options.options(), *more_options]
     command = [*own, "--processes", "1"]
     code = supervise(
         command,
@@ -359,8 +392,6 @@ def _target(session: CommandSession, target: str | None) -> str:
     name = target or session.app
     if name is None:
         raise UsageError("worker needs an app; give one as module:attribute, such as tasks:app, or set TENURE_APP")
-    if session.url is not None:
-        raise UsageError(f"{name} has a storage of its own; leave --url out, or set TENURE_URL for Tenure()")
     return name
 
 

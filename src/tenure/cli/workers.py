@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from tenure.cli.access import StorageAccess, accessed
 from tenure.cli.exits import OK
+from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_worker
 from tenure.cli.render import as_json, block, printable, size_text, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
@@ -80,7 +81,7 @@ class StackView(Struct, frozen=True, kw_only=True):
     trace: str | None
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group)
 @storage
 @click.pass_context
 def workers(ctx: click.Context) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
+from typing import Any
 
 from msgspec import Struct
 
@@ -33,7 +34,8 @@ _LOADING: ContextVar[bool] = ContextVar("tenure_loading", default=False)
 class AppLocation(Struct, frozen=True):
     """The location of an app. `script`: the file of `__main__`; `started`: its module, if it was started with `-m`.
 
-    Paths and arguments are bytes because they may not be valid text.
+    `url`: the storage that the app uses in place of its own, or None. Paths and arguments are bytes because they may
+    not be valid text.
     """
 
     modules: tuple[str, ...]
@@ -43,9 +45,10 @@ class AppLocation(Struct, frozen=True):
     arguments: tuple[bytes, ...]
     script: bytes | None = None
     started: str | None = None
+    url: str | None = None
 
 
-def locate_app(app: object, parts: Iterable[object]) -> AppLocation | None:
+def locate_app(app: object, parts: Iterable[object], *, url: str | None = None) -> AppLocation | None:
     """Return the location of an app, with the modules of its parts, mostly functions.
 
     Return None if another process cannot load the app from a module: it is in a local variable, a notebook or a shell.
@@ -67,7 +70,7 @@ def locate_app(app: object, parts: Iterable[object]) -> AppLocation | None:
         return None
     path, arguments = (tuple(map(os.fsencode, text)) for text in (sys.path, sys.argv))
     file = None if script is None else os.fsencode(script)
-    return AppLocation(tuple(names), *found, path, arguments, file, started)
+    return AppLocation(tuple(names), *found, path, arguments, file, started, url)
 
 
 def load(location: AppLocation) -> object:
@@ -80,7 +83,10 @@ def load(location: AppLocation) -> object:
                 _load_main(location)
             else:
                 importlib.import_module(name)
-    return getattr(sys.modules[location.module], location.attribute)
+    app: Any = getattr(sys.modules[location.module], location.attribute)
+    if location.url is not None:
+        app.use_url(location.url)
+    return app
 
 
 def refuse_unreachable(function: object, owner: object) -> None:

@@ -20,6 +20,7 @@ from tenure.core.duration import Duration, instant, moment
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import NewJob
 from tenure.core.schedule import Overlap, Schedule
+from tenure.core.suggestion import did_you_mean
 from tenure.core.ticks import begun, rhythm_of
 from tenure.errors import StorageError, StorageUnavailableError, UnknownScheduleError, UsageError
 from tenure.options import TaskSettings
@@ -205,8 +206,10 @@ async def look_up(storage: Storage, name: object) -> tuple[Schedule, int]:
     for schedule in survey.schedules:
         if schedule.name == valid_name:
             return schedule, survey.now
-    known = ", ".join(sorted(schedule.name for schedule in survey.schedules)) or "none"
-    raise UnknownScheduleError(f"schedule {valid_name!r} is unknown; known are: {known}")
+    known = sorted(schedule.name for schedule in survey.schedules)
+    meant = did_you_mean(valid_name, known)
+    listed = f"{f'{meant} Known' if meant else '; known'} are: {', '.join(known) or 'none'}"
+    raise UnknownScheduleError(f"schedule {valid_name!r} is unknown{listed}")
 
 
 async def pause(storage: Storage, name: object, *, paused: bool) -> Schedule:

@@ -83,6 +83,10 @@ class StorageClient:
         finally:
             self._storage = before
 
+    def forget(self) -> None:
+        """Create the storage again on the next use; the current one must not be open."""
+        self._storage = None
+
     async def opened(self) -> Storage:
         """Return the storage, opened.
 
