@@ -128,7 +128,7 @@ def test_a_misspelt_command_or_option_gets_a_suggestion(tasks: Terminal, args: t
     ("args", "suggested"),
     [
         (("queues", "pause", "defualt"), "queue 'defualt' is unknown"),
-        (("queues", "resume", "defualt"), "did you mean 'default'? Or give --force to set it anyway"),
+        (("queues", "resume", "defualt"), "did you mean 'default'? Or give --force to do it anyway"),
         (("queues", "rate", "1/s", "defualt"), "did you mean 'default'?"),
         (
             ("queues", "pause", "--task", "neither"),

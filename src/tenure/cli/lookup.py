@@ -82,7 +82,7 @@ async def check_known(access: StorageAccess, targets: list[Target], *, force: bo
         users = "job, worker, schedule or task" if target.kind == "queue" else "job, worker or schedule"
         raise NotFound(
             f"{target.kind} {target.name!r} is unknown: no {users} uses it{f'{meant} Or' if meant else ';'} "
-            "give --force to set it anyway"
+            "give --force to do it anyway"
         )
 
 

@@ -19,6 +19,8 @@ COMMANDS = {
     "info": ("tenure.cli.info:info", "Show queues, workers and the leader."),
     "health": ("tenure.cli.health:health", "Check that jobs are served."),
     "doctor": ("tenure.cli.doctor:doctor", "Diagnose the storage and the setup."),
+    "enqueue": ("tenure.cli.enqueue:enqueue", "Enqueue one job."),
+    "tasks": ("tenure.cli.tasks:tasks", "List the tasks of an app."),
     "jobs": ("tenure.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("tenure.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
     "queues": ("tenure.cli.queues:queues", "List, pause and resume queues, set rates, show statistics."),

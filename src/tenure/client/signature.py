@@ -27,6 +27,7 @@ from tenure.client.untyped import (
 from tenure.client.value_types import ValueTypes, customs, has_custom_keys, prepared, refuse_unsupported
 from tenure.core.check import shown
 from tenure.core.frames import unframed
+from tenure.core.suggestion import did_you_mean
 from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.handlers.functions import POSITIONAL, unwrapped
 from tenure.handlers.injection import Injected, injections
@@ -145,6 +146,35 @@ class Signature:
         bound = (_ONE if self.collects else self._signature).bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+    def from_plain(self, data: dict[str, Any] | list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call from plain data, by name or in order, as the types of the signature.
+
+        Raises:
+            UsageError: they do not fit the signature; the message names the task and the argument.
+        """
+        called = _ONE if self.collects else self._signature
+        try:
+            named = called.bind(*data).arguments if isinstance(data, list) else self._kept_names(data)
+            if self.collects:
+                named = {self._kinds[0][0]: [named[ITEM]]}
+            args, kwargs = self.decode(JsonCodec(), JsonCodec().encode(named))
+        except Exception as error:
+            raise UsageError(f"task {self.task!r}: {_named_error(error)}; its signature is {called}") from None
+        return ((args[0][0],) if self.collects else args), kwargs
+
+    def _kept_names(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments by name as a payload stores them: those for `**rest` in a dict of their own."""
+        rest = next((name for name, kind in self._kinds if kind is Parameter.VAR_KEYWORD), None)
+        unknown = {name: value for name, value in data.items() if name not in self.parameters}
+        if unknown and rest is None:
+            name = next(iter(unknown))
+            raise TypeError(f"it takes no argument {name!r}{did_you_mean(name, self.parameters).rstrip('?')}")
+        required = [ITEM] if self.collects else [name for name, _, needed, _ in self.accepted() if needed]
+        if missing := [name for name in required if name not in data]:
+            raise TypeError(f"the argument {missing[0]!r} is missing")
+        known = {name: value for name, value in data.items() if name not in unknown}
+        return known if rest is None or not unknown else {**known, rest: {**known.get(rest, {}), **unknown}}
 
     def digest(self, codec: Codec, payload: bytes) -> str:
         """Return a digest of encoded arguments, including defaults; equal arguments have equal digests.
