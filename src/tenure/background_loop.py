@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from tenure.errors import StorageUnavailableError, UsageError
+from tenure.errors import StorageUnavailableError, TenureError, UsageError
 
 T = TypeVar("T")
 
@@ -184,6 +184,9 @@ class Portal:
             ) from error
         try:
             return future.result()
+        except TenureError as error:
+            # The frames of the other thread tell the caller nothing.
+            raise error.with_traceback(None) from error.__cause__
         except BaseException:
             future.cancel()
             raise

@@ -180,14 +180,14 @@ class CrashRecovery:
         how = "stopped without recording the outcomes of its runs"
         recovered = RecoveredJobs()
         evidence = CrashEvidence(Ending(how), blameless=True, waiting=runs.waiting, stopped=runs.stopped)
+        # A child that the storage refused has logged that itself, and left nothing there.
+        level = logging.WARNING if worked else logging.DEBUG
         try:
             async with asyncio.timeout(within):
-                await self._retry(storage.open, pid)
+                await self._retry(storage.open, pid, level=level)
                 left_at = self._clock.now()
                 await self._reclaim(recovered, pid, owner, storage, evidence, died_at=left_at, within=within)
         except Exception as error:
-            # A child that the storage refused has logged that itself, and left nothing there.
-            level = logging.WARNING if worked else logging.DEBUG
             self._logger.log(level, "cannot record the stop of worker %d: %r", pid, error)
         else:
             if recovered.jobs:
@@ -264,7 +264,7 @@ class CrashRecovery:
             metrics=self._metrics,
         )
 
-    async def _retry(self, call: Callable[[], Awaitable[T]], pid: int) -> T:
+    async def _retry(self, call: Callable[[], Awaitable[T]], pid: int, *, level: int = logging.WARNING) -> T:
         """Make an idempotent call, and repeat it as long as the storage is out of reach and the caller waits."""
         failures = 0
         while True:
@@ -272,7 +272,7 @@ class CrashRecovery:
                 return await call()
             except StorageUnavailableError as error:
                 if not failures:
-                    self._logger.warning("cannot recover the jobs of worker %d yet, retrying: %r", pid, error)
+                    self._logger.log(level, "cannot recover the jobs of worker %d yet, retrying: %r", pid, error)
                 failures += 1
                 await asyncio.sleep(RETRY_DELAY.rest(failures, self._rng))
 

@@ -400,7 +400,7 @@ class Supervisor:
             # Other jobs may wait for the exclusive rights of runs that the child had stopped.
             within = RECOVERY_TIMEOUT if runs.stopped and not self._stopping.is_set() else STOPPING_RECOVERY_TIMEOUT
             await self._recovery.clean_up(
-                child.owner_id, history.pid, self._storage, within=within, worked=not history.refused, runs=runs
+                child.owner_id, history.pid, self._storage, within=within, worked=history.worked, runs=runs
             )
         return history
 

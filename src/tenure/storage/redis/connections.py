@@ -25,7 +25,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import NotDurableError, TenureError
 from tenure.storage.redis.address import RedisAddress, ServerAddress
 from tenure.storage.redis.connection import ANSWERING, LONGEST, ServerConnection, said, unreached, why
-from tenure.storage.redis.errors import ours, undone
+from tenure.storage.redis.errors import cause_of, ours, undone
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply, Word, packed_after
 from tenure.storage.redis.routes import Routes, routes
@@ -177,7 +177,7 @@ class Connections:
         try:
             return await home.ask(place, commands)
         except (RedisError, OSError) as error:
-            raise ours(error, self.address.shown) from error
+            raise ours(error, self.address.shown) from cause_of(error)
 
     async def places(self) -> list[ServerAddress]:
         """Return every server that holds one of our partitions. Asks the Sentinels or the Cluster again.
@@ -190,7 +190,7 @@ class Connections:
             home.routes.doubt()
             return await home.routes.places()
         except (RedisError, OSError) as error:
-            raise ours(error, self.address.shown) from error
+            raise ours(error, self.address.shown) from cause_of(error)
 
     async def place(self, base: str) -> ServerAddress:
         """Return the server that holds a partition.
@@ -202,7 +202,7 @@ class Connections:
         try:
             return await home.routes.place(base)
         except (RedisError, OSError) as error:
-            raise ours(error, self.address.shown) from error
+            raise ours(error, self.address.shown) from cause_of(error)
 
     async def moved(self) -> None:
         """Look up the partitions' servers again before the next call from this event loop."""
@@ -217,7 +217,7 @@ class Connections:
         try:
             return await ServerConnection.open(place, self.address, db=self.address.db)
         except (RedisError, OSError) as error:
-            raise ours(error, self.address.shown) from error
+            raise ours(error, self.address.shown) from cause_of(error)
 
     async def close(self) -> None:
         """Close every connection, those of other threads' event loops too. A later call opens new ones."""

@@ -17,7 +17,7 @@ from redis.exceptions import (
 )
 
 from tenure.errors import StorageError, StorageFullError, StorageUnavailableError, TenureError
-from tenure.storage.redis.connection import LATE, NO_HOST, REFUSED, why
+from tenure.storage.redis.connection import LATE, NO_HOST, REFUSED, unreached, why
 
 _REFUSED: tuple[type[RedisError], ...] = (
     AskError,
@@ -38,6 +38,11 @@ _REFUSALS = ("ASK ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MOVED ", _LONEL
 def undone(error: RedisError) -> bool:
     """Return True if a server refused a command before it did anything, and may accept it in a moment."""
     return isinstance(error, _REFUSED) or str(error).startswith(_REFUSALS)
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the cause to show with the error that a caller sees; None if its message says all that the cause does."""
+    return None if unreached(error) or (isinstance(error, RedisError) and undone(error)) else error
 
 
 def ours(error: BaseException, shown: str, script: str = "") -> BaseException:
