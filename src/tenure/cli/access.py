@@ -1,5 +1,6 @@
 """Opens the storage named by --url or --app, for commands that run no jobs."""
 
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -61,7 +62,9 @@ def must_exist(storage: Storage) -> None:
     Raises:
         UsageError: the file does not exist.
     """
-    if (path := file_of(storage.url)) is not None and not path.exists():
+    path = file_of(storage.url)
+    # Unlike `Path.exists`, this does not raise if a directory may not be entered; then `open` says so.
+    if path is not None and not os.path.lexists(path) and os.access(path.parent, os.X_OK):
         raise UsageError(
             f"no database exists at {path.absolute()}; give another one with --url, or create it with tenure migrate, "
             "a worker or an enqueue"

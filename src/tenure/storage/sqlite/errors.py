@@ -11,6 +11,7 @@ from tenure.errors import (
     StorageUnavailableError,
     TenureError,
 )
+from tenure.storage.sqlite.permissions import missing_permission
 
 _ROOM = 1 << 20
 """If fewer than this many bytes are free, an I/O error is reported as a full disk."""
@@ -34,7 +35,9 @@ def translate_error(error: BaseException, path: str) -> BaseException:
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _disk_full(path)
         case OSError():
-            return StorageUnavailableError(f"{path} cannot be reached: {error.strerror or error}")
+            return StorageUnavailableError(
+                f"{path} cannot be reached: {missing_permission(path) or error.strerror or error}"
+            )
         case _:
             return error
 
@@ -70,9 +73,10 @@ def _translated(error: sqlite3.Error, path: str) -> BaseException:
                 else StorageUnavailableError(f"{path} cannot be reached: {error}")
             )
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_INTERRUPT:
-            return StorageUnavailableError(f"{path} cannot be reached: {error}")
+            return StorageUnavailableError(f"{path} cannot be reached: {missing_permission(path) or error}")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return StorageError(f"{path} may not be written ({error}); check its owner and permissions")
+            remedy = missing_permission(path) or f"{error}; check its owner and permissions"
+            return StorageError(f"{path} may not be written: {remedy}")
         case code if code in _BROKEN:
             return StorageError(
                 f"{path} is damaged ({error}). Stop all workers, keep a copy, and restore a backup or save what can be "

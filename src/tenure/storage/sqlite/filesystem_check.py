@@ -4,7 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from tenure.errors import UsageError
+from tenure.errors import StorageError, UsageError
+from tenure.storage.sqlite.permissions import missing_permission
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -23,9 +24,12 @@ def check(path: str, mountinfo: str | None = None) -> None:
 
     Raises:
         UsageError: the directory does not exist, or lies on another machine.
+        StorageError: the directory cannot be reached without more rights.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
+        if (right := missing_permission(path)) is not None:
+            raise StorageError(right)
         raise UsageError(f"the directory {folder} of the database {path} does not exist; create it first")
     if os.path.isdir(path):
         raise UsageError(f"{path} is a directory; name a file in it, such as {os.path.join(path, 'tenure.db')}")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 
 from tenure.errors import StorageError, StorageUnavailableError
+from tenure.storage.sqlite.permissions import missing_permission
 
 _DARWIN = sys.platform == "darwin"
 # Older Pythons define these names on Linux only. The numbers are part of each system's interface.
@@ -181,7 +182,8 @@ def _open(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise StorageUnavailableError(f"cannot open the lock file {path}: {error.strerror}") from error
+        why = missing_permission(path.removesuffix(".lock")) or f"cannot open the lock file {path}: {error.strerror}"
+        raise StorageUnavailableError(why) from error
 
 
 def _byte(owner: str) -> int:
