@@ -221,3 +221,8 @@ def wrapped(error: BaseException) -> HandlerExit:
     ordinary = HandlerExit(f"{class_name(error)}: {text_of(error)}")
     ordinary.__cause__ = error
     return ordinary
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """Return the exception that a plain function raised, also if it was wrapped for a future."""
+    return error.__cause__ if type(error) is HandlerExit and error.__cause__ is not None else error

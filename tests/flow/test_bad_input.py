@@ -398,6 +398,35 @@ def test_exits_and_odd_exceptions_of_a_handler_are_outcomes_like_any_other(play:
     play(scenario)
 
 
+@pytest.mark.parametrize("code", [None, 0, 3, "no settings"])
+def test_an_exit_reads_the_same_in_a_thread_and_in_a_coroutine(play: Play, code: object) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(name="coroutine", retry=Retry(max_attempts=1))
+        async def coroutine() -> None:
+            sys.exit(code)  # type: ignore[arg-type]
+
+        @app.task(name="thread", retry=Retry(max_attempts=1))
+        def thread() -> None:
+            sys.exit(code)  # type: ignore[arg-type]
+
+        await stage.start(app.worker())
+        ends: list[object] = []
+        for job in (await coroutine.enqueue(), await thread.enqueue()):
+            with pytest.raises(JobFailedError):
+                await job.result()
+            record = (await job.info()).job
+            assert record.error is not None
+            assert "HandlerExit" not in record.error.traceback
+            ends.append((record.state, record.reason, record.error.type, record.error.message))
+
+        assert ends[0] == ends[1]
+        assert ends[0] == (State.FAILED, "exhausted", "SystemExit", str(SystemExit(*([] if code is None else [code]))))
+
+    play(scenario)
+
+
 @pytest.mark.fault("W-T26")
 def test_a_payload_that_cannot_be_read_goes_to_the_dead_letters_at_once(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

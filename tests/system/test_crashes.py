@@ -160,8 +160,7 @@ async def test_a_handler_that_exits_fails_only_its_own_job(crew: MakeFleet) -> N
     details = await here.details(refs)
 
     assert [detail.job.state for detail in details] == [State.FAILED] * 2 + [State.COMPLETED] * 5
-    # A thread that ends so would look as if it had been told to.
-    assert [detail.job.error and detail.job.error.type for detail in details[:2]] == ["SystemExit", "HandlerExit"]
+    assert [detail.job.error and detail.job.error.type for detail in details[:2]] == ["SystemExit", "SystemExit"]
     assert [detail.job.reason for detail in details[:2]] == ["exhausted"] * 2
     assert await here.pids() == crewmen
 

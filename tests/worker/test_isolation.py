@@ -153,7 +153,7 @@ async def test_exceptions_of_an_isolated_run_have_their_usual_effect(mod: Any) -
         "reject": (State.FAILED, "rejected", "Reject"),
         "snooze": (State.DELAYED, "released", None),
         "later": (State.FAILED, "raised", "RetryLater"),
-        "exit": (State.FAILED, "raised", "HandlerExit"),
+        "exit": (State.FAILED, "raised", "SystemExit"),
     }
     async with mod.app, mod.app.worker(concurrency=2):
         jobs = {how: await mod.raising.enqueue(how) for how in expected}

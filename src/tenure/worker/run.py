@@ -42,8 +42,8 @@ from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Sno
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
 from tenure.handlers.middleware import Middleware, RunCall, WrappedHandler, wrap
-from tenure.threads import NoThreadError, ThreadPool, WorkerThread, wrapped
-from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, RunKey, StopReason
+from tenure.threads import NoThreadError, ThreadPool, WorkerThread, unwrapped, wrapped
+from tenure.worker.active_runs import CANCEL_GRACE, SILENT, Abandoned, ActiveRun, StopReason
 from tenure.worker.injected import InjectedValues
 from tenure.worker.known_tasks import why_unknown
 from tenure.worker.recycling import is_shortage
@@ -480,7 +480,7 @@ def _outcome_of(error: BaseException, task: Task[..., Any], run: ActiveRun, logg
     CancelledError of its own, and may turn ours into another exception.
     """
     try:
-        return _interpret(error, task, run, logger)
+        return _interpret(unwrapped(error), task, run, logger)
     except BaseException as failure:
         # A control may be incomplete, and any attribute of an exception class may raise.
         return Raised(recorded(failure)) if run.stop is None else stopped(run)

@@ -27,7 +27,7 @@ def check(path: str, mountinfo: str | None = None) -> None:
         StorageError: the directory cannot be reached without more rights.
     """
     folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
+    if not (os.path.isdir(folder) and os.access(folder, os.X_OK)):
         if (right := missing_permission(path)) is not None:
             raise StorageError(right)
         raise UsageError(f"the directory {folder} of the database {path} does not exist; create it first")
