@@ -3,7 +3,7 @@
 import asyncio
 import json
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import click
 from msgspec import structs
@@ -114,14 +114,14 @@ def _arguments(text: str | None, named: tuple[str, ...]) -> dict[str, Any] | lis
         raise UsageError("give the arguments either as one JSON text or with --arg")
     if text is not None:
         try:
-            read = json.loads(text)
+            read: Any = json.loads(text)
         except ValueError as error:
             raise UsageError(
                 f'the arguments are not JSON: {error}; write \'{{"to": "ann"}}\', or --arg to=ann'
             ) from None
-        if not isinstance(read, dict | list):
+        if not isinstance(read, (dict, list)):
             raise UsageError(f"the arguments are {text}; write them as a JSON object or array, or with --arg")
-        return read
+        return cast("dict[str, Any] | list[Any]", read)
     arguments: dict[str, Any] = {}
     for given in named:
         name, mark, value = given.partition("=")
@@ -151,7 +151,7 @@ async def _by_app(session: CommandSession, call: NewCall) -> TriggeredView:
     args, kwargs = task.signature.from_plain(call.arguments)
     async with app:
         job = await task.options(**call.options).enqueue(*args, **kwargs)
-    return TriggeredView(queue=job.queue, id=job.id, made=job.made or "created", retry_in=None)
+    return TriggeredView(queue=job.queue, id=job.id, made=job.made, retry_in=None)
 
 
 async def _by_name(session: CommandSession, call: NewCall, *, force: bool) -> TriggeredView:
