@@ -13,7 +13,7 @@ from tests.cli.terminal import Terminal
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     for name in [*os.environ]:
-        if name.startswith("TENURE_") or name == "NO_COLOR":
+        if name.startswith("TENURE_") or name in ("COLUMNS", "NO_COLOR"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

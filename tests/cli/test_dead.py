@@ -191,7 +191,7 @@ def test_ids_and_queues_stand_in_one_piece_on_a_narrow_terminal(there: Terminal)
     (job,) = fail(there, 1)
     seen = there.drawn("dead", "list")
 
-    assert any(line.startswith(f"{job} default ") for line in seen.splitlines()), seen
+    assert any(line.split()[:2] == [job, "default"] for line in seen.splitlines()), seen
 
 
 @pytest.mark.system

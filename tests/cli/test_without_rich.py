@@ -53,7 +53,7 @@ def test_a_command_on_a_terminal_prints_plain_text(there: Terminal, without_rich
     there.enqueue("bad", 1, work=True)
     there.enqueue("add", 1, 2)
 
-    shown = there.drawn(*command.split(), env=without_rich)
+    shown = there.drawn(*command.split(), columns=400, env=without_rich)
 
     assert shown
     assert "Error" not in shown.replace("ValueError", "")
