@@ -10,6 +10,7 @@ from tenure.core.duration import Duration, duration, micros
 from tenure.core.job import OnExpire, Redriving
 from tenure.core.lifecycle import State
 from tenure.options.merging import NestedOptions, fill
+from tenure.options.seconds import option_duration
 
 
 @dataclass(frozen=True, init=False)
@@ -32,7 +33,7 @@ class TTL(NestedOptions):
         """
         fill(
             self,
-            max=None if max is None else duration(max, field="TTL.max"),
+            max=None if max is None else option_duration(max, field="TTL.max"),
             on_expire=one_of(on_expire, get_args(OnExpire), field="TTL.on_expire"),
         )
 
@@ -57,7 +58,7 @@ class AutoRedrive(NestedOptions):
         """
         fill(
             self,
-            after=duration(after, field="AutoRedrive.after"),
+            after=option_duration(after, field="AutoRedrive.after"),
             # A delay of 1 s doubled twenty times is twelve days. A longer rule would outlive the retention.
             times=whole(times, field="AutoRedrive.times", least=1, most=20),
         )
@@ -155,7 +156,7 @@ def valid_ttl(ttl: object, *, field: str = "ttl") -> TTL:
     """
     if isinstance(ttl, TTL):
         return ttl
-    return TTL(duration(ttl, field=field))  # type: ignore[arg-type]  # duration() refuses other types
+    return TTL(option_duration(ttl, field=field))  # type: ignore[arg-type]  # duration() refuses other types
 
 
 def _keep(value: object, *, field: str) -> Keep | None:

@@ -5,11 +5,12 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 from tenure.core.check import of_kind, one_of, shown, whole
-from tenure.core.duration import Duration, duration, duration_text, micros
+from tenure.core.duration import Duration, duration_text, micros
 from tenure.core.job import UniqueScope
 from tenure.errors import UsageError
 from tenure.options.keys import KeyTemplate, key_template, literal_key
 from tenure.options.merging import NestedOptions, fill
+from tenure.options.seconds import option_duration
 
 OnLimit = Literal["raise", "skip"]
 
@@ -97,7 +98,7 @@ class Throttle:
             self,
             key=_key(key, "throttle"),
             max=whole(max, field="Throttle.max", least=1, meaning="to make no jobs at all, do not call"),
-            window=duration(window, field="Throttle.window"),
+            window=option_duration(window, field="Throttle.window"),
             on_limit=one_of(on_limit, get_args(OnLimit), field="Throttle.on_limit") or "raise",
         )
 
@@ -204,15 +205,15 @@ def _scope(value: object) -> UniqueScope | timedelta:
         if value == word:
             return word  # type: ignore[no-any-return]  # one of the type's own words
     try:
-        return duration(value, field="Unique.scope")  # type: ignore[arg-type]  # duration() refuses other types
+        return option_duration(value, field="Unique.scope")  # type: ignore[arg-type]  # duration() refuses other types
     except UsageError as error:
         words = " or ".join(f'"{word}"' for word in get_args(UniqueScope))
         raise UsageError(f"{error}; or write {words}") from None
 
 
 def _waits(delay: Duration, max_wait: Duration | None, *, of: str) -> dict[str, timedelta | None]:
-    first = duration(delay, field=f"{of}.delay")
-    last = None if max_wait is None else duration(max_wait, field=f"{of}.max_wait")
+    first = option_duration(delay, field=f"{of}.delay")
+    last = None if max_wait is None else option_duration(max_wait, field=f"{of}.max_wait")
     if last is not None and last < first:
         raise UsageError(
             f"{of}.max_wait = {duration_text(micros(last))} is under its delay of {duration_text(micros(first))}, "

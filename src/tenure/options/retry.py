@@ -12,6 +12,7 @@ from tenure.core.retry import Backoff, BackoffKind
 from tenure.errors import UsageError
 from tenure.handlers.functions import is_async
 from tenure.options.merging import NestedOptions, fill
+from tenure.options.seconds import option_duration
 
 DelayFunction = Callable[[int, BaseException], Duration | None]
 """Takes the attempt that failed, from 1, and its exception; returns the delay, or None for the default delay."""
@@ -65,8 +66,8 @@ class Retry(NestedOptions):
             self,
             max_attempts=max_attempts,
             backoff=one_of(backoff, get_args(BackoffKind), field="Retry.backoff"),
-            base=None if base is None else duration(base, field="Retry.base", zero=True),
-            cap=None if cap is None else duration(cap, field="Retry.cap", zero=True),
+            base=None if base is None else option_duration(base, field="Retry.base", zero=True),
+            cap=None if cap is None else option_duration(cap, field="Retry.cap", zero=True),
             jitter=_share(jitter),
             on=_exceptions(on, field="Retry.on"),
             never=_exceptions(never, field="Retry.never"),

@@ -5,9 +5,10 @@ from datetime import timedelta
 from typing import Self
 
 from tenure.core.check import flag, of_kind, whole
-from tenure.core.duration import Duration, duration, micros
+from tenure.core.duration import Duration, micros
 from tenure.core.job import FOREVER, StallSetting, StallTerms
 from tenure.options.merging import NestedOptions, fill
+from tenure.options.seconds import option_duration
 
 
 @dataclass(frozen=True, init=False)
@@ -47,10 +48,12 @@ class Stall(NestedOptions):
             whole(max_count, field="Stall.max_count", least=0, meaning="0 fails a job at its first stall")
         fill(
             self,
-            interval=None if interval is None else duration(interval, field="Stall.interval"),
+            interval=None if interval is None else option_duration(interval, field="Stall.interval"),
             max_count=max_count,
             enabled=flag(enabled, field="Stall.enabled"),
-            start_grace=None if start_grace is None else duration(start_grace, field="Stall.start_grace", zero=True),
+            start_grace=None
+            if start_grace is None
+            else option_duration(start_grace, field="Stall.start_grace", zero=True),
             heartbeat=flag(heartbeat, field="Stall.heartbeat"),
         )
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Literal, TypedDict, TypeVar, cast, get_args
 
 from tenure.core.check import flag, named, of_kind, one_of, shown, whole
-from tenure.core.duration import Duration, duration
+from tenure.core.duration import Duration
 from tenure.core.job import OnWorkerLost
 from tenure.core.order import FAIR_WEIGHT
 from tenure.errors import UsageError
@@ -17,6 +17,7 @@ from tenure.options.merges import Debounce, Throttle, Unique, valid_debounce, va
 from tenure.options.merging import Layer, fill, overlay
 from tenure.options.rate import Rate, Rates, valid_rates
 from tenure.options.retry import Retry, valid_retry
+from tenure.options.seconds import option_duration
 from tenure.options.stall import Stall, valid_stall
 
 Given = TypeVar("Given")
@@ -133,9 +134,9 @@ class TaskOptions(Layer):
             queue=None if queue is None else named(queue, field="queue"),
             retry=None if retry is None else valid_retry(retry),
             stall=None if stall is None else valid_stall(stall),
-            timeout=None if timeout is None else duration(timeout, field="timeout"),
+            timeout=None if timeout is None else option_duration(timeout, field="timeout"),
             heartbeat_timeout=(
-                None if heartbeat_timeout is None else duration(heartbeat_timeout, field="heartbeat_timeout")
+                None if heartbeat_timeout is None else option_duration(heartbeat_timeout, field="heartbeat_timeout")
             ),
             on_worker_lost=one_of(on_worker_lost, get_args(OnWorkerLost), field="on_worker_lost"),
             on_unreachable=one_of(on_unreachable, get_args(OnUnreachable), field="on_unreachable"),
@@ -145,7 +146,7 @@ class TaskOptions(Layer):
             singleton=flag(singleton, field="singleton"),
             concurrency_key=_unless_false(concurrency_key, lambda given: key_template(given, field="concurrency_key")),
             concurrency_limit=None if concurrency_limit is None else valid_concurrency_limit(concurrency_limit),
-            result_ttl=None if result_ttl is None else duration(result_ttl, field="result_ttl"),
+            result_ttl=None if result_ttl is None else option_duration(result_ttl, field="result_ttl"),
             auto_redrive=None
             if auto_redrive is None
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
 
-from tenure.core.duration import Duration, duration
+from tenure.core.duration import Duration
 from tenure.errors import UsageError
 from tenure.options.merging import fill
+from tenure.options.seconds import option_duration
 
 
 @dataclass(frozen=True, init=False)
@@ -45,15 +46,15 @@ class Timing:
         Raises:
             UsageError: a duration is not positive, `beat` is half of `lease` or more, or `leader_ttl` is under `sweep`.
         """
-        lease_ = duration(lease, field="Timing.lease")
-        sweep_ = duration(sweep, field="Timing.sweep")
-        beat_ = lease_ / 4 if beat is None else duration(beat, field="Timing.beat")
+        lease_ = option_duration(lease, field="Timing.lease")
+        sweep_ = option_duration(sweep, field="Timing.sweep")
+        beat_ = lease_ / 4 if beat is None else option_duration(beat, field="Timing.beat")
         if beat_ >= lease_ / 2:
             raise UsageError(
                 f"Timing.beat = {_seconds(beat_)} must be under half of Timing.lease = {_seconds(lease_)}: "
                 "one late beat would cost the lease; leave it unset for a quarter"
             )
-        term = sweep_ * 2 if leader_ttl is None else duration(leader_ttl, field="Timing.leader_ttl")
+        term = sweep_ * 2 if leader_ttl is None else option_duration(leader_ttl, field="Timing.leader_ttl")
         if term < sweep_:
             raise UsageError(
                 f"Timing.leader_ttl = {_seconds(term)} must not be under Timing.sweep = {_seconds(sweep_)}: "
@@ -64,9 +65,9 @@ class Timing:
             lease=lease_,
             beat=beat_,
             sweep=sweep_,
-            grace=duration(grace, field="Timing.grace"),
+            grace=option_duration(grace, field="Timing.grace"),
             leader_ttl=term,
-            max_block=duration(max_block, field="Timing.max_block"),
+            max_block=option_duration(max_block, field="Timing.max_block"),
         )
 
     @classmethod
@@ -99,7 +100,7 @@ class LeaderElection:
         Raises:
             UsageError: `ttl` is not a positive duration.
         """
-        fill(self, ttl=None if ttl is None else duration(ttl, field="LeaderElection.ttl"))
+        fill(self, ttl=None if ttl is None else option_duration(ttl, field="LeaderElection.ttl"))
 
     def length(self, timing: Timing) -> timedelta:
         """Return the length of a term."""
