@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import cast, get_args
 
 from tenure.core.check import of_kind, one_of, several, shown, whole
-from tenure.core.duration import Duration, duration, micros
+from tenure.core.duration import Duration, micros
 from tenure.core.retry import Backoff, BackoffKind
 from tenure.errors import UsageError
 from tenure.handlers.functions import is_async
