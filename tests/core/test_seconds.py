@@ -23,10 +23,9 @@ def test_usual_numbers_of_seconds_are_not(value: object) -> None:
 
 
 def define(**options: Any) -> None:
-    app = Tenure("memory://")
-
-    @app.task(**options)
     async def task() -> None: ...
+
+    Tenure("memory://").task(**options)(task)
 
 
 @pytest.mark.parametrize(
