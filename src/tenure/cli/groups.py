@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from tenure.core.suggestion import alternatives, close_to
 
@@ -74,6 +75,12 @@ class LazyGroup(Group):
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in self._rooms.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that begin with a text, without importing the commands."""
+        found = [CompletionItem(name, help=short) for name, (_, short) in self._rooms.items()]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(item for item in found if item.value.startswith(incomplete)), *options]
 
     def suggestions(self, ctx: click.Context, name: str) -> list[str]:
         """Return the commands that an unknown name may mean, also commands of a group: `purge` is `queues purge`."""

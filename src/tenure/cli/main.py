@@ -1,6 +1,7 @@
 """The command `tenure`: its command groups, imported on demand, and the behaviour that all commands share."""
 
 import errno
+import importlib
 import os
 import sys
 from typing import Any, NoReturn, cast
@@ -28,6 +29,7 @@ COMMANDS = {
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("tenure.cli.events:events", "Show past events, and follow new ones."),
     "migrate": ("tenure.cli.migrate:migrate", "Create a storage, or upgrade its schema."),
+    "completion": ("tenure.cli.completion:completion", "Print the script by which a shell completes commands."),
     "version": ("tenure.cli.version:version", "Show the version."),
 }
 """The location and the short help of each command. The help is here, so that showing it imports no command."""
@@ -42,6 +44,8 @@ class Root(LazyGroup):
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a command and end with its exit code; an error is one line on stderr."""
         _prepare_output()
+        if _completes():
+            importlib.import_module("tenure.cli.completion").prepare()
         try:
             code = cast("object", super().main(*args, **{**kwargs, "standalone_mode": False}))
         except OSError as error:
@@ -73,6 +77,13 @@ def _prepare_output() -> None:
 
 def _prepare(ctx: click.Context, name: str, command: click.Command) -> None:
     _name_variables(command, f"{ctx.auto_envvar_prefix}_{_shouted(name)}")
+    if _completes():
+        importlib.import_module("tenure.cli.completion").complete_names(name, command)
+
+
+def _completes() -> bool:
+    """Return True if a shell asks for completions."""
+    return bool(os.environ.get("_TENURE_COMPLETE"))
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:
