@@ -5,7 +5,6 @@ import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.duration import duration_text as text_of
@@ -52,8 +51,8 @@ def _spoken(length: timedelta) -> str:
 
 def _level_of_user() -> int:
     """Return the level of the stack at which the user's code calls us, for `warnings.warn` in the caller."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way to the caller's frame
     level = 1
-    while frame is not None and frame.f_code.co_filename.startswith(_HOUSE) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_HOUSE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     return level
