@@ -51,7 +51,7 @@ def _spoken(length: timedelta) -> str:
 
 def _level_of_user() -> int:
     """Return the level of the stack at which the user's code calls us, for `warnings.warn` in the caller."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only way to the caller's frame
+    frame = sys._getframe(1)
     level = 1
     while frame.f_code.co_filename.startswith(_HOUSE) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
