@@ -10,6 +10,7 @@ import pytest
 
 from tenure import (
     AmbiguousJobError,
+    DeadFilter,
     Debounce,
     Job,
     JobActiveError,
@@ -360,3 +361,11 @@ async def test_a_strict_job_stays_strict_at_another_priority(app: Tenure) -> Non
     low = await urgent.enqueue()
     await low.set_priority(1, strict=False)
     assert (await start(app)).id != low.id
+
+
+@pytest.mark.parametrize("kind", [JobFilter, DeadFilter])
+@pytest.mark.parametrize("field", ["queues", "tasks", "tags", "reasons"])
+def test_an_empty_list_of_a_filter_does_not_select_all_jobs(kind: type[JobFilter | DeadFilter], field: str) -> None:
+    empty: dict[str, Any] = {field: []}
+    with pytest.raises(UsageError, match=rf"{field} = \[\] is empty"):
+        kind(**empty)

@@ -224,7 +224,7 @@ def test_a_rate_is_never_faster_than_it_says() -> None:
     assert (Rate(3).interval, Rate(3, per=10).interval, Rate(10**9, per="1s").interval) == (333_334, 3_333_334, 1)
 
 
-def test_rate_limited_holds_back_the_queue_on_every_worker_until_the_instant(play: Play) -> None:
+def test_rate_limited_holds_back_the_queue_on_all_workers(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
         began = list[float]()

@@ -12,9 +12,9 @@ from typing import get_args
 from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
-from tenure.client.filters import Since, in_order, instant_of, names_of, when
+from tenure.client.filters import Since, condition, in_order, instant_of, names_of, when
 from tenure.client.job_info import JobInfo, RunInfo, job_info, run_info
-from tenure.core.check import named, of_kind, one_of, remark, several, shown, whole
+from tenure.core.check import named, of_kind, one_of, remark, shown, whole
 from tenure.core.duration import moment
 from tenure.core.fingerprint import LENGTH, fingerprint
 from tenure.core.job import DeadReason, JobRecord, Ref
@@ -61,12 +61,12 @@ class DeadFilter:
     def __init__(
         self,
         *,
-        queues: Sequence[str] = (),
-        tasks: Sequence[str] = (),
-        reasons: Sequence[str] = (),
+        queues: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
+        reasons: Sequence[str] | None = None,
         error: str | None = None,
         fingerprint: str | None = None,
-        tags: Sequence[str] = (),
+        tags: Sequence[str] | None = None,
         since: Since | None = None,
         until: Since | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class DeadFilter:
             self,
             queues=names_of(queues, field="queues"),
             tasks=names_of(tasks, field="tasks"),
-            reasons=tuple(one_of(reason, REASONS, field="reasons") for reason in several(reasons, field="reasons")),
+            reasons=tuple(one_of(reason, REASONS, field="reasons") for reason in condition(reasons, field="reasons")),
             error=None if error is None else named(error, field="error"),
             fingerprint=None if fingerprint is None else fault_named(fingerprint, field="fingerprint"),
             tags=names_of(tags, field="tags"),
@@ -218,7 +218,7 @@ class DeadLetters:
             StorageError: the storage cannot be reached.
         """
         where, storage, found = _valid_filter(where), await self._storage(), 0
-        if where == DeadFilter(queues=where.queues):
+        if where == DeadFilter(queues=where.queues or None):
             # The storage keeps these counts.
             return sum(queue.counts.get(State.FAILED, 0) for queue in (await storage.survey(where.queues)).queues)
         async for _ in _all(storage, where):

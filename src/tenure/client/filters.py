@@ -14,13 +14,27 @@ Instant = datetime | timedelta
 """A checked `Since`."""
 
 
-def names_of(values: Sequence[str], *, field: str) -> tuple[str, ...]:
-    """Return a list of names as a tuple.
+def names_of(values: Sequence[str] | None, *, field: str) -> tuple[str, ...]:
+    """Return the names of a condition as a tuple; see `condition`.
 
     Raises:
-        UsageError: it is not a list of valid names.
+        UsageError: it is not a list of valid names, or is empty.
     """
-    return tuple(named(value, field=field) for value in several(values, field=field))
+    return tuple(named(value, field=field) for value in condition(values, field=field))
+
+
+def condition(values: Sequence[object] | None, *, field: str) -> tuple[object, ...]:
+    """Return the values of a condition. None is no condition, and gives an empty tuple.
+
+    Raises:
+        UsageError: it is not a list, or it is empty. A caller's list that is empty by mistake must not select all jobs.
+    """
+    if values is None:
+        return ()
+    given = several(values, field=field)
+    if not given:
+        raise UsageError(f"{field} = [] is empty; name one or more, or leave {field} out to select all")
+    return given
 
 
 def when(value: object, *, field: str) -> datetime | timedelta | None:

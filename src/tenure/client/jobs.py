@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
-from tenure.client.filters import Since, in_order, instant_of, names_of, when
+from tenure.client.filters import Since, condition, in_order, instant_of, names_of, when
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo, job_info
 from tenure.core.check import of_kind, one_of, remark, several, shown, whole
@@ -58,11 +58,11 @@ class JobFilter:
     def __init__(
         self,
         *,
-        queues: Sequence[str] = (),
-        states: Sequence[State | str] = (),
-        tasks: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        reasons: Sequence[str] = (),
+        queues: Sequence[str] | None = None,
+        states: Sequence[State | str] | None = None,
+        tasks: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+        reasons: Sequence[str] | None = None,
         since: Since | None = None,
         until: Since | None = None,
         ended_since: Since | None = None,
@@ -76,10 +76,10 @@ class JobFilter:
         fill(
             self,
             queues=names_of(queues, field="queues"),
-            states=tuple(_state(state) for state in several(states, field="states")),
+            states=tuple(_state(state) for state in condition(states, field="states")),
             tasks=names_of(tasks, field="tasks"),
             tags=names_of(tags, field="tags"),
-            reasons=tuple(one_of(reason, _REASONS, field="reasons") for reason in several(reasons, field="reasons")),
+            reasons=tuple(one_of(reason, _REASONS, field="reasons") for reason in condition(reasons, field="reasons")),
             since=when(since, field="since"),
             until=when(until, field="until"),
             ended_since=when(ended_since, field="ended_since"),
@@ -214,7 +214,7 @@ class Jobs:
         one_of(by, get_args(CountBy), field="by")
         where = _valid(where)
         found = Counter[str]()
-        if by != "task" and where == JobFilter(queues=where.queues, states=where.states):
+        if by != "task" and where == JobFilter(queues=where.queues or None, states=where.states or None):
             for queue in (await (await self._storage()).survey(where.queues)).queues:
                 for state, jobs in queue.counts.items():
                     if not where.states or state in where.states:

@@ -1,7 +1,7 @@
 """Reads the durations of options, and warns of bare numbers that look like milliseconds."""
 
+import inspect
 import os
-import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -51,8 +51,9 @@ def _spoken(length: timedelta) -> str:
 
 def _level_of_user() -> int:
     """Return the level of the stack at which the user's code calls us, for `warnings.warn` in the caller."""
-    frame = sys._getframe(1)
+    this = inspect.currentframe()
+    frame = this.f_back if this is not None else None
     level = 1
-    while frame.f_code.co_filename.startswith(_HOUSE) and frame.f_back is not None:
+    while frame is not None and frame.f_code.co_filename.startswith(_HOUSE):
         frame, level = frame.f_back, level + 1
     return level
