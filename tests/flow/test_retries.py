@@ -10,6 +10,7 @@ import pytest
 from tenure import JobRetried, Retry, State, TaskOptions, Tenure, UsageError
 from tenure.clock import SECOND
 from tests.flow.conftest import Play, Stage
+from tests.records import record_of
 
 
 def failing(app: Tenure, error: type[Exception] = ValueError, **options: Any) -> Any:
@@ -36,8 +37,8 @@ def test_retry_and_timeout_of_a_call_win_over_those_of_the_task(play: Play) -> N
         app = stage.app()
         task = failing(app, timeout="1m", retry=Retry(max_attempts=5, base="3s", cap="7s", jitter=0))
 
-        plain = (await (await task.enqueue()).info()).job
-        own = (await (await task.options(timeout="2s", retry=Retry(max_attempts=2, base=9)).enqueue()).info()).job
+        plain = await record_of(await task.enqueue())
+        own = await record_of(await task.options(timeout="2s", retry=Retry(max_attempts=2, base=9)).enqueue())
 
         assert (plain.timeout, plain.policy.retry.max_attempts, plain.policy.retry.pinned) == (60 * SECOND, 5, False)
         assert own.timeout == 2 * SECOND
