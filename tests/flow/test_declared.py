@@ -193,7 +193,7 @@ def test_a_declared_task_says_that_it_cannot_be_called() -> None:
     with pytest.raises(UsageError, match=r"register its migrations on the result of @app.implement"):
         send.migrate(from_version=1)
     assert (app.tasks, list(app.declared), app.find_task("mail.send")) == ({}, ["mail.send"], send)
-    with pytest.raises(UnknownTaskError, match=r"known are: mail\.send"):
+    with pytest.raises(UnknownTaskError, match=r"did you mean .mail.send.. Known are: mail\.send"):
         app.find_task("mail.fetch")
 
 

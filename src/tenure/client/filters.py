@@ -24,7 +24,7 @@ def names_of(values: Sequence[str] | None, *, field: str) -> tuple[str, ...]:
 
 
 def condition(values: Sequence[object] | None, *, field: str) -> tuple[object, ...]:
-    """Return the values of a condition. None is no condition, and gives an empty tuple.
+    """Return the values of a condition. Without values, return an empty tuple.
 
     Raises:
         UsageError: it is not a list, or it is empty. A caller's list that is empty by mistake must not select all jobs.
