@@ -67,6 +67,7 @@ INTERNAL = (
     "tenure.client.",
     "tenure.clock.",
     "tenure.core.events.UnreadableEvent",
+    "tenure.core.job.JobRecord",
     "tenure.core.job.NewJob",
     "tenure.core.job.Owner",
     "tenure.core.job.Policy",

@@ -91,6 +91,7 @@ from tenure.errors import (
 from tenure.handlers.context import JobContext, current_job
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
 from tenure.handlers.injection import Inject
+from tenure.handlers.job_data import JobData
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
 from tenure.maintenance.reaper import Reaper
 from tenure.options import (
@@ -144,6 +145,7 @@ __all__ = [
     "JobCollected",
     "JobCompleted",
     "JobContext",
+    "JobData",
     "JobDebounced",
     "JobDeduplicated",
     "JobDeleted",
