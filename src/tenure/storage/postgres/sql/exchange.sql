@@ -1,0 +1,421 @@
+-- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
+
+-- name: run
+SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+  FROM job_live
+ WHERE queue = :queue
+   AND id = :id;
+
+-- name: complete
+-- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and
+-- was not asked to stop. Returns the jobs that it completed.
+-- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
+-- ended, owner, now.
+UPDATE job
+   SET day = day_of(:now),
+       state = 'completed',
+       finished = :now,
+       kept_until = run.kept_until,
+       result = substr(:results, run.start, run.length),
+       error = NULL,
+       reason = NULL,
+       quarantined = 0,
+       put_back_used = 0,
+       settled_fence = job.fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_trace = NULL
+  FROM (
+       SELECT value ->> 0 AS queue,
+              value ->> 1 AS id,
+              (value ->> 2)::bigint AS fence,
+              (value ->> 3)::bigint AS kept_until,
+              (value ->> 4)::integer AS start,
+              (value ->> 5)::integer AS length
+         FROM jsonb_array_elements(:runs::jsonb) AS listed (value)
+ ) AS run
+ WHERE job.day = 0
+   AND job.queue = run.queue
+   AND job.id = run.id
+   AND job.state = 'active'
+   AND job.fence = run.fence
+   AND job.owner = :owner
+   AND job.keys IS NULL
+   AND job.cancel_at IS NULL
+RETURNING job.queue, job.id;
+
+-- name: finish
+UPDATE job
+   SET day = day_of(:now),
+       state = :state,
+       finished = :now,
+       kept_until = :kept_until,
+       redrive_at = :redrive_at,
+       result = :result,
+       error = :error,
+       reason = :reason,
+       failures = failures + :failures,
+       stalls = stalls + :stalls,
+       releases = releases + :releases,
+       quarantined = 0,
+       put_back_used = 0,
+       settled_fence = fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_reason = :why,
+       run_detail = :detail,
+       run_trace = NULL
+ WHERE day = 0
+   AND seq = :seq
+   AND state = 'active'
+   AND fence = :fence
+   AND owner = :owner;
+
+-- name: put_back
+-- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
+-- that was asked to stop is not put back. An error that begins with `unreadable` stays: because of it the job fails at
+-- its next run, instead of running with neutral values.
+UPDATE job_live
+   SET state = CASE WHEN :after = 0 THEN 'waiting' ELSE 'delayed' END,
+       run_at = :now + :after,
+       parked_under = :parked_under,
+       score = CASE
+               WHEN :after > 0 THEN CASE WHEN lifo = 1 THEN -1 ELSE 1 END * (:now + :after) - boost
+               WHEN lifo = 1 THEN score
+               ELSE least(score, :reached - boost)
+               END,
+       error = CASE
+               WHEN starts_with(error, :unreadable) THEN error
+               ELSE coalesce(:error, error)
+               END,
+       reason = :reason,
+       failures = failures + :failures,
+       stalls = stalls + :stalls,
+       releases = releases + :releases,
+       quarantined = :quarantine,
+       put_back_used = :put_back_used,
+       settled_fence = fence,
+       owner = NULL,
+       heard_at = NULL,
+       lease_until = NULL,
+       suspect_until = NULL,
+       run_until = NULL,
+       progress_until = NULL,
+       run_end = :now,
+       run_ended = :ended,
+       run_reason = :why,
+       run_detail = :detail,
+       run_trace = NULL
+ WHERE seq = :seq
+   AND state = 'active'
+   AND fence = :fence
+   AND owner = :owner
+   AND cancel_at IS NULL;
+
+-- name: due
+-- Also returns when each job becomes too old to start, and whether it has a fair key.
+SELECT seq, expires_at, fair_key IS NOT NULL
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'delayed'
+   AND run_at <= :now
+ ORDER BY run_at, id
+ LIMIT :limit;
+
+-- name: promote
+UPDATE job_live
+   SET state = 'waiting'
+ WHERE seq IN (
+       SELECT seq
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'delayed'
+          AND run_at <= :now
+        ORDER BY run_at, id
+        LIMIT :limit
+ );
+
+-- name: promote_one
+-- Promotes one job whose score depends on the jobs that wait before it.
+UPDATE job_live SET state = 'waiting', score = :score WHERE seq = :seq;
+
+-- name: ready
+-- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
+-- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
+-- shows.
+SELECT json_agg(
+              json_build_array(
+                     seq, plain, octet_length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created
+              )
+              ORDER BY score, id
+       )::text,
+       string_agg(payload, '' ORDER BY score, id)
+  FROM (
+       SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
+              renewed, pinned, policy, created, payload,
+              (
+              starts = 0
+              AND fence = 0
+              AND settled_fence = 0
+              AND failures = 0
+              AND stalls = 0
+              AND releases = 0
+              AND redrives = 0
+              AND quarantined = 0
+              AND put_back_used = 0
+              AND gathered = 0
+              AND lifo = 0
+              AND weight = 1
+              AND least(run_at, lease, max_stalls, start_grace, created, timeout) > -288230376151711744
+              AND greatest(run_at, lease, max_stalls, start_grace, created, timeout) < 288230376151711744
+              AND least(lease, max_stalls, start_grace) >= 0
+              AND num_nonnulls(
+                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
+                     lease_until, suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by,
+                     started, finished, kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick,
+                     parent, result
+              ) = 0
+              )::integer AS plain
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        ORDER BY score, id
+        LIMIT :limit
+ ) AS first;
+
+-- name: first_ready
+-- Returns scores, ids and seqs of the first ready jobs.
+SELECT score, id, seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'waiting'
+   AND parked_under IS NULL
+ ORDER BY score, id
+ LIMIT :limit;
+
+-- name: first_parked
+-- Returns scores, ids and seqs of the first jobs that are parked under a key, up to a score.
+SELECT score, id, seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'waiting'
+   AND parked_under = :under
+   AND score <= :score
+ ORDER BY score, id
+ LIMIT :limit;
+
+-- name: heads
+-- Returns the score, the id and the key of the first job under each of several keys.
+-- `names`: a list.
+SELECT job.score, job.id, listed.name
+  FROM jsonb_array_elements_text(:names::jsonb) AS listed (name)
+ CROSS JOIN LATERAL (
+       SELECT score, id
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under = listed.name
+        ORDER BY score, id
+        LIMIT 1
+       ) AS job;
+
+-- name: parking_names_of
+-- Returns those of several keys that jobs are parked under.
+-- `names`: a list.
+SELECT name
+  FROM jsonb_array_elements_text(:names::jsonb) AS listed (name)
+ WHERE EXISTS (
+              SELECT 1
+                FROM job_live
+               WHERE queue = :queue
+                 AND state = 'waiting'
+                 AND parked_under = listed.name
+       );
+
+-- name: parking_names
+-- Returns the keys that jobs are parked under, from one key up to another, with one index step per key.
+WITH RECURSIVE place (name) AS (
+     SELECT min(parked_under)
+       FROM job_live
+      WHERE queue = :queue
+        AND state = 'waiting'
+        AND parked_under >= :first
+        AND parked_under < :end
+      UNION ALL
+     SELECT (
+            SELECT min(parked_under)
+              FROM job_live
+             WHERE queue = :queue
+               AND state = 'waiting'
+               AND parked_under > place.name
+               AND parked_under < :end
+            )
+       FROM place
+      WHERE place.name IS NOT NULL
+)
+SELECT name FROM place WHERE name IS NOT NULL LIMIT :limit;
+
+-- name: expire
+UPDATE job
+   SET day = day_of(:now),
+       state = 'expired',
+       parked_under = NULL,
+       quarantined = 0,
+       put_back_used = 0,
+       finished = :now,
+       error = :error,
+       reason = NULL,
+       redrive_at = NULL
+ WHERE day = 0
+   AND seq = :seq;
+
+-- name: park
+-- `under`: the key, or NULL to release the job.
+UPDATE job_live SET parked_under = :under WHERE seq = :seq;
+
+-- name: unpark
+-- Releases the best jobs that are parked under a key.
+UPDATE job_live
+   SET parked_under = NULL
+ WHERE seq IN (
+       SELECT seq
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under = :under
+        ORDER BY score, id
+        LIMIT :limit
+ );
+
+-- name: insert_slot
+INSERT INTO slot (queue, key, id) VALUES (:queue, :key, :id)
+ON CONFLICT DO NOTHING;
+
+-- name: delete_slot
+DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;
+
+-- name: archive_runs
+-- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
+-- values, from any cause, must not block a claim.
+-- `seqs`: a list.
+INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
+SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
+       coalesce(run_pid, 0), coalesce(started, created), run_end, run_ended, run_reason, run_detail
+  FROM job_live
+ WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[])
+   AND run_fence IS NOT NULL
+    ON CONFLICT DO NOTHING;
+
+-- name: start
+-- Begins runs with equal values.
+-- `seqs`: a list.
+UPDATE job_live
+   SET state = 'active',
+       lease = :lease,
+       max_stalls = :max_stalls,
+       start_grace = :start_grace,
+       renewed = :renewed,
+       fence = :fence,
+       owner = :owner,
+       heard_at = :now,
+       lease_until = :lease_until,
+       run_until = :run_until,
+       progress_until = :progress_until,
+       starts = :starts,
+       started = :now,
+       run_fence = :fence,
+       run_owner = :owner,
+       run_worker = :worker,
+       run_host = :host,
+       run_pid = :pid,
+       run_end = NULL,
+       run_ended = NULL,
+       run_reason = NULL,
+       run_detail = NULL,
+       run_trace = NULL
+ WHERE seq = ANY (translate(:seqs, '[]', '{}')::bigint[]);
+
+-- name: trim_runs
+-- `number`: of the newest run to delete.
+DELETE FROM run WHERE seq = :seq AND number <= :number;
+
+-- name: due_queues
+-- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
+-- opens, and whether jobs of unknown tasks are parked. One statement serves all queues. It ends early if no queue at
+-- all has such work.
+-- `queues`: a list.
+SELECT queue, falls_due, opening, unknown
+  FROM (
+       SELECT listed.name AS queue,
+              (
+              SELECT min(run_at)
+                FROM job_live
+               WHERE queue = listed.name
+                 AND state = 'delayed'
+              ) AS falls_due,
+              (
+              SELECT min(opens_at)
+                FROM rate
+               WHERE queue = listed.name
+                 AND opens_at IS NOT NULL
+              ) AS opening,
+              EXISTS (
+              SELECT 1
+                FROM job_live
+               WHERE queue = listed.name
+                 AND state = 'waiting'
+                 AND parked_under >= 'unknown:'
+                 AND parked_under < 'unknown;'
+              ) AS unknown
+         FROM jsonb_array_elements_text(:queues::jsonb) AS listed (name)
+        WHERE EXISTS (SELECT 1 FROM job_live WHERE state = 'delayed')
+           OR EXISTS (SELECT 1 FROM rate WHERE opens_at IS NOT NULL)
+           OR EXISTS (SELECT 1 FROM job_live WHERE state = 'waiting' AND parked_under IS NOT NULL)
+ ) AS found
+ WHERE falls_due IS NOT NULL
+    OR opening IS NOT NULL
+    OR unknown;
+
+-- name: next_ready
+-- Returns the number of the first queue, from a given number on, that has a ready job. The scalar sub-query (unlike
+-- EXISTS) is never turned into a join, so the list is read in order, and only up to that queue.
+-- `queues`: a list.
+SELECT place - 1
+  FROM jsonb_array_elements_text(:queues::jsonb) WITH ORDINALITY AS listed (name, place)
+ WHERE place > :number
+   AND (
+       SELECT TRUE
+         FROM job_live
+        WHERE queue = listed.name
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        LIMIT 1
+       )
+ LIMIT 1;
+
+-- name: queue_state
+-- Returns whether a job of the queue is ready, when the next delayed job falls due, and when the first rate with parked
+-- jobs opens.
+SELECT EXISTS (
+              SELECT 1
+                FROM job_live
+               WHERE queue = :queue
+                 AND state = 'waiting'
+                 AND parked_under IS NULL
+       ),
+       (SELECT min(run_at) FROM job_live WHERE queue = :queue AND state = 'delayed'),
+       (SELECT min(opens_at) FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);

@@ -1,0 +1,125 @@
+-- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
+-- whose own lifetime is over counts as deleted, even before a sweep.
+-- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
+-- ended_after, ended_before; now; before (a seq), limit.
+
+-- name: queues
+SELECT queue FROM tally GROUP BY queue;
+
+-- name: all
+SELECT seq
+  FROM job
+ WHERE seq < :before
+   AND (:queues::text IS NULL OR queue = ANY (names_in(:queues)))
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: named
+SELECT seq, state
+  FROM job_named(:queue, :id)
+ WHERE seq < :before
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now);
+
+-- name: merging
+-- Unfinished jobs with a key, in the given states (a JSON list or NULL).
+-- Parameters in addition to the others: merge, states.
+SELECT seq
+  FROM job_live
+ WHERE queue = :queue
+   AND merge_key = :merge
+   AND seq < :before
+   AND (:id::text IS NULL OR id = :id)
+   AND (:states::text IS NULL OR state = ANY (names_in(:states)))
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND :ended_after::bigint IS NULL
+   AND :ended_before::bigint IS NULL
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: waiting
+SELECT seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'waiting'
+   AND seq < :before
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: delayed
+SELECT seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'delayed'
+   AND seq < :before
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: active
+SELECT seq
+  FROM job_live
+ WHERE queue = :queue
+   AND state = 'active'
+   AND seq < :before
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: over
+SELECT seq
+  FROM job
+ WHERE day > 0
+   AND queue = :queue
+   AND state = :state
+   AND seq < :before
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
+ ORDER BY seq DESC
+ LIMIT :limit;

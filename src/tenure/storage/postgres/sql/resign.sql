@@ -1,0 +1,5 @@
+-- resign: ends the given term and no other.
+
+-- name: vacate
+-- An old term has no effect.
+UPDATE leader SET owner = NULL WHERE scope = '*' AND owner = :owner AND epoch = :epoch;

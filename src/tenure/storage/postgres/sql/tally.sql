@@ -1,0 +1,143 @@
+-- tally: the counters and keys that a transaction writes at its end.
+
+-- name: count
+INSERT INTO tally (queue, state, jobs) VALUES (:queue, :state, :jobs)
+ON CONFLICT (queue, state) DO UPDATE SET jobs = tally.jobs + excluded.jobs;
+
+-- name: count_ended
+-- The same for a terminal state: the next sweep checks whether jobs are past retention.
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, 0)
+ON CONFLICT (queue, state) DO UPDATE
+   SET jobs = tally.jobs + excluded.jobs,
+       trim_at = 0;
+
+-- name: trim_now
+-- Makes the next sweep check whether jobs of a queue are past retention.
+UPDATE tally
+   SET trim_at = 0
+ WHERE queue = :queue
+   AND state IN ('completed', 'failed', 'cancelled', 'expired');
+
+-- name: queues_delayed
+-- The queues that have delayed jobs, by name, with one index step per queue.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job_live WHERE state = 'delayed')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job_live WHERE state = 'delayed' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
+
+-- name: queues_parked
+-- The queues that have parked jobs, by name.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue)
+                 FROM job_live
+                WHERE state = 'waiting' AND parked_under IS NOT NULL)
+       UNION ALL
+       SELECT (SELECT min(queue)
+                 FROM job_live
+                WHERE state = 'waiting' AND parked_under IS NOT NULL AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
+-- name: queues_waiting
+-- The queues that have waiting jobs, by name.
+WITH RECURSIVE found (queue) AS (
+       SELECT (SELECT min(queue) FROM job_live WHERE state = 'waiting')
+       UNION ALL
+       SELECT (SELECT min(queue) FROM job_live WHERE state = 'waiting' AND queue > found.queue)
+         FROM found
+        WHERE found.queue IS NOT NULL
+)
+SELECT queue FROM found WHERE queue IS NOT NULL;
+
+
+-- name: unfinished
+SELECT coalesce(sum(jobs), 0)::bigint FROM tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
+
+-- name: kept
+-- How many completed jobs of a queue are under its retention rules.
+SELECT coalesce(sum(CASE state WHEN 'completed' THEN jobs ELSE -jobs END), 0)::bigint
+  FROM tally
+ WHERE queue = :queue
+   AND state IN ('completed', 'kept');
+
+-- name: key
+-- Returns a key's limit, how many unfinished jobs name it, and how many of them are active.
+SELECT "limit", named, (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name)
+  FROM key
+ WHERE queue = :queue
+   AND name = :name;
+
+-- name: set_key
+INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
+ON CONFLICT (queue, name) DO UPDATE
+   SET "limit" = excluded."limit",
+       named = excluded.named;
+
+-- name: delete_key
+DELETE FROM key WHERE queue = :queue AND name = :name;
+
+-- name: recount
+-- Returns the counters that differ from the jobs, with the difference; in a sound storage there are none. Discarded
+-- jobs cannot be counted, because they are deleted.
+SELECT queue, state, sum(jobs)::bigint
+  FROM (
+       SELECT queue, state, jobs FROM tally WHERE state <> 'discarded'
+       UNION ALL
+       SELECT queue, state, -count(*) FROM job GROUP BY queue, state
+       UNION ALL
+       SELECT queue, 'parked', -count(*) FROM job_live WHERE parked_under IS NOT NULL GROUP BY queue
+       UNION ALL
+       SELECT queue, 'kept', -count(*) FROM job WHERE state = 'completed' AND kept_until IS NOT NULL GROUP BY queue
+       UNION ALL
+       SELECT queue, 'ruled', -count(*) FROM job WHERE state = 'failed' AND redrive_at IS NOT NULL GROUP BY queue
+ ) AS counted
+ GROUP BY queue, state
+HAVING sum(jobs) <> 0;
+
+-- name: recount_calls
+-- The same for merged calls: those whose job is gone, and those whose number differs from the job's counter.
+SELECT queue, job, sum(calls)::bigint
+  FROM (
+       SELECT queue, job, count(payload) AS calls FROM call GROUP BY queue, job
+       UNION ALL
+       SELECT queue, id, -gathered FROM job WHERE gathered > 0
+ ) AS counted
+ GROUP BY queue, job
+HAVING sum(calls) <> 0
+UNION ALL
+SELECT queue, job, 1
+  FROM call
+ WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job);
+
+-- name: recount_keys
+-- The same for keys and their slots: each active job holds exactly its own.
+SELECT queue, name, sum(jobs)::bigint
+  FROM (
+       SELECT queue, name, named AS jobs FROM key
+       UNION ALL
+       SELECT queue, named.name, -1
+         FROM job_live
+        CROSS JOIN LATERAL key_names(keys) AS named (name)
+        WHERE state IN ('delayed', 'waiting', 'active')
+ ) AS counted
+ GROUP BY queue, name
+HAVING sum(jobs) <> 0
+UNION ALL
+SELECT queue, name, sum(jobs)::bigint
+  FROM (
+       SELECT queue, key AS name, id, 1 AS jobs FROM slot
+       UNION ALL
+       SELECT DISTINCT queue, named.name, id, -1
+         FROM job_live
+        CROSS JOIN LATERAL key_names(keys) AS named (name)
+        WHERE state = 'active'
+ ) AS counted
+ GROUP BY queue, name, id
+HAVING sum(jobs) <> 0;
