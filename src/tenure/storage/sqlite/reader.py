@@ -1,11 +1,10 @@
-"""Reads on a thread and connection of their own, so that writers do not delay them."""
+"""Reads of a SQLite file, on a thread and connection of their own."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tenure.clock import Clock
+from tenure.storage.sql.reader import Reader
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import errors
 from tenure.storage.sqlite.session import ThreadConnection
@@ -18,36 +17,16 @@ _READ = STATEMENTS["session.read"]
 _COMMIT = STATEMENTS["session.commit"]
 
 
-class DatabaseReader:
-    """Answers each read from one consistent state of the database."""
+class SQLiteReader(Reader):
+    """Answers each read from one consistent state of the file."""
+
+    thread_name = "tenure-sqlite-reader"
 
     def __init__(self, path: str, session: ThreadConnection, clock: Clock) -> None:
+        super().__init__()
         self._path = path
         self._session = session
         self._clock = clock
-        self._thread: ThreadPoolExecutor | None = None
-
-    async def read(self, run: Callable[[Transaction], T]) -> T:
-        """Run a read on the thread and return its answer."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tenure-sqlite-reader")
-        try:
-            answer = asyncio.get_running_loop().run_in_executor(self._thread, self._run, run)
-        except RuntimeError as error:
-            raise errors.no_thread(error, self._path) from error
-        return await answer
-
-    def stop(self) -> None:
-        """Finish the submitted reads, then end the thread and close the connection."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
-        self.reset()
-        with self._session.gate:
-            self._session.close()
-
-    def reset(self) -> None:
-        """Reset, for example after a fork."""
-        self._thread = None
 
     def _run(self, ask: Callable[[Transaction], T]) -> T:
         with self._session.gate:
@@ -67,3 +46,10 @@ class DatabaseReader:
                         connection.execute(_COMMIT)
             except Exception as error:
                 raise errors.translate_error(error, self._path) from error
+
+    def _no_thread(self, error: RuntimeError) -> BaseException:
+        return errors.no_thread(error, self._path)
+
+    def _close(self) -> None:
+        with self._session.gate:
+            self._session.close()

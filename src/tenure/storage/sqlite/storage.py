@@ -38,12 +38,13 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sqlite import forking, health
+from tenure.storage import forking
+from tenure.storage.sqlite import health
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.locks import Locks, lock_file
-from tenure.storage.sqlite.reader import DatabaseReader
+from tenure.storage.sqlite.reader import SQLiteReader
 from tenure.storage.sqlite.session import ThreadConnection
-from tenure.storage.sqlite.writer import Writer
+from tenure.storage.sqlite.writer import SQLiteWriter
 
 _CLOSING = 10.0
 """How many seconds `close` waits for writes that are under way."""
@@ -85,8 +86,8 @@ class SQLiteStorage:
             ThreadConnection(self.path, self._database.writer),
             ThreadConnection(self.path, self._database.reader),
         )
-        self._writer = Writer(self.path, self._sessions[0], self._locks, self._clock, self._hub)
-        self._reading = DatabaseReader(self.path, self._sessions[1], self._clock)
+        self._writer = SQLiteWriter(self.path, self._sessions[0], self._locks, self._clock, self._hub)
+        self._reading = SQLiteReader(self.path, self._sessions[1], self._clock)
         self._open = False
         self._closed = False
         self._reopened = False
