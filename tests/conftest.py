@@ -12,11 +12,13 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 from tenure.storage.sqlite.storage import SQLiteStorage
+from tenure.storage.urls import locate
 from tests.clusters import RedisCluster
 from tests.postgres_servers import (
     PgBouncer,
     PostgresServer,
     Schemas,
+    SharedSchema,
     missing_pgbouncer,
     missing_postgres,
     pgbouncer_program,
@@ -34,7 +36,7 @@ OWN = {
 """By mark, the fixtures that start servers; for the others one will do that runs already."""
 
 PGBOUNCER = {"pgbouncer_urls", "start_pgbouncer"}
-POSTGRES = {"postgres_urls", "start_postgres", *PGBOUNCER}
+POSTGRES = {"postgres_urls", "start_postgres", "shared_schema", *PGBOUNCER}
 """The fixtures that need a PostgreSQL. Only `start_postgres` needs one that may be killed."""
 
 NEEDS = "needs a server: "
@@ -319,6 +321,31 @@ def postgres_urls(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]
 def postgres_url(postgres_urls: Callable[[], str]) -> str:
     """Return an address on the shared server: the schema is this test's own and does not exist yet."""
     return postgres_urls()
+
+
+@pytest.fixture(scope="session")
+def shared_schema(postgres_schemas: Schemas) -> Iterator[SharedSchema]:
+    """Return a schema that the tests of a session use one after another."""
+    schemas = Schemas(postgres_schemas.url)
+    url = schemas.claim()
+
+    async def make() -> None:
+        storage = locate(url)
+        await storage.open()
+        await storage.close()
+
+    asyncio.run(make())
+    shared = SharedSchema(url)
+    yield shared
+    shared.close()
+    schemas.clear()
+
+
+@pytest.fixture
+def empty_schema(shared_schema: SharedSchema) -> str:
+    """Return the address of a schema with no jobs, which the test uses alone."""
+    shared_schema.empty()
+    return shared_schema.url
 
 
 @pytest.fixture

@@ -493,6 +493,44 @@ class Schemas:
                 connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
 
 
+class SharedSchema:
+    """One schema for many tests, one after another: emptying it takes a tenth of the time of making another."""
+
+    def __init__(self, url: str) -> None:
+        """Connect to a database in which a storage has made the schema of this address."""
+        self.url = url
+        self._connection = psycopg.connect(url.partition("?schema=")[0], autocommit=True)
+        self._connection.execute(f"SET search_path = {url.partition('?schema=')[2]}")
+        tables = self._connection.execute(
+            "SELECT relname, relispartition FROM pg_class"
+            " WHERE relnamespace = current_schema::regnamespace AND relkind IN ('r', 'p')"
+        ).fetchall()
+        kept = ("meta", "leader")
+        first = [(name, self._connection.execute(f'SELECT * FROM "{name}"').fetchall()) for name in kept]
+        sequences = self._connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = current_schema::regnamespace AND relkind = 'S'"
+        ).fetchall()
+        self._script = "; ".join(
+            [
+                *(f'DELETE FROM "{name}"' for name, is_part in tables if not is_part),
+                *(f"SELECT setval('{name}', 1, FALSE)" for (name,) in sequences),
+                *(_insert(name, row) for name, rows in first for row in rows),
+            ]
+        )
+
+    def empty(self) -> None:
+        """Delete all rows but those of a new schema."""
+        self._connection.execute(self._script.encode())
+
+    def close(self) -> None:
+        """Close its connection."""
+        self._connection.close()
+
+
+def _insert(table: str, row: Sequence[Any]) -> str:
+    return f"INSERT INTO {table} VALUES ({', '.join('NULL' if value is None else repr(value) for value in row)})"
+
+
 # --- PgBouncer -------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,13 @@ from tenure.clock import Clock
 from tenure.core.check import shown
 from tenure.errors import UsageError
 from tenure.storage.protocol import Storage
+from tenure.storage.postgres import address as postgres
 from tenure.storage.redis import address as redis
+from tenure.storage.secrets import shown_of
 
 KNOWN = (
     'use "sqlite:///tenure.db" (a file, four slashes for an absolute path), "redis://localhost:6379/0" (also '
-    'rediss://, valkey://, redis+sentinel://, redis+cluster://) or "memory://" (tests)'
+    'rediss://, valkey://, redis+sentinel://, redis+cluster://), "postgresql://localhost/app" or "memory://" (tests)'
 )
 
 
@@ -40,6 +42,12 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
         from tenure.storage.redis.storage import RedisStorage
 
         return RedisStorage(address, clock=clock)
+    if isinstance(address, postgres.PostgresAddress):
+        if find_spec("psycopg") is None:
+            raise UsageError(f"{address.shown} needs psycopg, which is not installed: pip install 'tenure[postgres]'")
+        from tenure.storage.postgres.storage import PostgresStorage
+
+        return PostgresStorage(address, clock=clock, auto_migrate=auto_migrate)
     match address.scheme:
         case "memory":
             from tenure.storage.memory.storage import MemoryStorage
@@ -51,7 +59,7 @@ def locate(url: str, *, clock: Clock | None = None, auto_migrate: bool = True) -
             return SQLiteStorage(address.path, clock=clock, auto_migrate=auto_migrate, durability=address.durability)
 
 
-def read(url: object) -> StorageURL | redis.RedisAddress:
+def read(url: object) -> StorageURL | redis.RedisAddress | postgres.PostgresAddress:
     """Parse a URL without importing a driver or opening a connection.
 
     Raises:
@@ -60,13 +68,15 @@ def read(url: object) -> StorageURL | redis.RedisAddress:
     if not isinstance(url, str):
         raise UsageError(f"storage URL {shown(url)} is not a string; {KNOWN}")
     # Even an invalid URL may contain a password.
-    shown_url = redis.shown_of(url)
+    shown_url = shown_of(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise UsageError(f"storage URL {shown_url!r} cannot be read ({error}); {KNOWN}") from None
     if parts.scheme in redis.SCHEMES:
         return redis.read(url)
+    if parts.scheme in postgres.SCHEMES:
+        return postgres.read(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     match parts.scheme:
         case "memory":

@@ -6,12 +6,12 @@ redis+sentinel://[user:password@]host[:26379],.../name[/db] the master that Sent
 redis+cluster://[user:password@]host[:6379],...             a Cluster, reached through any of these nodes
 """
 
-import re
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from tenure.errors import UsageError
+from tenure.storage.secrets import shown_of
 
 Kind = Literal["server", "sentinel", "cluster"]
 Durability = Literal["ack", "replicated"]
@@ -161,17 +161,6 @@ class _Authority:
     hosts: str
     username: str
     password: str
-
-
-_SECRET = re.compile(r"((?:^|[?&])(?:sentinel_)?password=)[^&]*")
-
-
-def shown_of(url: str) -> str:
-    """Return a URL without its passwords. It need not be valid, and a password may contain unescaped delimiters."""
-    scheme, way, rest = _SECRET.sub(r"\1***", url).rpartition("://")
-    user, at, hosts = rest.rpartition("@")
-    name, colon, _ = user.partition(":")
-    return f"{scheme}{way}{name}{':***' if colon else ''}{at}{hosts}"
 
 
 def instead(address: RedisAddress, kind: Kind, place: ServerAddress) -> str:

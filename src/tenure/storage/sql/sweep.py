@@ -26,12 +26,19 @@ Alive = Callable[[str], bool]
 """Returns True if the process of an owner is alive, that is, if the kernel still holds its lock."""
 
 
-def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
-    """Elect the caller if necessary, then do one bounded turn of the chores."""
+def _unknown(owner: str) -> bool:
+    return True
+
+
+def sweep(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResult:
+    """Elect the caller if necessary, then do one bounded turn of the chores.
+
+    `alive`: None if the database cannot tell which processes live. All owners then count as alive.
+    """
     now = tx.now
     terms: tuple[Term, ...] = ()
     if bid.term is not None:
-        term, retry_in = _elect(tx, bid.owner, bid.term, alive)
+        term, retry_in = _elect(tx, bid.owner, bid.term, alive or _unknown)
         if term.owner != bid.owner.id:
             return SweepResult(retry_in=retry_in)
         terms = (term,)
@@ -41,7 +48,9 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
         resumed_at = now
     clock_set_back = swept_at is not None and now < swept_at
     none: list[StalledLease] = []
-    dead, recovery_failed = tx.savepoint(lambda: _reclaim_dead(tx, bid.owner, alive), none)
+    dead, recovery_failed = none, None
+    if alive is not None:
+        dead, recovery_failed = tx.savepoint(lambda: _reclaim_dead(tx, bid.owner, alive), none)
     silent, reclaim_failed = tx.savepoint(lambda: _reclaim_overdue(tx, bid.owner, SWEEP_LIMIT - len(dead)), none)
     stalled = dead + silent
     did, troubles = {"reclaimed": len(stalled)}, [recovery_failed, reclaim_failed]
@@ -81,12 +90,12 @@ def sweep(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult:
     )
 
 
-def led_by_another(tx: Transaction, bid: SweepRequest, alive: Alive) -> SweepResult | None:
+def led_by_another(tx: Transaction, bid: SweepRequest, alive: Alive | None) -> SweepResult | None:
     """Return the answer to a request that another leader's term prevents, or None if the caller may sweep."""
     owner, _, length, until, _, _ = _leader(tx)
     if bid.term is None or owner is None or owner == bid.owner.id:
         return None
-    reigns = tx.now < until <= tx.now + length and alive(owner)
+    reigns = tx.now < until <= tx.now + length and (alive or _unknown)(owner)
     return SweepResult(retry_in=until - tx.now) if reigns else None
 
 

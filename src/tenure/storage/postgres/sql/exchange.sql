@@ -2,9 +2,7 @@
 
 -- name: run
 SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
-  FROM job_live
- WHERE queue = :queue
-   AND id = :id;
+  FROM job_named(:queue, :id);
 
 -- name: complete
 -- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and

@@ -1,0 +1,257 @@
+"""The storage protocol on PostgreSQL: sends each verb to the right thread. The other modules implement the verbs."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from tenure.clock import Clock, SystemClock
+from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.leadership import Term
+from tenure.core.settlement import Settlement
+from tenure.errors import StorageUnavailableError
+from tenure.storage import forking
+from tenure.storage.notifications import Listener, NotificationHub
+from tenure.storage.postgres import health
+from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.connection import Session
+from tenure.storage.postgres.listener import PostgresListener
+from tenure.storage.postgres.names import require_storable
+from tenure.storage.postgres.reader import PostgresReader
+from tenure.storage.postgres.schema import Schema
+from tenure.storage.postgres.writer import Claims, PostgresWriter
+from tenure.storage.protocol import (
+    EVENTS_END,
+    Change,
+    ClaimRequest,
+    EnqueueResult,
+    EventPage,
+    EventReader,
+    ExchangeResult,
+    Finding,
+    Page,
+    Query,
+    ReclaimResult,
+    RenewRequest,
+    RenewResult,
+    Revision,
+    RevisionResult,
+    ScheduleResult,
+    Settings,
+    Survey,
+    SweepRequest,
+    SweepResult,
+    Target,
+    Tick,
+)
+from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql.transaction import Transaction
+
+_CLOSING = 10.0
+"""How many seconds `close` waits for writes that are under way."""
+
+
+class PostgresStorage:
+    """Keeps jobs in one schema of a database, for any number of processes. It opens itself at the first verb."""
+
+    shared = True
+    apart = True
+
+    def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
+        """`clock`: decides the instants in place of the server's clock; for tests.
+
+        Raises:
+            UsageError: the address is malformed.
+        """
+        self.url = address.shown
+        self._address = address
+        own_time, time = clock is not None, clock or SystemClock()
+        self._hub = NotificationHub()
+        self._claims = Claims()
+        schema = Schema(address, auto_migrate=auto_migrate, created=time.now() if own_time else None)
+
+        def session(target: str) -> Session:
+            return Session(address, target, check=schema.check)
+
+        self._listener = PostgresListener(
+            address,
+            None if address.listener is None else Session(address, address.listener, check=lambda connection: None),
+            time,
+            self._hub,
+        )
+
+        def writer(name: str) -> PostgresWriter:
+            return PostgresWriter(
+                name,
+                address,
+                session(address.server),
+                self._claims,
+                time,
+                self._hub,
+                own_time=own_time,
+                payload=self._listener.payload,
+            )
+
+        self._flow = writer("flow")
+        """Writes enqueues and exchanges."""
+        self._care = writer("care")
+        """Writes all else, so that a beat does not wait behind a batch of enqueues."""
+        self._reading = PostgresReader(address, session(address.server), time, own_time=own_time)
+        self._open = False
+        self._closed = False
+        forking.register(self)
+
+    async def open(self) -> None:
+        """See `Storage.open`."""
+        self._closed = False
+        await self._require_open()
+
+    async def close(self) -> None:
+        """See `Storage.close`."""
+        if self._closed:
+            return
+        self._closed, self._open = True, False
+        try:
+            stopping = asyncio.get_running_loop().run_in_executor(None, self._stop)
+        except RuntimeError:
+            # The interpreter is shutting down and starts no threads, so blocking here delays no other task.
+            self._stop()
+        else:
+            await stopping
+
+    async def examine(self, *, deep: bool = True) -> list[Finding]:
+        """See `Storage.examine`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: health.examine(tx, deep=deep))
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `Storage.enqueue`.
+
+        Raises:
+            UsageError: a name contains NUL, which PostgreSQL cannot hold.
+        """
+        for job in jobs:
+            require_storable(job)
+        await self._require_open()
+        return await self._flow.submit_with_others(exchange.enqueue_all, jobs)
+
+    async def exchange(
+        self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
+    ) -> ExchangeResult:
+        """See `Storage.exchange`."""
+        await self._require_open()
+        return await self._flow.submit(
+            lambda tx: exchange.exchange(tx, owner, settlements, order),
+            try_read_only=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
+        )
+
+    async def renew(self, beat: RenewRequest) -> RenewResult:
+        """See `Storage.renew`."""
+        await self._require_open()
+        return await self._care.submit(lambda tx: renew.renew(tx, beat), front=True)
+
+    async def sweep(self, bid: SweepRequest) -> SweepResult:
+        """See `Storage.sweep`."""
+        await self._require_open()
+        return await self._care.submit(
+            lambda tx: sweep.sweep(tx, bid, None), try_read_only=lambda tx: sweep.led_by_another(tx, bid, None)
+        )
+
+    async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
+        """See `Storage.reclaim`."""
+        await self._require_open()
+        return await self._care.submit(lambda tx: sweep.reclaim(tx, dead, owner))
+
+    async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
+        """See `Storage.revise`."""
+        await self._require_open()
+        return await self._care.submit(lambda tx: revise.revise(tx, revisions))
+
+    async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
+        """See `Storage.plan`.
+
+        Raises:
+            UsageError: a name of a tick's job contains NUL, which PostgreSQL cannot hold.
+        """
+        for change in changes:
+            if isinstance(change, Tick) and change.job is not None:
+                require_storable(change.job)
+        await self._require_open()
+        return await self._care.submit(lambda tx: schedules.plan(tx, changes))
+
+    async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
+        """See `Storage.tune`."""
+        await self._require_open()
+        return await self._care.submit(lambda tx: tune.tune(tx, target, settings, by))
+
+    async def resign(self, term: Term) -> None:
+        """See `Storage.resign`."""
+        await self._require_open()
+        await self._care.submit(lambda tx: sweep.resign(tx, term))
+
+    async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
+        """See `Storage.get`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: reading.get(tx, refs))
+
+    async def find(self, query: Query) -> Page:
+        """See `Storage.find`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: reading.find(tx, query))
+
+    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+        """See `Storage.survey`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: reading.survey(tx, queues))
+
+    async def events(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 100,
+        reader: EventReader | None = None,
+        ref: Ref | None = None,
+    ) -> EventPage:
+        """See `Storage.events`."""
+        await self._require_open()
+        if reader is None or cursor == EVENTS_END:
+            return await self._reading.read(lambda tx: reading.events(tx, cursor, limit, ref))
+        return await self._care.submit(
+            lambda tx: reading.lend_events(tx, cursor, limit, reader),
+            try_read_only=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
+        )
+
+    def notices(self, topics: Iterable[str]) -> Listener:
+        """See `Storage.notices`."""
+        return self._hub.listen(topics) if self._closed else self._listener.listen(topics)
+
+    def before_fork(self) -> None:
+        """Do nothing: a child gives up what it inherits."""
+
+    def after_fork_in_parent(self) -> None:
+        """Do nothing."""
+
+    def after_fork_in_child(self) -> None:
+        """Reset the state: threads do not survive a fork, and the connections belong to the parent."""
+        self._claims = Claims()
+        self._hub.clear()
+        for part in (self._flow, self._care, self._listener):
+            part.reset()
+        self._reading.forget()
+        self._open = False
+
+    async def _require_open(self) -> None:
+        if self._closed:
+            raise StorageUnavailableError(f"{self.url} is closed; open() it again")
+        if not self._open:
+            # The first use of a connection checks and creates the schema.
+            await self._reading.read(_no_op)
+            self._open = not self._closed
+
+    def _stop(self) -> None:
+        self._listener.stop(_CLOSING)
+        self._reading.stop()
+        for writer in (self._flow, self._care):
+            writer.stop(_CLOSING)
+
+
+def _no_op(tx: Transaction) -> bool:
+    return True

@@ -1,0 +1,40 @@
+"""A transaction on a PostgreSQL connection."""
+
+from collections.abc import Sequence
+
+from tenure.storage.postgres import errors
+from tenure.storage.postgres.connection import Connection
+from tenure.storage.postgres.statements import NAMED
+from tenure.storage.sql.columns import Row
+from tenure.storage.sql.transaction import NO_VALUES, Lanes, Transaction, Values
+
+
+class PostgresTransaction(Transaction):
+    """Runs the statements of `sql/` on one cursor."""
+
+    def __init__(self, connection: Connection, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
+        super().__init__(lanes, repairs=repairs)
+        self._cursor = connection.cursor(binary=True)
+
+    def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
+        """See `Transaction.all`."""
+        return self._cursor.execute(NAMED[statement], values, prepare=False).fetchall()
+
+    def run(self, statement: str, values: Values = NO_VALUES) -> int:
+        """See `Transaction.run`."""
+        return self._cursor.execute(NAMED[statement], values, prepare=False).rowcount
+
+    def many(self, statement: str, values: Sequence[Values]) -> int:
+        """See `Transaction.many`. All sets of values go to the server in one round trip."""
+        match values:
+            case []:
+                return 0
+            case [one]:
+                return self.run(statement, one)
+            case _:
+                self._cursor.executemany(NAMED[statement], values)
+                return self._cursor.rowcount
+
+    def is_fatal(self, error: Exception) -> bool:
+        """See `Transaction.is_fatal`."""
+        return errors.is_fatal(error)

@@ -1,0 +1,245 @@
+"""A writer of a PostgreSQL: one transaction for all operations that wait, behind the gate that admits one at a time.
+
+    verbs ──submit──► queue ──take ≤ 256──► BEGIN, gate ► each operation ► COMMIT ──► futures ──► a notification
+
+A process has two writers, so that heartbeats do not wait behind enqueues. Both share the numbered claims of the
+process's owners (`Claims`).
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+
+from tenure.clock import Clock, entropy
+from tenure.core.exponential_delay import ExponentialDelay
+from tenure.errors import StorageUnavailableError
+from tenure.storage.notifications import NotificationHub
+from tenure.storage.postgres import errors
+from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.connection import Connection, Session, begin
+from tenure.storage.postgres.statements import NAMED
+from tenure.storage.postgres.transaction import PostgresTransaction
+from tenure.storage.sql import claim_numbers
+from tenure.storage.sql.transaction import Lanes, Transaction
+from tenure.storage.sql.writer import CALL_TIMEOUT, Operation, Writer
+
+RETRY_DELAY = ExponentialDelay(0.05, 5.0)
+"""The delays between two tries of a transaction that failed for a passing cause."""
+
+UNREACHABLE_AFTER = 5.0
+"""After this number of seconds a caller gets the error of a server that cannot be reached. A beat must not wait longer:
+the worker has its own rules for a storage that is out of reach."""
+
+NOTIFY_EVERY = 0.02
+"""The minimum number of seconds between two notifications of a writer."""
+
+_COMMIT = NAMED["session.commit"]
+
+
+class Claims:
+    """The numbered claims of the owners in this process, which two writers share.
+
+    A writer holds `lock` from the moment it has the gate until it has published what it changed. So the next one, which
+    gets the gate with the commit, sees the changes of the transaction before it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lanes: Lanes = {}
+
+
+class PostgresWriter(Writer):
+    """One of the threads of a process that write. `send`: passes the topics of a commit on to other processes."""
+
+    def __init__(
+        self,
+        name: str,
+        address: PostgresAddress,
+        session: Session,
+        claims: Claims,
+        clock: Clock,
+        hub: NotificationHub,
+        *,
+        own_time: bool,
+        payload: Callable[[list[str]], str],
+    ) -> None:
+        """`own_time`: operations happen at the instants of `clock`, not at those of the server."""
+        self.thread_name = f"tenure-postgres-{name}"
+        self._address = address
+        self._session = session
+        self._claims = claims
+        self._own_time = own_time
+        self._payload = payload
+        self._jitter = entropy()
+        super().__init__(address.shown, clock, hub)
+
+    def reset(self) -> None:
+        """Reset after a fork: the thread and all waiting operations stayed in the parent."""
+        self._session.forget()
+        super().reset()
+
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self._failures = 0
+        self._failure: Exception | None = None
+        self._topics: dict[str, None] = {}
+        self._notified_at = 0.0
+
+    def _answer(self, wanted: list[Operation], topics: list[str]) -> None:
+        left = self._try_read_only(wanted)
+        if left:
+            self._write(left, topics)
+        if self._address.listener is not None:
+            self._topics.update(dict.fromkeys(topics))
+
+    def _try_read_only(self, wanted: list[Operation]) -> list[Operation]:
+        """Answer operations that change nothing without the gate; if one operation needs it, all operations use it."""
+        if any(operation.try_read_only is None for operation in wanted):
+            return wanted
+        left: list[Operation] = []
+        try:
+            connection = self._session.use()
+            (now,) = begin(connection, "session.read", self._address)
+            with self._claims.lock:
+                tx = PostgresTransaction(connection, self._claims.lanes)
+                tx.now = now
+                for operation in wanted:
+                    self._begin(tx, operation)
+                    operation.answer = operation.try_read_only(tx) if operation.try_read_only else None
+                    if operation.answer is None:
+                        left.append(operation)
+                claim_numbers.publish(self._claims.lanes, tx)
+            connection.execute(_COMMIT)
+        except psycopg.Error:
+            # The transaction that may write reports the problem, if it remains.
+            self._session.roll_back()
+            return [operation for operation in wanted if operation.answer is None]
+        return left
+
+    def _attempt(self, batch: list[Operation], topics: list[str]) -> bool:
+        connection = self._session.use()
+        now, number = begin(connection, "session.write", self._address)
+        with self._claims.lock:
+            tx = PostgresTransaction(connection, self._claims.lanes, repairs=True)
+            tx.now = now
+            answers = self._answers(tx, batch)
+            self._commit(connection, number)
+            claim_numbers.publish(self._claims.lanes, tx)
+        self._failures = 0
+        for operation, answer in zip(batch, answers, strict=True):
+            operation.answer = answer
+            if operation.after_commit is not None:
+                operation.after_commit(answer)
+        topics += tx.topics
+        return True
+
+    def _commit(self, connection: Connection, number: str) -> None:
+        """Commit; if the answer is lost, ask the server what became of the transaction.
+
+        Raises:
+            psycopg.Error: the transaction did not commit.
+            StorageUnavailableError: this cannot be found out.
+        """
+        try:
+            connection.execute(_COMMIT)
+        except psycopg.Error as error:
+            if not errors.is_lost(error):
+                raise
+            if not self._was_committed(number):
+                raise
+
+    def _was_committed(self, number: str) -> bool:
+        begun = self._clock.uptime()
+        failures = 0
+        while self._clock.uptime() - begun < CALL_TIMEOUT:
+            fate: str | None = "in progress"
+            try:
+                row = self._session.use().execute(NAMED["session.fate"], {"number": number}).fetchone()
+                fate = None if row is None else row[0]
+            except psycopg.errors.InvalidParameterValue:
+                # The number lies in the future: this server never had the transaction.
+                return False
+            except psycopg.Error:
+                self._session.close()
+            match fate:
+                case "committed":
+                    return True
+                case "aborted":
+                    return False
+                case None:
+                    break
+                case _:
+                    failures += 1
+                    self._sleep(RETRY_DELAY.rest(failures, self._jitter))
+        raise StorageUnavailableError(
+            f"{self._place} lost the answer to a commit, and cannot tell whether it took place; repeat the call: a job "
+            "with the same id is stored once"
+        )
+
+    def _begin(self, tx: Transaction, operation: Operation | None) -> None:
+        if self._own_time:
+            tx.now = self._clock.now()
+
+    def _roll_back(self) -> None:
+        self._session.roll_back()
+
+    def _is_passing(self, error: Exception) -> bool:
+        self._failure = error
+        if not errors.is_passing(error):
+            return False
+        if errors.is_lost(error):
+            self._session.close()
+        return True
+
+    def _pause(self) -> None:
+        self._failures += 1
+        if self._failures > 1:
+            self._sleep(RETRY_DELAY.rest(self._failures - 1, self._jitter))
+
+    def _without_overdue(self, batch: list[Operation]) -> list[Operation]:
+        failure = self._failure
+        if failure is not None and errors.is_lost(failure):
+            now = self._clock.uptime()
+            for operation in batch:
+                if now - operation.since > UNREACHABLE_AFTER:
+                    operation.error = self._translate(failure)
+        return super()._without_overdue(batch)
+
+    def _sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    def _rest(self, worked: bool) -> float | None:
+        """Notify other processes of the topics of recent commits, unless it did so a moment ago."""
+        if not self._topics:
+            return None
+        wait = self._notified_at + NOTIFY_EVERY - self._clock.uptime()
+        if wait > 0 and not self._stopping:
+            return wait
+        topics, self._topics = list(self._topics), {}
+        self._notified_at = self._clock.uptime()
+        # A notification that is lost costs time, but no job.
+        with suppress(psycopg.Error):
+            self._session.use().execute(
+                NAMED["session.notify"], {"channel": self._address.channel, "payload": self._payload(topics)}
+            )
+        return None
+
+    def _translate(self, error: BaseException) -> BaseException:
+        return errors.translate_error(error, self._place)
+
+    def _no_thread(self, error: RuntimeError) -> BaseException:
+        return errors.no_thread(error, self._place)
+
+    def _overdue(self) -> StorageUnavailableError:
+        return StorageUnavailableError(
+            f"{self._place} did not answer within {CALL_TIMEOUT:.0f} s: the server hangs, or transactions of other "
+            "processes keep it busy"
+        )
+
+    def _give_up(self) -> None:
+        self._session.abort()
+
+    def _close(self) -> None:
+        self._session.close()
