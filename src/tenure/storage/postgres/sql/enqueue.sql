@@ -1,5 +1,5 @@
 -- enqueue: stores each call once, as a new job or merged into an existing one. The rows of jobs hold all keys, except
--- keys with a time limit, which are rows of `"window"`.
+-- keys with a time limit, which are rows of `window`.
 
 -- name: insert
 -- Inserts one row, or none if the queue knows the id. A known id belongs to a job, or to a call that was merged into a
@@ -122,7 +122,7 @@ UPDATE job_live
        created = :created
  WHERE seq = :seq;
 
--- name: "window"
+-- name: window
 SELECT until, jobs, id FROM "window" WHERE queue = :queue AND name = :name;
 
 -- name: begin_window

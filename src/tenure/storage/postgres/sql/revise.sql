@@ -69,5 +69,5 @@ DELETE FROM log WHERE seq = :seq;
 DELETE FROM call WHERE queue = :queue AND job = :job;
 
 -- name: free_window
--- Only the job that a key "window" names can free it.
+-- Only the job that a key window names can free it.
 DELETE FROM "window" WHERE queue = :queue AND name = :name AND id = :id;

@@ -1,0 +1,20 @@
+"""Eight threads, each with a storage and connections of its own, on one schema: no clock is held, only invariants are."""
+
+import psycopg
+import pytest
+
+from tenure.storage.postgres.address import read
+from tenure.storage.postgres.storage import PostgresStorage
+from tests.storage.crowd import work
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.statement(76, 77, 78)
+def test_eight_threads_on_one_schema_break_no_promise(postgres_url: str) -> None:
+    work(lambda: PostgresStorage(read(postgres_url)))
+
+    address, _, schema = postgres_url.partition("?schema=")
+    with psycopg.connect(address) as connection:
+        for table in ("slot", "key", "job_live"):
+            assert connection.execute(f"SELECT count(*) FROM {schema}.{table}".encode()).fetchone() == (0,)
