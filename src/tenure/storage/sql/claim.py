@@ -87,13 +87,16 @@ class Claim:
         paced = rates.queue_rate(tx, queue) is not None
         unbound: dict[str, bool] = {}
         started: list[tuple[int, JobRecord]] = []
+        slots: list[concurrency_keys.Slot] = []
         let_in = 0
+        concurrency_keys.load(tx, (job for _, job, _ in found))
         for seq, job, plain in found:
             if paced and not rates.free(tx, queue):
                 break
             self._examinable -= 1
             if job.parked_under is not None:
                 job = concurrency_keys.unpark_one(tx, seq, job)
+            plain = plain and not (job.keys or job.rates)
             if plain and job.task not in unbound:
                 unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
             free = plain and unbound[job.task]
@@ -103,7 +106,7 @@ class Claim:
                 concurrency_keys.park(tx, seq, job, full)
             else:
                 if not free:
-                    concurrency_keys.acquire(tx, job)
+                    slots += concurrency_keys.acquire(tx, seq, job)
                     rates.take(tx, job)
                 job = claimed(job, self._owner.id, tx.now, stall)
                 started.append((seq, job))
@@ -112,6 +115,7 @@ class Claim:
             let_in = concurrency_keys.release_freed(tx) if tx.freed else 0
             if let_in:
                 break
+        concurrency_keys.insert_slots(tx, slots)
         _start(tx, self._owner, started)
         fair_queue.mark_dispatched(tx, queue, (job for _, job in started))
         tx.count_move(queue, left="waiting", to="active", jobs=len(started))

@@ -38,6 +38,11 @@ def json_list(values: Sequence[object]) -> str | None:
     return body.decode() if body and b"\\u0000" not in body else None
 
 
+def json_rows(values: Sequence[object]) -> str:
+    """Return values without a NUL as a JSON list: numbers, names, and texts that every storage can keep."""
+    return _encode(values).decode()
+
+
 def json_names(names: Sequence[str]) -> str:
     """Return names as one text list; names contain no NUL, so every database can read all of them."""
     return _encode(names).decode()

@@ -8,7 +8,7 @@ the same parameters and the same columns in its rows. Lists are JSON texts.
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.lists import ByteSlices, json_list
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -37,12 +37,14 @@ NO_VALUES: Values = {}
 class KeyCounts:
     """A queue's concurrency key: its limit, how many unfinished jobs name it, and how many of them are active.
 
-    `written`: the limit and the number of jobs that name it, as stored in the table.
+    `parked`: False if no job is parked under it. `written`: the limit and the number of jobs that name it, as stored in
+    the table.
     """
 
     limit: int = 0
     named: int = 0
     held: int = 0
+    parked: bool = True
     written: tuple[int, int] = (0, 0)
 
     @property
@@ -163,10 +165,34 @@ class Transaction(ABC):
         """Return a queue's concurrency key; changes of its limit and count are written at the end."""
         known = self._keys.get((queue, name))
         if known is None:
-            row = self.one("tally.key", {"queue": queue, "name": name})
-            limit, named, held = (0, 0, 0) if row is None else row
-            known = self._keys[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
+            self.load_keys([(queue, name)])
+            known = self._keys[queue, name]
         return known
+
+    def load_keys(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Read several concurrency keys, each a queue and a name, in one statement; known keys are not read again."""
+        unknown = list(dict.fromkeys(key for key in keys if key not in self._keys))
+        for number, limit, named, held, parked in self._read_keys(unknown):
+            self._keys[unknown[number]] = KeyCounts(limit, named, held, bool(parked), written=(limit, named))
+
+    def knows_key(self, queue: str, name: str) -> bool:
+        """Return True if a concurrency key has been read."""
+        return (queue, name) in self._keys
+
+    def note_parked(self, queue: str, name: str) -> None:
+        """Record that a job was parked under this name, which may be a concurrency key."""
+        key = self._keys.get((queue, name))
+        if key is not None:
+            key.parked = True
+
+    def recount_holders(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Read again how many jobs hold each of these keys, which are known."""
+        known = list(dict.fromkeys(keys))
+        for number, _, _, held, _ in self._read_keys(known):
+            self._keys[known[number]].held = held
+
+    def _read_keys(self, keys: Sequence[tuple[str, str]]) -> list[Row]:
+        return self.all("tally.keys", {"keys": json_rows(keys)}) if keys else []
 
     def fair_queue(self, queue: str) -> FairQueueState:
         """Return a queue's fair order; its changes are written at the end."""
@@ -241,11 +267,7 @@ class Transaction(ABC):
         if self._counts:
             self._write_counts()
             self._counts.clear()
-        for (queue, name), key in self._keys.items():
-            if (key.limit, key.named) != key.written:
-                values = {"queue": queue, "name": name, "limit": key.limit, "named": key.named}
-                self.run("tally.set_key" if key.named else "tally.delete_key", values)
-                key.written = (key.limit, key.named)
+        self._write_keys()
         for queue, state in self._fair_queues.items():
             if state.fairness is not None and state.fairness != state.written:
                 self._write_fair_queue(queue, state.fairness, state.written)
@@ -259,12 +281,24 @@ class Transaction(ABC):
                 rate.written = rate.taken
 
     def _write_counts(self) -> None:
-        for (queue, state), jobs in self._counts.items():
-            statement = "tally.count_ended" if jobs > 0 and state in TERMINAL else "tally.count"
-            self.run(statement, {"queue": queue, "state": state, "jobs": jobs})
+        counts = [
+            # Where jobs have ended, the next sweep checks whether jobs are past retention.
+            (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None)
+            for (queue, state), jobs in self._counts.items()
+        ]
+        self.run("tally.count", {"counts": json_rows(counts)})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
         self.many("tally.trim_now", unruled)
+
+    def _write_keys(self) -> None:
+        changed = [(place, key) for place, key in self._keys.items() if (key.limit, key.named) != key.written]
+        if named := [(*place, key.limit, key.named) for place, key in changed if key.named]:
+            self.run("tally.set_keys", {"keys": json_rows(named)})
+        if unnamed := [place for place, key in changed if not key.named]:
+            self.run("tally.delete_keys", {"keys": json_rows(unnamed)})
+        for _, key in changed:
+            key.written = (key.limit, key.named)
 
     def _write_events(self) -> None:
         bodies = ByteSlices()
