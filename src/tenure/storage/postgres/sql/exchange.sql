@@ -1,12 +1,15 @@
 -- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
--- name: run
-SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
-  FROM job_named(:queue, :id);
+-- name: runs
+-- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
+-- `jobs`: a list of queue and id.
+SELECT listed.place - 1, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+  FROM jsonb_array_elements(:jobs::jsonb) WITH ORDINALITY AS listed (value, place)
+ CROSS JOIN LATERAL job_named(listed.value ->> 0, listed.value ->> 1);
 
 -- name: complete
--- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and
--- was not asked to stop. Returns the jobs that it completed.
+-- Completes the given runs, each if it is the current one and only its result must be recorded: the job was not asked
+-- to stop. Returns the jobs that it completed, with their seqs and concurrency keys.
 -- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
 UPDATE job
@@ -44,26 +47,28 @@ UPDATE job
    AND job.state = 'active'
    AND job.fence = run.fence
    AND job.owner = :owner
-   AND job.keys IS NULL
    AND job.cancel_at IS NULL
-RETURNING job.queue, job.id;
+RETURNING job.queue, job.id, job.seq, job.keys;
 
 -- name: finish
+-- Ends the given runs, each if it is the current one.
+-- Parameters: runs (a list of seq, fence, state, kept_until, redrive_at, start and length of the result in `results`,
+-- error, reason, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
 UPDATE job
    SET day = day_of(:now),
-       state = :state,
+       state = run.state,
        finished = :now,
-       kept_until = :kept_until,
-       redrive_at = :redrive_at,
-       result = :result,
-       error = :error,
-       reason = :reason,
-       failures = failures + :failures,
-       stalls = stalls + :stalls,
-       releases = releases + :releases,
+       kept_until = run.kept_until,
+       redrive_at = run.redrive_at,
+       result = substr(:results, run.start, run.length),
+       error = run.error,
+       reason = run.reason,
+       failures = job.failures + run.failures,
+       stalls = job.stalls + run.stalls,
+       releases = job.releases + run.releases,
        quarantined = 0,
        put_back_used = 0,
-       settled_fence = fence,
+       settled_fence = job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -71,40 +76,61 @@ UPDATE job
        run_until = NULL,
        progress_until = NULL,
        run_end = :now,
-       run_ended = :ended,
-       run_reason = :why,
-       run_detail = :detail,
+       run_ended = run.ended,
+       run_reason = run.why,
+       run_detail = run.detail,
        run_trace = NULL
- WHERE day = 0
-   AND seq = :seq
-   AND state = 'active'
-   AND fence = :fence
-   AND owner = :owner;
+  FROM (
+       SELECT (value ->> 0)::bigint AS seq,
+              (value ->> 1)::bigint AS fence,
+              value ->> 2 AS state,
+              (value ->> 3)::bigint AS kept_until,
+              (value ->> 4)::bigint AS redrive_at,
+              (value ->> 5)::integer AS start,
+              (value ->> 6)::integer AS length,
+              value ->> 7 AS error,
+              value ->> 8 AS reason,
+              (value ->> 9)::bigint AS failures,
+              (value ->> 10)::bigint AS stalls,
+              (value ->> 11)::bigint AS releases,
+              value ->> 12 AS ended,
+              value ->> 13 AS why,
+              value ->> 14 AS detail
+         FROM jsonb_array_elements(:runs::jsonb) AS listed (value)
+ ) AS run
+ WHERE job.day = 0
+   AND job.seq = run.seq
+   AND job.state = 'active'
+   AND job.fence = run.fence
+   AND job.owner = :owner;
 
 -- name: put_back
+-- Puts the jobs of the given runs back, each if the run is the current one.
 -- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
 -- that was asked to stop is not put back. An error that begins with `unreadable` stays: because of it the job fails at
 -- its next run, instead of running with neutral values.
-UPDATE job_live
-   SET state = CASE WHEN :after = 0 THEN 'waiting' ELSE 'delayed' END,
-       run_at = :now + :after,
-       parked_under = :parked_under,
+-- Parameters: runs (a list of seq, fence, after, parked_under, reached, error, reason, failures, stalls, releases,
+-- quarantine, put_back_used, and how the run ended, why, and the detail), unreadable, owner, now.
+UPDATE job_live AS job
+   SET state = CASE WHEN run.after = 0 THEN 'waiting' ELSE 'delayed' END,
+       run_at = :now + run.after,
+       parked_under = run.parked_under,
        score = CASE
-               WHEN :after > 0 THEN CASE WHEN lifo = 1 THEN -1 ELSE 1 END * (:now + :after) - boost
-               WHEN lifo = 1 THEN score
-               ELSE least(score, :reached - boost)
+               WHEN run.after > 0 THEN CASE WHEN job.lifo = 1 THEN -1 ELSE 1 END * (:now + run.after) - job.boost
+               WHEN job.lifo = 1 THEN job.score
+               ELSE least(job.score, run.reached - job.boost)
                END,
        error = CASE
-               WHEN starts_with(error, :unreadable) THEN error
-               ELSE coalesce(:error, error)
+               WHEN starts_with(job.error, :unreadable) THEN job.error
+               ELSE coalesce(run.error, job.error)
                END,
-       reason = :reason,
-       failures = failures + :failures,
-       stalls = stalls + :stalls,
-       releases = releases + :releases,
-       quarantined = :quarantine,
-       put_back_used = :put_back_used,
-       settled_fence = fence,
+       reason = run.reason,
+       failures = job.failures + run.failures,
+       stalls = job.stalls + run.stalls,
+       releases = job.releases + run.releases,
+       quarantined = run.quarantine,
+       put_back_used = run.put_back_used,
+       settled_fence = job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -112,15 +138,33 @@ UPDATE job_live
        run_until = NULL,
        progress_until = NULL,
        run_end = :now,
-       run_ended = :ended,
-       run_reason = :why,
-       run_detail = :detail,
+       run_ended = run.ended,
+       run_reason = run.why,
+       run_detail = run.detail,
        run_trace = NULL
- WHERE seq = :seq
-   AND state = 'active'
-   AND fence = :fence
-   AND owner = :owner
-   AND cancel_at IS NULL;
+  FROM (
+       SELECT (value ->> 0)::bigint AS seq,
+              (value ->> 1)::bigint AS fence,
+              (value ->> 2)::bigint AS after,
+              value ->> 3 AS parked_under,
+              (value ->> 4)::bigint AS reached,
+              value ->> 5 AS error,
+              value ->> 6 AS reason,
+              (value ->> 7)::bigint AS failures,
+              (value ->> 8)::bigint AS stalls,
+              (value ->> 9)::bigint AS releases,
+              (value ->> 10)::smallint AS quarantine,
+              (value ->> 11)::smallint AS put_back_used,
+              value ->> 12 AS ended,
+              value ->> 13 AS why,
+              value ->> 14 AS detail
+         FROM jsonb_array_elements(:runs::jsonb) AS listed (value)
+ ) AS run
+ WHERE job.seq = run.seq
+   AND job.state = 'active'
+   AND job.fence = run.fence
+   AND job.owner = :owner
+   AND job.cancel_at IS NULL;
 
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
@@ -156,14 +200,14 @@ UPDATE job_live SET state = 'waiting', score = :score WHERE seq = :seq;
 SELECT json_agg(
               json_build_array(
                      seq, plain, octet_length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
-                     lease, max_stalls, start_grace, renewed, pinned, policy, created
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created, keys, rates
               )
               ORDER BY score, id
        )::text,
        string_agg(payload, '' ORDER BY score, id)
   FROM (
        SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
-              renewed, pinned, policy, created, payload,
+              renewed, pinned, policy, created, keys, rates, payload,
               (
               starts = 0
               AND fence = 0
@@ -181,10 +225,9 @@ SELECT json_agg(
               AND greatest(run_at, lease, max_stalls, start_grace, created, timeout) < 288230376151711744
               AND least(lease, max_stalls, start_grace) >= 0
               AND num_nonnulls(
-                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
-                     lease_until, suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by,
-                     started, finished, kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick,
-                     parent, result
+                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
+                     suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
+                     kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick, parent, result
               ) = 0
               )::integer AS plain
          FROM job_live
@@ -286,22 +329,45 @@ UPDATE job
 UPDATE job_live SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
--- Releases the best jobs that are parked under a key.
+-- Releases the best jobs that are parked under each of several keys, and returns the queue of each job.
+-- Parameters: rooms (a list of queue, key, and how many jobs to release), most (the largest of these numbers).
+WITH best AS MATERIALIZED (
+     SELECT first.seq
+       FROM jsonb_array_elements(:rooms::jsonb) AS listed (value)
+      CROSS JOIN LATERAL (
+            SELECT seq
+              FROM job_live
+             WHERE queue = listed.value ->> 0
+               AND state = 'waiting'
+               AND parked_under = listed.value ->> 1
+             ORDER BY score, id
+             LIMIT least((listed.value ->> 2)::bigint, :most)
+      ) AS first
+)
 UPDATE job_live
    SET parked_under = NULL
- WHERE seq IN (
-       SELECT seq
-         FROM job_live
-        WHERE queue = :queue
-          AND state = 'waiting'
-          AND parked_under = :under
-        ORDER BY score, id
-        LIMIT :limit
- );
+  FROM best
+ WHERE job_live.seq = best.seq
+RETURNING queue;
 
--- name: insert_slot
-INSERT INTO slot (queue, key, id) VALUES (:queue, :key, :id)
+-- name: insert_slots
+-- `slots`: a list of a job's seq and a key's name.
+INSERT INTO slot (queue, key, id)
+SELECT job.queue, listed.value ->> 1, job.id
+  FROM jsonb_array_elements(:slots::jsonb) AS listed (value)
+  JOIN job_live AS job
+    ON job.seq = (listed.value ->> 0)::bigint
 ON CONFLICT DO NOTHING;
+
+-- name: delete_slots
+-- The jobs may have ended in this transaction.
+-- `slots`: a list of a job's seq and a key's name.
+DELETE FROM slot
+ USING jsonb_array_elements(:slots::jsonb) AS listed (value)
+ CROSS JOIN LATERAL job_numbered((listed.value ->> 0)::bigint) AS job
+ WHERE slot.queue = job.queue
+   AND slot.key = listed.value ->> 1
+   AND slot.id = job.id;
 
 -- name: delete_slot
 DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;
