@@ -2,7 +2,6 @@
 done twice."""
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -174,57 +173,54 @@ async def test_terminated_backends_under_load_lose_and_repeat_nothing(postgres_u
 
 
 FROZEN = """
-import asyncio, os, signal, sys
+import asyncio, sys
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.storage import PostgresStorage
 
 async def main():
-    storage = PostgresStorage(read(sys.argv[1]))
+    storage, tries = PostgresStorage(read(sys.argv[1])), []
     await storage.open()
 
-    def freeze(tx):
+    def hold(tx):
         tx.run("tune.set", {"kind": "queue", "name": "frozen", "body": '{"paused":true}'})
-        if not os.path.exists(sys.argv[2]):
-            open(sys.argv[2], "w").close()
-            print("frozen", flush=True)
-            os.kill(os.getpid(), signal.SIGSTOP)
+        tries.append(tx)
+        if len(tries) == 1:
+            print("holds the gate", flush=True)
+            sys.stdin.readline()
 
-    await storage._flow.submit(freeze)
-    print("committed", flush=True)
-    sys.stdin.read()
+    await storage._flow.submit(hold)
+    print(f"committed in try {len(tries)}", flush=True)
     await storage.close()
 
 asyncio.run(main())
 """
 
 
-async def test_a_frozen_process_holds_the_gate_for_a_moment_only(postgres_url: str, tmp_path: object) -> None:
+async def test_a_frozen_process_holds_the_gate_for_a_moment_only(postgres_url: str) -> None:
     storage = PostgresStorage(read(postgres_url))
     await storage.open()
-    process = child(FROZEN, postgres_url, f"{tmp_path}/mark")
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        assert process.stdout.readline() == "frozen\n"
+    with child(FROZEN, postgres_url) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds the gate\n"
+        process.send_signal(signal.SIGSTOP)
         begun = time.monotonic()
         # Reads need no gate.
         assert await storage.get([Ref(QUEUE, "first")]) == [None]
         await storage.enqueue([new_job("first")])
         waited = time.monotonic() - begun
-        frozen = [one.paused for one in (await storage.survey(["frozen"])).queues]
-        os.kill(process.pid, signal.SIGCONT)
-        # The server has ended its transaction, so it runs the transaction again.
-        assert process.stdout.readline() == "committed\n"
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-        process.stdin.close()
-        process.wait(ROOM)
-    paused = [one.paused for one in (await storage.survey(["frozen"])).queues]
+        unpaused = await storage.survey(["frozen"])
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        process.send_signal(signal.SIGCONT)
+        # The server has ended its transaction, so it runs the operation again.
+        said = process.stdout.readline()
+    paused = await storage.survey(["frozen"])
     await storage.close()
 
     assert waited < IDLE / 1000 + ROOM
-    assert frozen == [False]
-    assert paused == [True]
+    assert said == "committed in try 2\n"
+    assert [one.paused for one in (*unpaused.queues, *paused.queues)] == [False, True]
 
 
 CLAIMS = """
@@ -241,7 +237,6 @@ async def main():
     sys.stdin.readline()
     while leases := (await storage.exchange(owner, (), ClaimRequest(("default",), 2))).leases:
         print(*(lease.ref.id for lease in leases), flush=True)
-    print("end", flush=True)
     await storage.close()
 
 asyncio.run(main())
@@ -251,24 +246,20 @@ asyncio.run(main())
 async def test_two_processes_claim_each_job_once(postgres_url: str) -> None:
     storage = PostgresStorage(read(postgres_url))
     await storage.enqueue(new_jobs(60))
-    processes = [child(CLAIMS, postgres_url, name) for name in "ab"]
-    taken: list[list[str]] = []
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        assert process.stdout is not None
-        output = await asyncio.to_thread(process.stdout.read)
-        assert output.endswith("end\n")
-        taken.append(output.split()[:-1])
-        process.wait(ROOM)
     await storage.close()
+    with child(CLAIMS, postgres_url, "a") as first, child(CLAIMS, postgres_url, "b") as second:
+        pipes = [(one.stdin, one.stdout) for one in (first, second)]
+        for _, output in pipes:
+            assert output is not None
+            assert output.readline() == "open\n"
+        for pipe, _ in pipes:
+            assert pipe is not None
+            pipe.write("go\n")
+            pipe.flush()
+        taken = [output.read().split() for _, output in pipes if output is not None]
 
-    assert sorted(taken[0] + taken[1]) == [job.id for job in new_jobs(60)]
+    assert all(taken)
+    assert sorted([*taken[0], *taken[1]]) == [job.id for job in new_jobs(60)]
 
 
 async def test_a_held_gate_delays_writes_but_no_reads(postgres_url: str) -> None:
