@@ -388,11 +388,10 @@ class PostgresServer(_Server):
 
     def terminate_backends(self) -> int:
         """End all connections of clients, as an administrator does, and return how many there were."""
-        query = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return len(self.execute(query))
+        before = self.backends()
+        self.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [before])
+        until(lambda: not {*before} & {*self.backends()}, "the end of the connections")
+        return len(before)
 
     # --- standbys
 
