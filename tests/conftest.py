@@ -392,7 +392,7 @@ def pgbouncer_url(pgbouncer_urls: Callable[[], str]) -> str:
 
 @pytest.fixture
 def start_pgbouncer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., PgBouncer]]:
-    """Return what starts a PgBouncer before a server of the test's own: `start_pgbouncer(server.url, default_pool_size=1)`."""
+    """Return what starts a PgBouncer before a server: `start_pgbouncer(postgres_server.url, default_pool_size=1)`."""
     _needs_postgres(request)
     with ExitStack() as started:
 

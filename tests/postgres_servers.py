@@ -1,4 +1,4 @@
-"""PostgreSQL and PgBouncer for the tests: real servers as an unprivileged user, in a folder that ends with the tests."""
+"""PostgreSQL and PgBouncer for the tests: started as an unprivileged user, deleted when the tests end."""
 
 import os
 import pwd
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from tenure_testing.proxy import free_port
 from tests.servers import PATIENCE, guard, until
@@ -89,7 +89,7 @@ def missing_postgres(*, own: bool) -> str | None:
         return f"no postgres on the PATH or in /{DISTRIBUTIONS[0]}{remedy}"
     version = version_of(folder / "postgres")
     if version < (OLDEST,):
-        return f"{folder}/postgres is too old ({'.'.join(map(str, version))}, not {OLDEST}){remedy}"
+        return f"{folder}/postgres is too old: {'.'.join(map(str, version))}, not {OLDEST}{remedy}"
     return None
 
 
@@ -159,16 +159,14 @@ class _Server:
         self.port = 0
         log.parent.mkdir(parents=True, exist_ok=True)
         self._end_with = end_with
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
 
     def __enter__(self) -> Self:
         if not self.running:
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()
 
     @property
@@ -192,21 +190,19 @@ class _Server:
         """Start it, at the port it had before if any, and return when it answers."""
         assert self._process is None, "the server runs already"
         for _ in range(10):
-            port = self.port or free_port()
-            self._process = self._launch(self._configure(port))
-            guard("hold", self.pid, self._end_with)
-            until(lambda: self._exited or self._answers(port), f"the server to answer; its log: {self.log}")
-            if not self._exited:
-                self.port = port
+            if self._start_at(self.port or free_port()):
                 return
-            self._ended()  # the port was taken, or a setting is wrong
         raise RuntimeError(f"the server did not start:\n{self.log.read_text()}")
+
+    def answers(self) -> bool:
+        """Return True if it takes connections now."""
+        return self._answers(self.port)
 
     def kill(self) -> None:
         """Kill all its processes at once with SIGKILL, as happens to a container. Files keep what was written."""
         if self._process is None:
             return
-        os.kill(self.pid, signal.SIGSTOP)  # it starts no process while the others are looked up
+        self._process.send_signal(signal.SIGSTOP)  # it starts no process while the others are looked up
         pids = self.pids
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -232,6 +228,22 @@ class _Server:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _start_at(self, port: int) -> bool:
+        """Start it and return True when it answers, False if it ends: the port was taken, or a setting is wrong."""
+        words = self._configure(port)
+        with self.log.open("ab") as log:
+            # In a session of its own, Ctrl-C does not reach it.
+            self._process = subprocess.Popen(
+                words, cwd=self.folder, stdout=log, stderr=log, start_new_session=True, **_user()
+            )
+        guard("hold", self.pid, self._end_with)
+        until(lambda: self._exited or self._answers(port), f"the server to answer; its log: {self.log}")
+        if self._exited:
+            self._ended()
+            return False
+        self.port = port
+        return True
+
     def _configure(self, port: int) -> Sequence[str | Path]:
         """Write the settings and return the command that starts the server."""
         raise NotImplementedError
@@ -239,15 +251,10 @@ class _Server:
     def _answers(self, port: int) -> bool:
         raise NotImplementedError
 
-    def _launch(self, words: Sequence[str | Path]) -> "subprocess.Popen[bytes]":
-        with self.log.open("ab") as log:
-            # In a session of its own, Ctrl-C does not reach it.
-            return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, start_new_session=True, **_user())
-
     def _signal(self, number: signal.Signals) -> None:
         """End it with a signal, even if it is frozen, and wait for the end."""
         if self._process is not None:
-            os.kill(self.pid, number)
+            self._process.send_signal(number)
             self.thaw()
             self._wait()
 
@@ -381,11 +388,10 @@ class PostgresServer(_Server):
 
     def terminate_backends(self) -> int:
         """End all connections of clients, as an administrator does, and return how many there were."""
-        query = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return len(self.execute(query))
+        before = self.backends()
+        self.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS pid", [before])
+        until(lambda: not {*before} & {*self.backends()}, "the end of the connections")
+        return len(before)
 
     # --- standbys
 
@@ -395,7 +401,7 @@ class PostgresServer(_Server):
         synchronous: a commit here waits until the standby has written it.
         """
         log = self.log.parent / f"standby-{len(self._standbys) + 1}"
-        standby = PostgresServer(log, **{**self._settings, **settings})
+        standby = PostgresServer(log, durable=True, **{**self._settings, **settings})  # as durable as this one
         standby._primary = self
         self._standbys.append(standby)
         standby.start()
@@ -415,7 +421,7 @@ class PostgresServer(_Server):
         until(lambda: self.execute(query, [position]), "the standby to catch up")
 
     def promote(self) -> None:
-        """Make this standby a primary, and return when it takes writes. The old primary is not told."""
+        """Make this standby a primary, and return when it takes writes. The old primary goes on if it runs."""
         [(done,)] = self.execute("SELECT pg_promote(true, %s)", [int(PATIENCE)])
         assert done, "the standby was not promoted"
 
@@ -423,8 +429,8 @@ class PostgresServer(_Server):
         name = self.folder.name
         source = f"host={primary.folder} port={primary.port} user=postgres application_name={name}"
         # The slot keeps what the standby has not read yet, however long it is frozen.
-        wanted = ["-D", self.data, "-d", source, "-R", "-X", "stream", "-C", "-S", f"slot_{name}", "-c", "fast", "-N"]
-        _run(self._programs / "pg_basebackup", *wanted)
+        options = ["-R", "-X", "stream", "-C", "-S", f"slot_{name}", "-c", "fast", "-N"]
+        _run(self._programs / "pg_basebackup", "-D", self.data, "-d", source, *options)
 
     def _configure(self, port: int) -> Sequence[str | Path]:
         settings = {**self._settings, "port": port, "unix_socket_directories": self.folder}
@@ -462,7 +468,8 @@ def _empty_cluster(programs: Path) -> Path:
         check=False,
         **_user(),
     )
-    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "ERROR" not in done.stderr, done.stderr
     return data
 
 
@@ -548,7 +555,7 @@ class PgBouncer(_Server):
             raise FileNotFoundError(missing_pgbouncer())
         super().__init__(log / "pgbouncer.log", signal.SIGKILL)
         self._program = program
-        self._target = psycopg.conninfo.conninfo_to_dict(target)
+        self._target = conninfo_to_dict(target)
         self._settings = {"pool_mode": "transaction", "max_client_conn": 1000, **settings}
 
     @property
@@ -598,7 +605,7 @@ class PgBouncer(_Server):
         users = f'"{_doubled(user)}" "{_doubled(password)}"\n'
         lines = [
             "[databases]",
-            f"* = host={self._target['host']} port={self._target.get('port', 5432)}",
+            f"* = host={self._target.get('host', '127.0.0.1')} port={self._target.get('port', 5432)}",
             "[pgbouncer]",
             *(f"{name} = {value}" for name, value in settings.items()),
         ]

@@ -342,6 +342,7 @@ _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./
 
 _GUARDIAN = """
 import json, os, shutil, signal, sys, time
+from pathlib import Path
 processes, folders = {}, set()
 for line in sys.stdin:
     verb, what, end_with = json.loads(line)
@@ -360,11 +361,22 @@ def send(pid, *numbers):
         return False
     return True
 
+def ended(pid):
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return not send(pid, 0) or status.exists() and "State:\\tZ" in status.read_text()
+    except OSError:
+        return True
+
 for pid, end_with in processes.items():
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for path in lists for child in path.read_text().split()]
     send(pid, end_with, signal.SIGCONT)
+    for child in children:  # a frozen one would make the server wait
+        send(child, signal.SIGCONT)
 orderly = [pid for pid, end_with in processes.items() if end_with != signal.SIGKILL]
 patience = time.monotonic() + 6
-while time.monotonic() < patience and any([send(pid, 0) for pid in orderly]):
+while time.monotonic() < patience and not all(map(ended, orderly)):
     time.sleep(0.02)
 for pid in orderly:
     send(pid, signal.SIGKILL)
