@@ -82,9 +82,9 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors notifications policies protocol script_files",
+        "cursors forking notifications policies protocol script_files secrets",
         "notification_retry sql",
-        "memory redis sqlite",
+        "memory postgres redis sqlite",
         "urls",
     ),
     "tenure_testing.conformance": (
@@ -316,7 +316,7 @@ def test_a_storage_does_not_import_another() -> None:
         mine = path.relative_to(HOUSE / "storage").parts[0]
         for module in imports(path):
             others = {folder.name for folder in (HOUSE / "storage").iterdir() if folder.is_dir()} - {mine}
-            if mine == "sqlite":
+            if mine in ("postgres", "sqlite"):
                 # The verbs that all SQL storages share.
                 others -= {"sql"}
             assert not any(f"{module}.".startswith(f"tenure.storage.{other}.") for other in others), (path, module)
@@ -374,9 +374,14 @@ OUTSIDE = re.compile(
 MAY_START: dict[str, str] = {
     "background_loop.py": "the thread of an event loop for callers without one",
     "processes/process.py": "starts child processes; a thread waits for the end of each",
-    "storage/sqlite/reader.py": "SQLite blocks: one thread reads",
+    "storage/postgres/listener.py": "one thread waits for notifications",
+    "storage/postgres/reader.py": "the reading thread waits before it reads again",
+    "storage/postgres/storage.py": "the writers' last transactions block, so a thread waits for them",
+    "storage/postgres/writer.py": "the writing thread waits before it tries a transaction again",
+    "storage/sql/reader.py": "a database driver blocks: one thread reads",
+    "storage/sql/writer.py": "a database driver blocks: one thread writes",
     "storage/sqlite/storage.py": "the writer's last transaction blocks, so a thread waits for it",
-    "storage/sqlite/writer.py": "SQLite blocks: one thread writes, and waits for a database that is locked",
+    "storage/sqlite/writer.py": "the writing thread waits for a database that is locked",
     "supervisor/supervisor.py": "looks for changed sources in a thread, because a file system may block",
     "threads.py": "the pool that runs plain functions",
     "worker/isolation/main.py": "threads read the channel and send progress while a handler blocks the loop",

@@ -1,4 +1,4 @@
-"""Eight threads, each with a storage and connections of its own, on one schema: no clock is held, only invariants are."""
+"""Eight threads, each with a storage of its own, on one schema: no clock is held, only invariants are."""
 
 import psycopg
 import pytest

@@ -17,9 +17,7 @@ def twins_on(url: str, seed: int) -> Twins:
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[] if seed in (3, 6) else pytest.mark.slow) for seed in range(8)]
 )
-async def test_every_answer_is_that_of_the_model(
-    empty_schema: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_answer_is_that_of_the_model(empty_schema: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     patch(monkeypatch, EVENTS_KEPT=kept(seed))
     if seed % 2:
         patch(monkeypatch, **LIMITS)

@@ -1,6 +1,6 @@
-"""Hypothesis asks the model and PostgreSQL the same, and replays old fences: every answer, record and event is the same.
+"""Hypothesis asks the model and PostgreSQL the same, and replays old fences: every answer and record is the same.
 
-`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_postgres_machine.py` looks longer, and elsewhere each time.
+`HYPOTHESIS_PROFILE=thorough make test ARGS=tests/storage/test_postgres_machine.py` looks longer, elsewhere each time.
 """
 
 import os

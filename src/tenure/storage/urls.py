@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 from tenure.clock import Clock
 from tenure.core.check import shown
 from tenure.errors import UsageError
-from tenure.storage.protocol import Storage
 from tenure.storage.postgres import address as postgres
+from tenure.storage.protocol import Storage
 from tenure.storage.redis import address as redis
 from tenure.storage.secrets import shown_of
 

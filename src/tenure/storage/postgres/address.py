@@ -22,22 +22,25 @@ SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _RESERVED = ("pg_", "information_schema")
 
 _LIBPQ = frozenset(
-    "application_name channel_binding connect_timeout dbname gssencmode gsslib host hostaddr keepalives "
-    "keepalives_count keepalives_idle keepalives_interval krbsrvname load_balance_hosts options passfile password port "
-    "requirepeer require_auth service sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslmode "
-    "sslnegotiation sslpassword sslrootcert sslsni ssl_max_protocol_version ssl_min_protocol_version "
-    "target_session_attrs tcp_user_timeout user".split()
+    (
+        *("application_name", "channel_binding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr"),
+        *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname", "options"),
+        *("load_balance_hosts", "passfile", "password", "port", "requirepeer", "require_auth", "service", "sslcert"),
+        *("sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "target_session_attrs"),
+        *("tcp_user_timeout", "user"),
+    )
 )
 """The options of a connection that libpq knows."""
 
 
 @dataclass(frozen=True)
 class PostgresAddress:
-    """A parsed storage URL. `shown`: without passwords, for messages. `server` and `listener`: addresses for libpq.
+    """A parsed storage URL. `url`: as it was given. `shown`: without passwords, for messages.
 
-    `listener` is None if there are no notifications.
+    `server` and `listener`: addresses for libpq. `listener` is None if there are no notifications.
     """
 
+    url: str
     shown: str
     server: str
     listener: str | None
@@ -95,7 +98,7 @@ def read(url: str) -> PostgresAddress:
         # Of several servers, the one that takes writes.
         options.setdefault("target_session_attrs", "read-write")
     server = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(options, quote_via=quote), ""))
-    return PostgresAddress(shown, server, None if listen == "off" else listener or server, schema)
+    return PostgresAddress(url, shown, server, None if listen == "off" else listener or server, schema)
 
 
 def _number(kind: str, schema: str) -> int:

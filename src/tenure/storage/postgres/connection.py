@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 """How to find out that a server's host is gone, unless the URL says otherwise."""
 
 IDLE = 2_000
-"""After this number of milliseconds without a statement the server ends a transaction: its process is frozen or gone."""
+"""After this number of milliseconds without a statement the server ends a transaction: its process may be frozen."""
 
 PATIENCE = 10_000
 """How many milliseconds a transaction waits for a lock. A transaction that waited in vain is tried again."""
@@ -123,10 +123,9 @@ class Session:
         connection = self._connection
         if connection is None:
             return
-        with suppress(OSError, psycopg.Error):
-            # The thread that waits for this socket gets an error, and closes the connection.
-            with socket.socket(fileno=os.dup(connection.fileno())) as opened:
-                opened.shutdown(socket.SHUT_RDWR)
+        # The thread that waits for this socket gets an error, and closes the connection.
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as opened:
+            opened.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
         """Give up the connection without a message to the server: after a fork it belongs to the parent."""

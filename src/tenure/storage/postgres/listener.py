@@ -2,15 +2,13 @@
 
     another process ──pg_notify──► the server ──► this thread ──► the hub ──► listeners
 
-A hint may be lost; every waiter also polls. While there is no connection, the thread itself gives hints once a second.
+A hint may be lost; every waiter also polls. While the connection is down, the thread itself gives hints once a second.
 """
 
 import json
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-
-import psycopg
 
 from tenure.clock import Clock, entropy
 from tenure.core.exponential_delay import ExponentialDelay

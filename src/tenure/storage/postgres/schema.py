@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Mapping
 from importlib.resources import files
+from typing import Any
 
 import psycopg
 
@@ -52,15 +54,15 @@ class Schema:
         version = self.version(connection)
         if version < SCHEMA:
             if not self._auto_migrate:
+                found = f"schema {version}" if version else "no schema yet"
                 raise SchemaMismatchError(
-                    f"{self._address.shown} has {f'schema {version}' if version else 'no schema yet'}, this Tenure needs "
-                    f"{SCHEMA}; run `tenure migrate up`"
+                    f"{self._address.shown} has {found}, this Tenure needs {SCHEMA}; run `tenure migrate up`"
                 )
             self.migrate(connection)
         self._checked = True
 
     def version(self, connection: Connection) -> int:
-        """Return the number of the schema, 0 if there is none yet.
+        """Return the number of the schema, 0 if it does not exist yet.
 
         Raises:
             SchemaMismatchError: it is not ours, or newer than this version.
@@ -129,7 +131,7 @@ class Schema:
             )
 
 
-def _row(connection: Connection, statement: str, values: dict[str, object] | None = None) -> tuple[object, ...]:
+def _row(connection: Connection, statement: str, values: Mapping[str, object] | None = None) -> tuple[Any, ...]:
     row = connection.execute(NAMED[statement], values, prepare=False).fetchone()
     if row is None:
         raise psycopg.DataError(f"{statement} returns a row")

@@ -118,7 +118,7 @@ class PostgresWriter(Writer):
             return [operation for operation in wanted if operation.answer is None]
         return left
 
-    def _attempt(self, batch: list[Operation], topics: list[str]) -> bool:
+    def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
         connection = self._session.use()
         now, number = begin(connection, "session.write", self._address)
         with self._claims.lock:
@@ -133,10 +133,9 @@ class PostgresWriter(Writer):
             if operation.after_commit is not None:
                 operation.after_commit(answer)
         topics += tx.topics
-        return True
 
     def _commit(self, connection: Connection, number: str) -> None:
-        """Commit; if the answer is lost, ask the server what became of the transaction.
+        """Commit; if the answer is lost, ask the server whether it took place.
 
         Raises:
             psycopg.Error: the transaction did not commit.

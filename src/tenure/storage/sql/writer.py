@@ -119,8 +119,12 @@ class Writer(ABC):
         """Give each operation its answer or error; add the topics to notify."""
 
     @abstractmethod
-    def _attempt(self, batch: list[Operation], topics: list[str]) -> bool:
-        """Run operations in one transaction. Return False if it must be tried again after `_prepare_again`."""
+    def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
+        """Run operations in one transaction.
+
+        Raises:
+            StorageUnavailableError: none of the operations may be tried again.
+        """
 
     @abstractmethod
     def _begin(self, tx: Transaction, operation: Operation | None) -> None:
@@ -158,9 +162,7 @@ class Writer(ABC):
     def _close(self) -> None:
         """Close what the thread has opened."""
 
-    def _prepare_again(self) -> None:
-        """Remove the obstacle because of which `_attempt` returned False."""
-
+    @abstractmethod
     def _give_up(self) -> None:
         """Interrupt a transaction whose operations have waited too long. Called on a loop, not on the thread."""
 
@@ -342,8 +344,10 @@ class Writer(ABC):
         """Run operations in one transaction; if it fails, in halves, so that only the bad operation fails."""
         while batch:
             try:
-                if self._attempt(batch, topics):
-                    return
+                self._attempt(batch, topics)
+            except StorageUnavailableError:
+                self._roll_back()
+                raise
             except Exception as error:
                 self._roll_back()
                 if self._is_passing(error):
@@ -356,8 +360,8 @@ class Writer(ABC):
                     half = len(batch) // 2
                     self._write(batch[:half], topics)
                     batch = batch[half:]
-                continue
-            self._prepare_again()
+            else:
+                return
 
     def _answers(self, tx: Transaction, batch: list[Operation]) -> list[Any]:
         """Run operations and write all that they have collected; return the answer of each."""

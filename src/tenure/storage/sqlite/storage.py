@@ -12,6 +12,7 @@ from tenure.core.leadership import Term
 from tenure.core.partition import LOG_LOST
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
+from tenure.storage import forking
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.protocol import (
     EVENTS_END,
@@ -38,7 +39,6 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage import forking
 from tenure.storage.sqlite import health
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.locks import Locks, lock_file

@@ -1,6 +1,6 @@
 """The writer of a SQLite file: takes the writers' lock for each transaction, checkpoints, and looks for other commits.
 
-    verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
+verbs ──submit──► queue ──take ≤ 256──► lock file ► BEGIN ► each operation ► COMMIT ──► futures, once per loop
 """
 
 import sqlite3
@@ -59,9 +59,7 @@ class SQLiteWriter(Writer):
             self._unchecked += 1
         heard = self._hub.has_listeners
         # The next batch usually arrives before there is any change to see.
-        overdue = (
-            self._unchecked >= UNCHECKED_BATCHES or self._clock.uptime() - self._checked_at >= UNCHECKED_SECONDS
-        )
+        overdue = self._unchecked >= UNCHECKED_BATCHES or self._clock.uptime() - self._checked_at >= UNCHECKED_SECONDS
         if heard and (overdue if worked else self._was_idle):
             self._check_changes()
             self._unchecked, self._checked_at = 0, self._clock.uptime()
@@ -98,14 +96,15 @@ class SQLiteWriter(Writer):
         claim_numbers.publish(self._lanes, tx)
         return left
 
-    def _attempt(self, batch: list[Operation], topics: list[str]) -> bool:
-        connection = self._session.use()
-        with self._locks.writing():
-            # Looked at under the lock: another process may have saved the log since, and write a new one.
-            kept = self._session.log_state() == "kept"
-            if kept:
-                self._transact(connection, batch, topics)
-            return kept
+    def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
+        while True:
+            connection = self._session.use()
+            with self._locks.writing():
+                # Looked at under the lock: another process may have saved the log since, and write a new one.
+                if self._session.log_state() == "kept":
+                    self._transact(connection, batch, topics)
+                    return
+            self._save_log(connection)
 
     def _roll_back(self) -> None:
         connection = self._session.use()
@@ -115,8 +114,8 @@ class SQLiteWriter(Writer):
     def _is_passing(self, error: Exception) -> bool:
         return errors.is_busy(error)
 
-    def _prepare_again(self) -> None:
-        self._save_log(self._session.use())
+    def _give_up(self) -> None:
+        """Do nothing: SQLite itself limits the wait for a lock."""
 
     def _save_log(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         """Copy a log that was deleted or replaced into the file, and return a connection that uses a new log.

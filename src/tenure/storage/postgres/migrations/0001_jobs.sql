@@ -141,8 +141,8 @@ CREATE INDEX job_waiting ON job_live (queue, run_at)
 CREATE INDEX job_ttl ON job_live (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
--- The active jobs, by owner. There is no index on the end of the leases, because each heartbeat would have to update it:
--- the sweep reads all active jobs instead.
+-- The active jobs, by owner. An index on the end of the leases would have to be
+-- updated by each heartbeat: the sweep reads all active jobs instead.
 CREATE INDEX job_active ON job_live (owner, seq)
     WHERE state = 'active';
 

@@ -42,7 +42,7 @@ RELEASE SAVEPOINT step;
 ROLLBACK TO SAVEPOINT step;
 
 -- name: fate
--- Returns what became of a transaction: 'committed', 'aborted', 'in progress', or NULL if that is not known any more.
+-- Returns the state of a transaction: 'committed', 'aborted', 'in progress', or NULL if that is not known any more.
 -- `number`: the transaction's number.
 SELECT pg_xact_status(:number::text::xid8);
 
