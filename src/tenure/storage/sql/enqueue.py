@@ -1,5 +1,6 @@
 """Enqueue in SQL: makes a new job for a call, or merges the call into an existing job."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -39,6 +40,7 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
         if alike and _create_alike(tx, alike):
             results += [EnqueueResult("created", new.ref) for _, new in alike]
         else:
+            concurrency_keys.load(tx, (new for _, new in alike))
             results += [store(tx, new, offset) for offset, new in alike or jobs[done : done + 1]]
     each = iter(results)
     return [list(islice(each, len(call))) for call in calls]
@@ -81,56 +83,98 @@ def free_window(tx: Transaction, job: JobRecord) -> None:
 def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
     """Return the longest run of jobs, from a position on, that one statement can insert.
 
-    Such jobs differ only in id, payload and headers, and need only a position in the queue. Empty for a single job: a
-    list of one takes the library longer than a row.
+    Such jobs differ only in id, payload, headers, keys and start time, and need only a position in the queue. No two of
+    them have the same unique key. Empty for a single job: a list of one takes the library longer than a row.
     """
     if len(jobs) - begins < 2:
         return ()
     _, first = jobs[begins]
-    if first.merge is not None or first.throttle is not None or first.keys or _is_fair(tx, first):
+    unique = _unique_name(first) is not None
+    if (first.merge is not None and not unique) or first.throttle is not None or _is_fair(tx, first):
         return ()
     if records_event(tx, first.queue, "enqueued"):
         return ()
     ends, size = begins + 1, len(first.payload)
+    names = {_unique_name(first)}
     while ends < len(jobs) and size < INSERT_BYTES:
         _, new = jobs[ends]
-        if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
+        if not (_equal_except_call(new, first) or _equal_except_keys(new, first)):
             break
+        if unique:
+            if (name := _unique_name(new)) in names:
+                break
+            names.add(name)
         ends, size = ends + 1, size + len(new.payload)
     return jobs[begins:ends] if ends - begins > 1 else ()
+
+
+def _unique_name(job: NewJob) -> str | None:
+    return job.merge.key if isinstance(job.merge, UniqueKey) and job.merge.window is None else None
+
+
+def _equal_except_call(new: NewJob, first: NewJob) -> bool:
+    """Return True if two jobs differ only in what each call has of its own."""
+    return structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) == first
+
+
+def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
+    """Return True if two jobs differ only in that, and in their keys and start times."""
+    if _unique_name(new) is None and new.merge != first.merge:
+        return False
+    return (first.merge is None) == (new.merge is None) and _equal_except_call(
+        structs.replace(new, keys=first.keys, merge=first.merge, delay=first.delay, run_at=first.run_at), first
+    )
 
 
 def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     """Insert similar jobs in one statement; each comes with its offset in its call.
 
-    Returns False and inserts none if one of their ids is known.
+    Returns False and inserts none if one of their ids is known, or one of their unique keys is held.
     """
     _, first = alike[0]
-    run_at = first.run_at if first.run_at is not None else tx.now + first.delay
-    at = max(run_at, tx.now)
+    if first.merge is not None and _is_any_held(tx, [new for _, new in alike]):
+        return False
     payloads = ByteSlices()
-    calls = json_list(
-        [
-            (
-                new.id,
-                rows.text(new.headers),
-                score_at(at + offset, boost=new.boost, lifo=new.lifo),
-                *payloads.add(new.payload),
-            )
-            for offset, new in alike
-        ]
-    )
+    terms = first.keys, first.delay, first.run_at
+    differ = first.merge is not None or any((new.keys, new.delay, new.run_at) != terms for _, new in alike)
+    run_at = _run_at(tx, first)
+    values = rows.new_job(first, run_at, tx.now)
+    states = Counter[str]({values["state"]: 0 if differ else len(alike)})
+    listed: list[tuple[object, ...]] = []
+    for offset, new in alike:
+        own: tuple[object, ...] = ()
+        if differ:
+            run_at = _run_at(tx, new)
+            own = "delayed" if run_at > tx.now else "waiting", run_at, *rows.key_columns(new)
+            states[str(own[0])] += 1
+        score = score_at(max(run_at, tx.now) + offset, boost=new.boost, lifo=new.lifo)
+        listed.append((new.id, rows.text(new.headers), score, *payloads.add(new.payload), *own))
+    calls = json_list(listed)
     if calls is None:
         return False
-    values = rows.new_job(first, run_at, tx.now)
-    values |= {"calls": calls, "payloads": payloads.joined()}
+    values |= {"calls": calls, "payloads": payloads.joined(), "differ": int(differ)}
     created = tx.run("enqueue.insert_alike", values)
     if created < len(alike):
         tx.run("enqueue.delete_last", {"jobs": created})
         return False
-    tx.count_move(first.queue, to=values["state"], jobs=created)
+    for state, jobs in states.items():
+        tx.count_move(first.queue, to=state, jobs=jobs)
+    if differ or first.keys:
+        concurrency_keys.load(tx, (new for _, new in alike))
+        for _, new in alike:
+            concurrency_keys.register(tx, new)
     tx.topics.append(queue_topic(first.queue))
     return True
+
+
+def _run_at(tx: Transaction, new: NewJob) -> int:
+    return new.run_at if new.run_at is not None else tx.now + new.delay
+
+
+def _is_any_held(tx: Transaction, jobs: Sequence[NewJob]) -> bool:
+    """Return True if an unfinished job holds a merge key of these jobs, which are in one queue."""
+    names = json_list([merge_name(new.merge) for new in jobs if new.merge is not None])
+    return names is None or tx.one("enqueue.has_holder", {"queue": jobs[0].queue, "names": names}) == (1,)
 
 
 def _existing_job(tx: Transaction, new: NewJob) -> Ref | None:
@@ -274,7 +318,7 @@ def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
 
 def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
     """Insert a new job, which continues from the previous job of its id; return True if the id was new."""
-    run_at = new.run_at if new.run_at is not None else tx.now + new.delay
+    run_at = _run_at(tx, new)
     if new.merge is not None and isinstance(new.merge, DebounceKey | CollectKey):
         run_at = due_at(new.merge, first=tx.now, calls=1, now=tx.now)
     if not _insert(tx, new, run_at, offset):

@@ -134,6 +134,11 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
     }
 
 
+def key_columns(job: NewJob) -> tuple[str | None, str | None, str | None]:
+    """Return the columns `keys`, `merge_key` and `merge` of a new job."""
+    return text(job.keys), None if job.merge is None else merge_name(job.merge), text(job.merge)
+
+
 def ready(jobs: str) -> list[ReadyJob]:
     """Return the jobs of a list made by `exchange.ready`."""
     return _ready(str(jobs))

@@ -32,6 +32,15 @@ Lanes = dict[tuple[str, int], LaneClaims]
 
 NO_VALUES: Values = {}
 
+DueWork = tuple[int | None, int | None, bool]
+"""When a queue's next delayed job falls due, when its first rate with parked jobs opens, and whether jobs of unknown
+tasks are parked."""
+
+_NO_WORK: DueWork = (None, None, False)
+
+TASKS_READ = 100
+"""How many tasks' settings are read before they are needed. With more tasks that have settings, each is looked up."""
+
 
 @dataclass
 class KeyCounts:
@@ -81,6 +90,12 @@ class RateState:
     written: RateReservation
 
 
+def _fair_queue_state(front: int | None, opening: bool) -> FairQueueState:
+    if front is None:
+        return FairQueueState(None, opening)
+    return FairQueueState(Fairness(front), opening, written=Fairness(front))
+
+
 class Transaction(ABC):
     """The operations of one transaction, one after another. A driver implements the abstract methods.
 
@@ -110,6 +125,16 @@ class Transaction(ABC):
         self._fair_queues: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
         self._limited: set[str] | None = None
+        self._may_be_limited: dict[str, bool] = {}
+        self._kept: dict[str, int] = {}
+        self._event_bounds: tuple[int, int] | None = None
+        self.written_settings: dict[tuple[str, str], str | None] = {}
+        """Settings as stored that were read before they were needed. None: there are none."""
+        self.knows_all_tasks = False
+        """True if the settings of all tasks that have any were read."""
+        self.openings = 0
+        """How many opening times of rates this transaction has changed."""
+        self._due: dict[str, DueWork] = {}
 
     @abstractmethod
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
@@ -141,6 +166,8 @@ class Transaction(ABC):
         """Count that this number of a queue's jobs went from one state to another."""
         if not jobs:
             return
+        if to in ("delayed", "parked") or left == "delayed":
+            self._due.clear()
         if left is not None:
             self._counts[queue, left] -= jobs
             if left == "waiting" and queue in self._fair_queues:
@@ -157,9 +184,32 @@ class Transaction(ABC):
 
     def kept(self, queue: str) -> int:
         """Return how many completed jobs of a queue are under its retention rules."""
-        row = self.one("tally.kept", {"queue": queue})
         noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
+        if (known := self._kept.get(queue)) is not None:
+            return known + noted
+        row = self.one("tally.kept", {"queue": queue})
         return noted if row is None else int(row[0]) + noted
+
+    def load_queues(self, queues: Iterable[str]) -> None:
+        """Read in one statement what an exchange needs to know of its queues, and the settings of tasks."""
+        unknown = list(dict.fromkeys(queue for queue in queues if queue not in self._kept))
+        if not unknown:
+            return
+        tasks = 0
+        values = {"queues": json_rows(unknown), "tasks": TASKS_READ}
+        for number, task, body, *state in self.all("exchange.queues", values):
+            if number is None:
+                tasks += 1
+                self.written_settings["task", task] = body
+                continue
+            queue = unknown[number]
+            front, limited, self._kept[queue], falls_due, opening, has_unknown, *bounds = state
+            self.written_settings["queue", queue] = body
+            self._fair_queues.setdefault(queue, _fair_queue_state(front, opening is not None))
+            self._may_be_limited.setdefault(queue, bool(limited))
+            self._due[queue] = falls_due, opening, bool(has_unknown)
+            self._event_bounds = bounds[0], bounds[1]
+        self.knows_all_tasks = tasks < TASKS_READ
 
     def key(self, queue: str, name: str) -> KeyCounts:
         """Return a queue's concurrency key; changes of its limit and count are written at the end."""
@@ -194,15 +244,27 @@ class Transaction(ABC):
     def _read_keys(self, keys: Sequence[tuple[str, str]]) -> list[Row]:
         return self.all("tally.keys", {"keys": json_rows(keys)}) if keys else []
 
+    def due_work(self, queues: Sequence[str], listed: str) -> list[tuple[str, DueWork]]:
+        """Return the due work of those queues that have any. `listed`: the queues as a JSON list."""
+        if not self.recounted and all(queue in self._due for queue in queues):
+            return [(queue, work) for queue in dict.fromkeys(queues) if (work := self._due[queue]) != _NO_WORK]
+        return [
+            (queue, (falls_due, opening, bool(unknown)))
+            for queue, falls_due, opening, unknown in self.all("exchange.due_queues", {"queues": listed})
+        ]
+
+    def note_opening(self) -> None:
+        """Record that an opening time of a rate has changed."""
+        self.openings += 1
+        self._due.clear()
+
     def fair_queue(self, queue: str) -> FairQueueState:
         """Return a queue's fair order; its changes are written at the end."""
         known = self._fair_queues.get(queue)
         if known is None:
             row = self.one("fair_queue.state", {"queue": queue})
             front, opening = (None, 0) if row is None else row
-            known = self._fair_queues[queue] = FairQueueState(None, bool(opening))
-            if front is not None:
-                known.fairness, known.written = Fairness(front), Fairness(front)
+            known = self._fair_queues[queue] = _fair_queue_state(front, bool(opening))
         return known
 
     def rate(self, queue: str, name: str) -> RateState:
@@ -215,12 +277,18 @@ class Transaction(ABC):
             known = self._rates[queue, name] = RateState(taken, opens, written=taken)
         return known
 
-    @property
-    def limited_queues(self) -> set[str]:
-        """The queues that may have a limit of their own; all others have none."""
-        if self._limited is None:
-            self._limited = {queue for (queue,) in self.all("rates.limited_queues")}
-        return self._limited
+    def may_be_limited(self, queue: str) -> bool:
+        """Return False if a queue has no limit of its own."""
+        known = self._may_be_limited.get(queue)
+        if known is None:
+            if self._limited is None:
+                self._limited = {queue for (queue,) in self.all("rates.limited_queues")}
+            known = self._may_be_limited[queue] = queue in self._limited
+        return known
+
+    def note_limited(self, queue: str) -> None:
+        """Record that a queue has a limit of its own."""
+        self._may_be_limited[queue] = True
 
     def lane(self, owner: str, lane: int) -> LaneClaims:
         """Return the state of an owner's numbered claims in one lane."""
@@ -230,6 +298,7 @@ class Transaction(ABC):
     def drop_rates(self) -> None:
         """Drop the cached rates: a statement has changed their table directly."""
         self._rates.clear()
+        self._due.clear()
 
     def savepoint(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
         """Run `do`; if it fails, undo its writes and return `otherwise` and the error.
@@ -250,6 +319,10 @@ class Transaction(ABC):
             self._fair_queues.clear()
             self._rates.clear()
             self._limited = None
+            self._may_be_limited.clear()
+            self._due.clear()
+            self.written_settings.clear()
+            self.knows_all_tasks = False
             self.freed.clear()
             self.recounted.clear()
             self.run("session.rollback_to_savepoint")
@@ -268,6 +341,9 @@ class Transaction(ABC):
             self._write_counts()
             self._counts.clear()
         self._write_keys()
+        # They are in tables that other statements change too.
+        self._kept.clear()
+        self._event_bounds = None
         for queue, state in self._fair_queues.items():
             if state.fairness is not None and state.fairness != state.written:
                 self._write_fair_queue(queue, state.fairness, state.written)
@@ -317,8 +393,11 @@ class Transaction(ABC):
 
     def _trim_events(self, recorded: int) -> None:
         """Delete the oldest events if there are too many, but not many more than were recorded."""
-        row = self.one("events.bounds")
-        oldest, last = (0, 0) if row is None else row
+        if self._event_bounds is None:
+            row = self.one("events.bounds")
+            oldest, last = (0, 0) if row is None else row
+        else:
+            oldest, last = self._event_bounds[0], self._event_bounds[1] + recorded
         surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
             self.run("sweep.delete_events", {"last": oldest + surplus})

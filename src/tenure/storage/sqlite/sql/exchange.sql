@@ -1,5 +1,40 @@
 -- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
+-- name: queues
+-- Returns what an exchange needs to know of several queues, one row for each: its number in the list, NULL, its
+-- settings, the front of its fair order, whether it may have a limit of its own, how many of its completed jobs are
+-- under its retention rules, when the next delayed job falls due, when the first rate with parked jobs opens, whether
+-- jobs of unknown tasks are parked, the cursor before the oldest event in the log, and the last cursor ever given out.
+-- Then the tasks that have settings, up to a limit: NULL, the task, and its settings.
+-- Parameters: queues (a list), tasks (the limit).
+SELECT listed.key,
+       NULL,
+       (SELECT body FROM setting WHERE kind = 'queue' AND name = listed.value),
+       (SELECT front FROM fair_line WHERE queue = listed.value),
+       EXISTS (SELECT 1 FROM rate WHERE queue = listed.value AND name = 'limit:queue'),
+       (
+       SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
+         FROM tally
+        WHERE queue = listed.value
+          AND state IN ('completed', 'kept')
+       ),
+       (SELECT min(run_at) FROM job INDEXED BY job_delayed WHERE queue = listed.value AND state = 'delayed'),
+       (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = listed.value AND opens_at IS NOT NULL),
+       EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE queue = listed.value
+                 AND state = 'waiting'
+                 AND parked_under >= 'unknown:'
+                 AND parked_under < 'unknown;'
+       ),
+       coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)
+  FROM json_each(:queues) AS listed
+ UNION ALL
+SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, 0, 0, 0
+  FROM (SELECT name, body FROM setting WHERE kind = 'task' LIMIT :tasks);
+
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
@@ -192,7 +227,8 @@ UPDATE job
 UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
--- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
+-- Returns one row: a list of the first ready jobs, their payloads concatenated, each with the length in the list, and
+-- whether there are more ready jobs.
 -- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
 -- shows.
 SELECT json_group_array(
@@ -201,7 +237,15 @@ SELECT json_group_array(
                      lease, max_stalls, start_grace, renewed, pinned, policy, created, keys, rates
               )
        ),
-       CAST(group_concat(payload, '') AS BLOB)
+       CAST(group_concat(payload, '') AS BLOB),
+       (
+       SELECT 1
+         FROM job INDEXED BY job_ready
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        LIMIT 1 OFFSET :limit
+       ) IS NOT NULL
   FROM (
        SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
               renewed, pinned, policy, created, keys, rates, payload,
