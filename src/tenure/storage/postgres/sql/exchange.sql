@@ -194,9 +194,8 @@ UPDATE job_live
 UPDATE job_live SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
--- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
--- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
--- shows.
+-- Returns one row: a list of the first ready jobs, their payloads concatenated, each with the length in the list, and
+-- whether there are more ready jobs. A job that is not `plain` has more data than the list shows.
 SELECT json_agg(
               json_build_array(
                      seq, plain, octet_length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
@@ -204,7 +203,15 @@ SELECT json_agg(
               )
               ORDER BY score, id
        )::text,
-       string_agg(payload, '' ORDER BY score, id)
+       string_agg(payload, '' ORDER BY score, id),
+       (
+       SELECT TRUE
+         FROM job_live
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        LIMIT 1 OFFSET :limit
+       ) IS NOT NULL
   FROM (
        SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
               renewed, pinned, policy, created, keys, rates, payload,
@@ -416,6 +423,46 @@ UPDATE job_live
 -- name: trim_runs
 -- `number`: of the newest run to delete.
 DELETE FROM run WHERE seq = :seq AND number <= :number;
+
+-- name: queues
+-- Returns what an exchange needs to know of several queues, one row for each: its number in the list, NULL, its
+-- settings, the front of its fair order, whether it may have a limit of its own, how many of its completed jobs are
+-- under its retention rules, when the next delayed job falls due, when the first rate with parked jobs opens, whether
+-- jobs of unknown tasks are parked, the cursor before the oldest event in the log, and the last cursor ever given out.
+-- Then the tasks that have settings, up to a limit: NULL, the task, and its settings.
+-- Parameters: queues (a list), tasks (the limit).
+WITH log AS MATERIALIZED (
+     SELECT trimmed, greatest(trimmed, (SELECT max(id) FROM event)) AS last
+       FROM (SELECT coalesce((SELECT value::bigint FROM meta WHERE key = 'events_deleted'), 0) AS trimmed) AS log
+)
+SELECT listed.place - 1,
+       NULL::text,
+       (SELECT body FROM setting WHERE kind = 'queue' AND name = listed.name),
+       (SELECT front FROM fair_line WHERE queue = listed.name),
+       EXISTS (SELECT 1 FROM rate WHERE queue = listed.name AND name = 'limit:queue'),
+       (
+       SELECT coalesce(sum(CASE state WHEN 'completed' THEN jobs ELSE -jobs END), 0)::bigint
+         FROM tally
+        WHERE queue = listed.name
+          AND state IN ('completed', 'kept')
+       ),
+       (SELECT min(run_at) FROM job_live WHERE queue = listed.name AND state = 'delayed'),
+       (SELECT min(opens_at) FROM rate WHERE queue = listed.name AND opens_at IS NOT NULL),
+       EXISTS (
+              SELECT 1
+                FROM job_live
+               WHERE queue = listed.name
+                 AND state = 'waiting'
+                 AND parked_under >= 'unknown:'
+                 AND parked_under < 'unknown;'
+       ),
+       log.trimmed,
+       log.last
+  FROM jsonb_array_elements_text(:queues::jsonb) WITH ORDINALITY AS listed (name, place)
+ CROSS JOIN log
+ UNION ALL
+SELECT NULL, name, body, NULL, FALSE, 0, NULL, NULL, FALSE, 0, 0
+  FROM (SELECT name, body FROM setting WHERE kind = 'task' LIMIT :tasks) AS tasks;
 
 -- name: due_queues
 -- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
