@@ -75,6 +75,10 @@ def read(url: str) -> PostgresAddress:
     parts = urlsplit(url)
     if parts.fragment or "@" in parts.path:
         raise _bad(shown, 'is torn at a "/", "?" or "#"; write these in a password as %2F, %3F and %23')
+    for host in parts.netloc.rpartition("@")[2].split(","):
+        port = host.rpartition("]")[2].rpartition(":")[2] if ":" in host.rpartition("]")[2] else ""
+        if port and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
+            raise _bad(shown, f"has the port {port!r}; use a whole number from 1 to 65,535")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     schema = options.pop("schema", "tenure")
     if not SCHEMA.fullmatch(schema) or schema.startswith(_RESERVED):
