@@ -362,7 +362,12 @@ class Transaction(ABC):
             (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None)
             for (queue, state), jobs in self._counts.items()
         ]
-        self.run("tally.count", {"counts": json_rows(counts)})
+        if len(counts) == 1:
+            # A list of one takes the library longer than a row.
+            queue, state, jobs, trim_at = counts[0]
+            self.run("tally.count_one", {"queue": queue, "state": state, "jobs": jobs, "trim_at": trim_at})
+        else:
+            self.run("tally.count", {"counts": json_rows(counts)})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
         self.many("tally.trim_now", unruled)

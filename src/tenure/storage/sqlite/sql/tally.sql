@@ -1,5 +1,13 @@
 -- tally: the counters and keys that a transaction writes at its end.
 
+-- name: count_one
+-- Adds to one counter.
+-- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
+ON CONFLICT (queue, state) DO UPDATE
+   SET jobs = jobs + excluded.jobs,
+       trim_at = coalesce(excluded.trim_at, trim_at);
+
 -- name: count
 -- Adds to counters. No counter is listed twice.
 -- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
