@@ -242,6 +242,10 @@ class Transaction(ABC):
             self._keys[known[number]].held = held
 
     def _read_keys(self, keys: Sequence[tuple[str, str]]) -> list[Row]:
+        if len(keys) == 1:
+            # A list of one takes the library longer than a row, here and below.
+            queue, name = keys[0]
+            return self.all("tally.key", {"queue": queue, "name": name})
         return self.all("tally.keys", {"keys": json_rows(keys)}) if keys else []
 
     def due_work(self, queues: Sequence[str], listed: str) -> list[tuple[str, DueWork]]:
@@ -363,7 +367,6 @@ class Transaction(ABC):
             for (queue, state), jobs in self._counts.items()
         ]
         if len(counts) == 1:
-            # A list of one takes the library longer than a row.
             queue, state, jobs, trim_at = counts[0]
             self.run("tally.count_one", {"queue": queue, "state": state, "jobs": jobs, "trim_at": trim_at})
         else:
@@ -374,7 +377,11 @@ class Transaction(ABC):
 
     def _write_keys(self) -> None:
         changed = [(place, key) for place, key in self._keys.items() if (key.limit, key.named) != key.written]
-        if named := [(*place, key.limit, key.named) for place, key in changed if key.named]:
+        named = [(*place, key.limit, key.named) for place, key in changed if key.named]
+        if len(named) == 1:
+            queue, name, limit, jobs = named[0]
+            self.run("tally.set_key", {"queue": queue, "name": name, "limit": limit, "named": jobs})
+        elif named:
             self.run("tally.set_keys", {"keys": json_rows(named)})
         if unnamed := [place for place, key in changed if not key.named]:
             self.run("tally.delete_keys", {"keys": json_rows(unnamed)})
