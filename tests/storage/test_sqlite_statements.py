@@ -13,8 +13,8 @@ import tenure
 from tenure.core.job import Key
 from tenure.core.outcome import Returned
 from tenure.core.settlement import settlement
-from tenure.storage.protocol import ClaimRequest
-from tenure.storage.sql import exchange
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
+from tenure.storage.sql import exchange, renew
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.statements import STATEMENTS, positional
@@ -111,3 +111,28 @@ def test_ten_jobs_with_keys_take_a_bounded_number_of_statements(tmp_path: Path, 
     assert len(first) == len(answer.leases) == 10
     assert {verdict.verdict for verdict in answer.verdicts} == {"done"}
     assert {name: count for name, count in taken.items() if count > BOUNDS.get(name, 100)} == {}
+
+
+def test_a_beat_takes_as_many_statements_for_many_leases_as_for_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    connection = Database(path, Locks(lock_file(path)), durability="fast", auto_migrate=True).writer()
+    tx = SQLiteTransaction(connection)
+    tx.now = 1_000_000
+    exchange.enqueue_all(tx, [[job(f"{number:03}") for number in range(100)]])
+    leases = exchange.exchange(tx, ME, [], ClaimRequest(("q",), 100)).leases
+    tx.flush()
+    seen: list[str] = []
+    connection.set_trace_callback(seen.append)
+    counts: list[int] = []
+    for held in (leases[:1], leases):
+        seen.clear()
+        log = (NewLogLine("info", "hello", {}), NewLogLine("info", "again", {}))
+        renewals = tuple(LeaseRenewal(lease.ref, lease.fence, log=log, trace="here") for lease in held)
+        answer = renew.renew(tx, RenewRequest(ME, renewals))
+        counts.append(len(seen))
+        assert answer.lost == ()
+    connection.close()
+
+    assert len(leases) == 100
+    # Within the transaction the settings of the worker are read once.
+    assert counts[1] <= counts[0] <= 6

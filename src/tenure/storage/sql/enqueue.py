@@ -36,8 +36,8 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
     results: list[EnqueueResult] = []
     while (done := len(results)) < len(jobs):
-        alike = _alike(tx, jobs, done)
-        if alike and _create_alike(tx, alike):
+        alike, differ = _alike(tx, jobs, done)
+        if alike and _create_alike(tx, alike, differ=differ):
             results += [EnqueueResult("created", new.ref) for _, new in alike]
         else:
             concurrency_keys.load(tx, (new for _, new in alike))
@@ -80,54 +80,64 @@ def free_window(tx: Transaction, job: JobRecord) -> None:
         tx.run("revise.free_window", {"queue": job.queue, "name": merge_name(job.merge), "id": job.id})
 
 
-def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
+def _alike(
+    tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int
+) -> tuple[Sequence[tuple[int, NewJob]], bool]:
     """Return the longest run of jobs, from a position on, that one statement can insert.
 
     Such jobs differ only in id, payload, headers, keys and start time, and need only a position in the queue. No two of
     them have the same unique key. Empty for a single job: a list of one takes the library longer than a row.
     """
     if len(jobs) - begins < 2:
-        return ()
+        return (), False
     _, first = jobs[begins]
     unique = _unique_name(first) is not None
     if (first.merge is not None and not unique) or first.throttle is not None or _is_fair(tx, first):
-        return ()
+        return (), False
     if records_event(tx, first.queue, "enqueued"):
-        return ()
+        return (), False
     ends, size = begins + 1, len(first.payload)
     names = {_unique_name(first)}
+    differ = unique
     while ends < len(jobs) and size < INSERT_BYTES:
         _, new = jobs[ends]
-        if not (_equal_except_call(new, first) or _equal_except_keys(new, first)):
-            break
+        if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
+            if not _equal_except_keys(new, first):
+                break
+            differ = True
         if unique:
             if (name := _unique_name(new)) in names:
                 break
             names.add(name)
         ends, size = ends + 1, size + len(new.payload)
-    return jobs[begins:ends] if ends - begins > 1 else ()
+    return (jobs[begins:ends] if ends - begins > 1 else ()), differ
 
 
 def _unique_name(job: NewJob) -> str | None:
     return job.merge.key if isinstance(job.merge, UniqueKey) and job.merge.window is None else None
 
 
-def _equal_except_call(new: NewJob, first: NewJob) -> bool:
-    """Return True if two jobs differ only in what each call has of its own."""
-    return structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) == first
-
-
 def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
-    """Return True if two jobs differ only in that, and in their keys and start times."""
+    """Return True if two jobs differ only in id, payload, headers, keys and start time."""
     if _unique_name(new) is None and new.merge != first.merge:
         return False
-    return (first.merge is None) == (new.merge is None) and _equal_except_call(
-        structs.replace(new, keys=first.keys, merge=first.merge, delay=first.delay, run_at=first.run_at), first
+    same = structs.replace(
+        new,
+        id=first.id,
+        payload=first.payload,
+        headers=first.headers,
+        keys=first.keys,
+        merge=first.merge,
+        delay=first.delay,
+        run_at=first.run_at,
     )
+    return (first.merge is None) == (new.merge is None) and same == first
 
 
-def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
+def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, differ: bool) -> bool:
     """Insert similar jobs in one statement; each comes with its offset in its call.
+
+    `differ`: their keys or start times differ.
 
     Returns False and inserts none if one of their ids is known, or one of their unique keys is held.
     """
@@ -135,29 +145,45 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
     if first.merge is not None and _is_any_held(tx, [new for _, new in alike]):
         return False
     payloads = ByteSlices()
-    terms = first.keys, first.delay, first.run_at
-    differ = first.merge is not None or any((new.keys, new.delay, new.run_at) != terms for _, new in alike)
     run_at = _run_at(tx, first)
     values = rows.new_job(first, run_at, tx.now)
-    states = Counter[str]({values["state"]: 0 if differ else len(alike)})
-    listed: list[tuple[object, ...]] = []
-    for offset, new in alike:
-        own: tuple[object, ...] = ()
-        if differ:
-            run_at = _run_at(tx, new)
-            own = "delayed" if run_at > tx.now else "waiting", run_at, *rows.key_columns(new)
-            states[str(own[0])] += 1
-        score = score_at(max(run_at, tx.now) + offset, boost=new.boost, lifo=new.lifo)
-        listed.append((new.id, rows.text(new.headers), score, *payloads.add(new.payload), *own))
-    calls = json_list(listed)
+    if differ:
+        run_ats = [_run_at(tx, new) for _, new in alike]
+        states = ["delayed" if at > tx.now else "waiting" for at in run_ats]
+        calls = json_list(
+            [
+                (
+                    new.id,
+                    rows.text(new.headers),
+                    score_at(max(at, tx.now) + offset, boost=new.boost, lifo=new.lifo),
+                    *payloads.add(new.payload),
+                    *(state, at, *rows.key_columns(new)),
+                )
+                for (offset, new), at, state in zip(alike, run_ats, states, strict=True)
+            ]
+        )
+    else:
+        states = [values["state"]] * len(alike)
+        at = max(run_at, tx.now)
+        calls = json_list(
+            [
+                (
+                    new.id,
+                    rows.text(new.headers),
+                    score_at(at + offset, boost=new.boost, lifo=new.lifo),
+                    *payloads.add(new.payload),
+                )
+                for offset, new in alike
+            ]
+        )
     if calls is None:
         return False
-    values |= {"calls": calls, "payloads": payloads.joined(), "differ": int(differ)}
-    created = tx.run("enqueue.insert_alike", values)
+    values |= {"calls": calls, "payloads": payloads.joined()}
+    created = tx.run("enqueue.insert_similar" if differ else "enqueue.insert_alike", values)
     if created < len(alike):
         tx.run("enqueue.delete_last", {"jobs": created})
         return False
-    for state, jobs in states.items():
+    for state, jobs in Counter(states).items():
         tx.count_move(first.queue, to=state, jobs=jobs)
     if differ or first.keys:
         concurrency_keys.load(tx, (new for _, new in alike))

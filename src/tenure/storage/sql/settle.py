@@ -1,6 +1,6 @@
 """Settlements in SQL: the only way out of active, guarded by fence and owner."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import MsgspecError
 
@@ -8,12 +8,11 @@ from tenure.core.decision import Finish, PutBack, RunEnd
 from tenure.core.job import JobRecord, Key, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
-from tenure.core.text import storable
 from tenure.core.transition import refused
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.columns import Row, is_sane
-from tenure.storage.sql.lists import ByteSlices, json_list, json_rows
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, json_text, without_repeats
 from tenure.storage.sql.retention import delete_surplus
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import find_job, job_at, record_if_drained
@@ -24,13 +23,14 @@ _COMPLETED = RunEnd("completed")
 def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> tuple[SettlementResult, ...]:
     """Apply each settlement whose run is the current one, in order."""
     verdicts: list[SettlementResult] = []
-    for batch in _without_repeats(settlements):
+    for batch in without_repeats(settlements):
         completed = _complete(tx, owner, batch)
-        runs = _runs(tx, [settlement.ref for settlement in batch if settlement.ref not in completed])
+        left = [settlement.ref for settlement in batch if (settlement.ref.queue, settlement.ref.id) not in completed]
+        runs = _runs(tx, left) if left else {}
         pending = _PendingWrites()
         verdicts += [
             _settle(tx, owner, settlement, runs.get(settlement.ref), pending)
-            if (row := completed.get(settlement.ref)) is None
+            if (row := completed.get((settlement.ref.queue, settlement.ref.id))) is None
             else _completed(tx, settlement, row, pending)
             for settlement in batch
         ]
@@ -78,23 +78,6 @@ class _PendingWrites:
             concurrency_keys.mark_freed(tx, queue, keys)
 
 
-def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
-    """Yield batches of settlements in which no job occurs twice: a later one must see the earlier one's effect."""
-    if len({settlement.ref for settlement in settlements}) == len(settlements):
-        yield list(settlements)
-        return
-    batch: list[Settlement] = []
-    named: set[Ref] = set()
-    for settlement in settlements:
-        if settlement.ref in named:
-            yield batch
-            batch, named = [], set()
-        batch.append(settlement)
-        named.add(settlement.ref)
-    if batch:
-        yield batch
-
-
 def _runs(tx: Transaction, refs: Sequence[Ref]) -> dict[Ref, Row]:
     """Return what a settlement needs of each of these jobs that exists."""
     listed = json_list([(ref.queue, ref.id) for ref in refs])
@@ -112,10 +95,10 @@ def _row(seq: int, job: JobRecord) -> Row:
     )
 
 
-def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dict[Ref, tuple[int, bytes | None]]:
-    """Complete all plain completions of a batch in one statement; return the seqs and concurrency keys of those jobs.
+def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dict[Row, Row]:
+    """Complete all plain completions of a batch in one statement.
 
-    Other settlements need more of the job's row than such a completion.
+    Returns by queue and id the seqs and the concurrency keys of those jobs.
     """
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
@@ -140,12 +123,10 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dic
         "owner": owner.id,
         "now": tx.now,
     }
-    return {Ref(queue, id_): (seq, keys) for queue, id_, seq, keys in tx.all("exchange.complete", values)}
+    return {row[:2]: row[2:] for row in tx.all("exchange.complete", values)}
 
 
-def _completed(
-    tx: Transaction, settlement: Settlement, row: tuple[int, bytes | None], pending: _PendingWrites
-) -> SettlementResult:
+def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _PendingWrites) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
     queue = settlement.ref.queue
     seq, named = row
@@ -218,9 +199,9 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
 def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites) -> None:
     ref, charge = settlement.ref, settlement.decision.charge
     run = seq, settlement.fence
-    why = rows.error_text(settlement.decision.error), _storable(settlement.decision.reason)
+    why = rows.error_text(settlement.decision.error), json_text(settlement.decision.reason)
     charged = tuple(int(charge == name) for name in ("failures", "stalls", "releases"))
-    ended = settlement.ended.ended, _storable(settlement.ended.reason), _storable(settlement.ended.detail)
+    ended = settlement.ended.ended, json_text(settlement.ended.reason), json_text(settlement.ended.detail)
     match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
             tx.count_move(ref.queue, left="active", to=state.value)
@@ -251,8 +232,3 @@ def _park_until_known(tx: Transaction, ref: Ref) -> str:
     rates.give_back(tx, job)
     tx.count_move(ref.queue, to="parked")
     return unknown_place(job.task, job.policy.version)
-
-
-def _storable(text: str | None) -> str | None:
-    """Return a text as every storage can keep it. A worker sends only such texts."""
-    return text if text is None or "\0" not in text else storable(text)

@@ -242,6 +242,10 @@ class Transaction(ABC):
             self._keys[known[number]].held = held
 
     def _read_keys(self, keys: Sequence[tuple[str, str]]) -> list[Row]:
+        if len(keys) == 1:
+            # A list of one takes the library longer than a row, here and below.
+            queue, name = keys[0]
+            return self.all("tally.key", {"queue": queue, "name": name})
         return self.all("tally.keys", {"keys": json_rows(keys)}) if keys else []
 
     def due_work(self, queues: Sequence[str], listed: str) -> list[tuple[str, DueWork]]:
@@ -362,14 +366,22 @@ class Transaction(ABC):
             (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None)
             for (queue, state), jobs in self._counts.items()
         ]
-        self.run("tally.count", {"counts": json_rows(counts)})
+        if len(counts) == 1:
+            queue, state, jobs, trim_at = counts[0]
+            self.run("tally.count_one", {"queue": queue, "state": state, "jobs": jobs, "trim_at": trim_at})
+        else:
+            self.run("tally.count", {"counts": json_rows(counts)})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
         self.many("tally.trim_now", unruled)
 
     def _write_keys(self) -> None:
         changed = [(place, key) for place, key in self._keys.items() if (key.limit, key.named) != key.written]
-        if named := [(*place, key.limit, key.named) for place, key in changed if key.named]:
+        named = [(*place, key.limit, key.named) for place, key in changed if key.named]
+        if len(named) == 1:
+            queue, name, limit, jobs = named[0]
+            self.run("tally.set_key", {"queue": queue, "name": name, "limit": limit, "named": jobs})
+        elif named:
             self.run("tally.set_keys", {"keys": json_rows(named)})
         if unnamed := [place for place, key in changed if not key.named]:
             self.run("tally.delete_keys", {"keys": json_rows(unnamed)})
