@@ -116,6 +116,6 @@ async def test_free_texts_with_nul_are_kept_visibly(empty_schema: str) -> None:
     await storage.close()
 
     assert detail is not None
-    assert detail.job.progress_note == "half\\0"
-    assert detail.runs[0].trace == "here\\0"
-    assert [(line.message, line.fields) for line in detail.log] == [("a\\0b", {"c": "d\0"})]
+    assert detail.job.progress_note == "half?"
+    assert detail.runs[0].trace == "here?"
+    assert [(line.message, line.fields) for line in detail.log] == [("a?b", {"c": "d\0"})]

@@ -15,6 +15,7 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
+from tenure.core.text import storable
 from tenure.errors import UsageError
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.statements import NAMED
@@ -50,10 +51,10 @@ class _Number(Dumper):
 
 
 class _Text(StrBinaryDumper):
-    """Sends a text. NUL, which PostgreSQL cannot hold, becomes visible; names with a NUL are refused before."""
+    """Sends a text. NUL, which PostgreSQL cannot hold, becomes a question mark; names with a NUL are refused before."""
 
     def dump(self, obj: str) -> Buffer | None:
-        return super().dump(obj.replace("\0", "\\0") if "\0" in obj else obj)
+        return super().dump(storable(obj) if "\0" in obj else obj)
 
 
 class _Progress(Loader):

@@ -18,9 +18,32 @@ SELECT :queue, known.id, :task, :state, :headers, :tags, :score, :priority, :boo
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: insert_alike
--- The same for several calls that differ only in the listed values. If `differ` is 0, the state, run_at and the keys
--- are the same for all, and not listed. No listed merge key is held.
--- Parameters: the columns as listed, differ, calls (a list of id, headers, score, start and length of the payload in
+-- The same for several calls that have no merge key and differ only in the listed values.
+-- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
+-- `payloads`), payloads.
+INSERT INTO job_live (
+    queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
+    deadline, heartbeat_timeout, keys, rates, lease, max_stalls, start_grace, renewed, pinned, policy, created,
+    schedule, tick, parent, payload
+)
+SELECT :queue, known.id, :task, :state, known.headers, :tags, known.score, :priority, :boost, :lifo, :weight, :run_at,
+       :ttl::bigint, :expires_at::bigint, :timeout::bigint, :deadline::bigint, :heartbeat_timeout::bigint, :keys, :rates,
+       :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :now, :schedule, :tick::bigint, :parent,
+       substr(:payloads, known.start, known.length)
+  FROM (
+       SELECT coalesce((SELECT job FROM call WHERE call.queue = :queue AND call.id = value ->> 0), value ->> 0) AS id,
+              value ->> 1 AS headers,
+              (value ->> 2)::bigint AS score,
+              (value ->> 3)::integer AS start,
+              (value ->> 4)::integer AS length
+         FROM jsonb_array_elements(:calls::jsonb) AS listed (value)
+  ) AS known
+ WHERE NOT has_ended(:queue, known.id)
+ON CONFLICT (queue, id) DO NOTHING;
+
+-- name: insert_similar
+-- The same for several calls that also differ in their start times and keys. No listed merge key is held.
+-- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
 -- `payloads`, state, run_at, keys, merge_key, merge), payloads.
 INSERT INTO job_live (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
@@ -37,9 +60,9 @@ SELECT :queue, known.id, :task, known.state, known.headers, :tags, known.score, 
               (value ->> 2)::bigint AS score,
               (value ->> 3)::integer AS start,
               (value ->> 4)::integer AS length,
-              CASE :differ WHEN 0 THEN :state ELSE value ->> 5 END AS state,
-              CASE :differ WHEN 0 THEN :run_at ELSE (value ->> 6)::bigint END AS run_at,
-              CASE :differ WHEN 0 THEN :keys ELSE value ->> 7 END AS keys,
+              value ->> 5 AS state,
+              (value ->> 6)::bigint AS run_at,
+              value ->> 7 AS keys,
               value ->> 8 AS merge_key,
               value ->> 9 AS merge
          FROM jsonb_array_elements(:calls::jsonb) AS listed (value)

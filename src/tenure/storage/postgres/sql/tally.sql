@@ -1,5 +1,13 @@
 -- tally: the counters and keys that a transaction writes at its end.
 
+-- name: count_one
+-- Adds to one counter.
+-- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
+ON CONFLICT (queue, state) DO UPDATE
+   SET jobs = tally.jobs + excluded.jobs,
+       trim_at = coalesce(excluded.trim_at, tally.trim_at);
+
 -- name: count
 -- Adds to counters. No counter is listed twice.
 -- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
@@ -67,6 +75,23 @@ SELECT coalesce(sum(CASE state WHEN 'completed' THEN jobs ELSE -jobs END), 0)::b
  WHERE queue = :queue
    AND state IN ('completed', 'kept');
 
+-- name: key
+-- The same as `keys` for one key.
+SELECT 0,
+       coalesce(max("limit"), 0),
+       coalesce(max(named), 0),
+       (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name),
+       EXISTS (
+              SELECT 1
+                FROM job_live
+               WHERE job_live.queue = :queue
+                 AND job_live.state = 'waiting'
+                 AND job_live.parked_under = :name
+       )
+  FROM key
+ WHERE queue = :queue
+   AND name = :name;
+
 -- name: keys
 -- Returns for each listed key its number in the list, its limit, how many unfinished jobs name it, how many of them are
 -- active, and whether jobs are parked under it.
@@ -86,6 +111,13 @@ SELECT listed.place - 1,
   LEFT JOIN key
     ON key.queue = listed.value ->> 0
    AND key.name = listed.value ->> 1;
+
+-- name: set_key
+-- The same as `set_keys` for one key.
+INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
+ON CONFLICT (queue, name) DO UPDATE
+   SET "limit" = excluded."limit",
+       named = excluded.named;
 
 -- name: set_keys
 -- `keys`: a list of queue, name, limit, and the number of unfinished jobs that name the key.
