@@ -19,6 +19,7 @@ from tenure.storage.notifications import NotificationHub
 from tenure.storage.postgres import errors
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.connection import Connection, Session, begin
+from tenure.storage.postgres.days import Days
 from tenure.storage.postgres.statements import NAMED
 from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.sql import claim_numbers
@@ -72,6 +73,7 @@ class PostgresWriter(Writer):
         self._claims = claims
         self._own_time = own_time
         self._payload = payload
+        self._days = Days(address, session, clock)
         self._jitter = entropy()
         super().__init__(address.shown, clock, hub)
 
@@ -86,6 +88,7 @@ class PostgresWriter(Writer):
         self._failure: Exception | None = None
         self._topics: dict[str, None] = {}
         self._notified_at = 0.0
+        self._swept_at: int | None = None
 
     def _answer(self, wanted: list[Operation], topics: list[str]) -> None:
         left = self._try_read_only(wanted)
@@ -133,6 +136,8 @@ class PostgresWriter(Writer):
             if operation.after_commit is not None:
                 operation.after_commit(answer)
         topics += tx.topics
+        if tx.leading:
+            self._swept_at = now
 
     def _commit(self, connection: Connection, number: str) -> None:
         """Commit; if the answer is lost, ask the server whether it took place.
@@ -211,6 +216,9 @@ class PostgresWriter(Writer):
 
     def _rest(self, worked: bool) -> float | None:
         """Notify other processes of the topics of recent commits, unless it did so a moment ago."""
+        if self._swept_at is not None and not self._own_time:
+            self._days.keep(self._swept_at)
+            self._swept_at = None
         if not self._topics:
             return None
         wait = self._notified_at + NOTIFY_EVERY - self._clock.uptime()

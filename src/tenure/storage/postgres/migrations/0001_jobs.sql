@@ -188,6 +188,53 @@ CREATE TABLE job_ended_other PARTITION OF job DEFAULT;
 
 SELECT index_ended('job_ended_other');
 
+-- Creates the tables of the jobs that end in some days. A day of which job_ended_other has jobs already gets none.
+CREATE FUNCTION make_days(first integer, last integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    name text;
+BEGIN
+    FOR the_day IN first..last LOOP
+        name := format('job_ended_%s', the_day);
+        CONTINUE WHEN to_regclass(format('%I.%I', current_schema(), name)) IS NOT NULL;
+        CONTINUE WHEN EXISTS (SELECT 1 FROM job_ended_other WHERE day = the_day);
+        EXECUTE format(
+            'CREATE TABLE %I (LIKE job INCLUDING DEFAULTS INCLUDING STORAGE, CHECK (day = %s)) '
+            'WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)', name, the_day
+        );
+        PERFORM index_ended(name);
+        EXECUTE format('ALTER TABLE job ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', name, the_day, the_day + 1);
+    END LOOP;
+END
+$$;
+
+-- Drops the tables of the days before `first` and after `last` that are empty, because retention has deleted their jobs.
+-- That returns their space to the system at once. Returns how many tables were dropped.
+CREATE FUNCTION drop_days(first integer, last integer) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    name text;
+    used boolean;
+    dropped integer := 0;
+BEGIN
+    FOR name IN
+        SELECT relname
+          FROM pg_class
+         WHERE relnamespace = current_schema()::regnamespace
+           AND relkind = 'r'
+           AND relname ~ '^job_ended_[0-9]+$'
+           AND substr(relname, 11)::integer NOT BETWEEN first AND last
+         ORDER BY relname
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I)', name) INTO used;
+        CONTINUE WHEN used;
+        EXECUTE format('DROP TABLE %I', name);
+        dropped := dropped + 1;
+    END LOOP;
+    RETURN dropped;
+END
+$$;
+
 -- Returns the day of an instant. Day 0 stands for unfinished jobs.
 CREATE FUNCTION day_of(instant bigint) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$

@@ -41,6 +41,12 @@ RELEASE SAVEPOINT step;
 -- name: rollback_to_savepoint
 ROLLBACK TO SAVEPOINT step;
 
+-- name: keep_days
+-- Creates the tables of the days from `first` to `last`, and drops those of other days that are empty. `patience`: how
+-- many milliseconds it waits for transactions that read; meanwhile new ones wait for it.
+SELECT set_config('lock_timeout', :patience, TRUE), make_days(:first::integer, :last::integer),
+       drop_days(:first::integer - 1, :last::integer);
+
 -- name: fate
 -- Returns the state of a transaction: 'committed', 'aborted', 'in progress', or NULL if that is not known any more.
 -- `number`: the transaction's number.
