@@ -26,9 +26,7 @@ def test_the_schema_is_named_tenure_by_default() -> None:
     ("options", "listener"),
     [("", SERVER), ("?listen=off", None), ("?listen_url=postgresql%3A%2F%2Fann%3As3cret%40db%2Fshop", "other")],
 )
-def test_notifications_come_from_the_server_from_another_address_or_not_at_all(
-    options: str, listener: str | None
-) -> None:
+def test_notifications_have_an_address_of_their_own(options: str, listener: str | None) -> None:
     address = read(SERVER + options)
 
     assert address.server == SERVER
