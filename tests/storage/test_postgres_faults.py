@@ -69,7 +69,7 @@ async def test_a_connection_lost_in_a_transaction_repeats_it(proxied: str, proxy
             proxy.reset()
         return "done"
 
-    assert await storage._flow.submit(run) == "done"
+    assert await storage.flow.submit(run) == "done"
     assert len(tries) == 2
     await storage.close()
 
@@ -86,7 +86,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated(proxied: str, proxy
         proxy.set_faults(cuts=1)
         return "done"
 
-    assert await storage._flow.submit(run) == "done"
+    assert await storage.flow.submit(run) == "done"
     assert len(tries) == 1
     assert [one.queue for one in (await storage.survey()).queues if one.paused] == ["q"]
     await storage.close()
@@ -104,7 +104,7 @@ async def test_a_claim_whose_answer_is_lost_gives_out_its_jobs(proxied: str, pro
         proxy.set_faults(cuts=1)
         return answer
 
-    answer = await storage._flow.submit(claim)
+    answer = await storage.flow.submit(claim)
     again = await storage.exchange(ALICE, (), order)
     rest = await storage.exchange(BOB, (), ClaimRequest((QUEUE,), 3))
 
@@ -189,7 +189,7 @@ async def main():
             print("holds the gate", flush=True)
             sys.stdin.readline()
 
-    await storage._flow.submit(hold)
+    await storage.flow.submit(hold)
     print(f"committed in try {len(tries)}", flush=True)
     await storage.close()
 

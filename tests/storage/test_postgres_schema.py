@@ -1,13 +1,13 @@
 """The schema of a PostgreSQL: it is checked before any change, created once, and left alone if it is not ours."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import psycopg
 import pytest
 
-from tenure.core.job import Key, ThrottleKey, UniqueKey
+from tenure.core.job import Key, NewJob, ThrottleKey, UniqueKey
 from tenure.errors import SchemaMismatchError, UsageError
 from tenure.storage.postgres.address import read
 from tenure.storage.postgres.schema import SCHEMA
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.postgres
 
 
 @contextmanager
-def connected(url: str) -> Iterator[psycopg.Connection]:
+def connected(url: str) -> Generator[psycopg.Connection]:
     """Give a connection whose current schema is the one of the address."""
     server, _, schema = url.partition("?schema=")
     with psycopg.connect(server, autocommit=True) as connection:
@@ -99,7 +99,7 @@ async def test_without_automatic_migration_a_new_schema_is_refused(postgres_url:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_name_with_nul_is_refused(empty_schema: str, job, field: str) -> None:  # type: ignore[no-untyped-def]
+async def test_a_name_with_nul_is_refused(empty_schema: str, job: NewJob, field: str) -> None:
     storage = PostgresStorage(read(empty_schema))
     with pytest.raises(UsageError, match=f"{field} = .*contains NUL"):
         await storage.enqueue([job])

@@ -30,8 +30,8 @@ def test_a_statement_has_the_same_parameters_in_both_dialects(name: str) -> None
 
 @pytest.mark.parametrize("name", sorted(STATEMENTS))
 def test_each_parameter_is_sent_by_name(name: str) -> None:
-    sent = set(re.findall(r"%\((\w+)\)s", NAMED[name]))
+    sent = set(re.findall(r"%\((\w+)\)s", NAMED[name].decode()))
 
     if name != "session.listen":
         assert sent == parameters(STATEMENTS[name])
-    assert "--" not in NAMED[name]
+    assert b"--" not in NAMED[name]

@@ -21,4 +21,4 @@ STATEMENTS = {
     for name, text in statements(_PACKAGE, "sql", file.name).items()
 }
 
-NAMED = {name: named(text) for name, text in STATEMENTS.items()}
+NAMED = {name: named(text).encode() for name, text in STATEMENTS.items()}

@@ -90,9 +90,9 @@ class PostgresStorage:
                 payload=self._listener.payload,
             )
 
-        self._flow = writer("flow")
+        self.flow = writer("flow")
         """Writes enqueues and exchanges."""
-        self._care = writer("care")
+        self.care = writer("care")
         """Writes all else, so that a beat does not wait behind a batch of enqueues."""
         self._reading = PostgresReader(address, session(address.server), time, own_time=own_time)
         self._open = False
@@ -131,14 +131,14 @@ class PostgresStorage:
         for job in jobs:
             require_storable(job)
         await self._require_open()
-        return await self._flow.submit_with_others(exchange.enqueue_all, jobs)
+        return await self.flow.submit_with_others(exchange.enqueue_all, jobs)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
         """See `Storage.exchange`."""
         await self._require_open()
-        return await self._flow.submit(
+        return await self.flow.submit(
             lambda tx: exchange.exchange(tx, owner, settlements, order),
             try_read_only=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
         )
@@ -146,24 +146,24 @@ class PostgresStorage:
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
         await self._require_open()
-        return await self._care.submit(lambda tx: renew.renew(tx, beat), front=True)
+        return await self.care.submit(lambda tx: renew.renew(tx, beat), front=True)
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
         await self._require_open()
-        return await self._care.submit(
+        return await self.care.submit(
             lambda tx: sweep.sweep(tx, bid, None), try_read_only=lambda tx: sweep.led_by_another(tx, bid, None)
         )
 
     async def reclaim(self, dead: str, owner: Owner) -> ReclaimResult:
         """See `Storage.reclaim`."""
         await self._require_open()
-        return await self._care.submit(lambda tx: sweep.reclaim(tx, dead, owner))
+        return await self.care.submit(lambda tx: sweep.reclaim(tx, dead, owner))
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         await self._require_open()
-        return await self._care.submit(lambda tx: revise.revise(tx, revisions))
+        return await self.care.submit(lambda tx: revise.revise(tx, revisions))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.
@@ -175,17 +175,17 @@ class PostgresStorage:
             if isinstance(change, Tick) and change.job is not None:
                 require_storable(change.job)
         await self._require_open()
-        return await self._care.submit(lambda tx: schedules.plan(tx, changes))
+        return await self.care.submit(lambda tx: schedules.plan(tx, changes))
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
         await self._require_open()
-        return await self._care.submit(lambda tx: tune.tune(tx, target, settings, by))
+        return await self.care.submit(lambda tx: tune.tune(tx, target, settings, by))
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""
         await self._require_open()
-        await self._care.submit(lambda tx: sweep.resign(tx, term))
+        await self.care.submit(lambda tx: sweep.resign(tx, term))
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
@@ -214,7 +214,7 @@ class PostgresStorage:
         await self._require_open()
         if reader is None or cursor == EVENTS_END:
             return await self._reading.read(lambda tx: reading.events(tx, cursor, limit, ref))
-        return await self._care.submit(
+        return await self.care.submit(
             lambda tx: reading.lend_events(tx, cursor, limit, reader),
             try_read_only=lambda tx: reading.lend_read_only(tx, cursor, limit, reader),
         )
@@ -233,7 +233,7 @@ class PostgresStorage:
         """Reset the state: threads do not survive a fork, and the connections belong to the parent."""
         self._claims = Claims()
         self._hub.clear()
-        for part in (self._flow, self._care, self._listener):
+        for part in (self.flow, self.care, self._listener):
             part.reset()
         self._reading.forget()
         self._open = False
@@ -249,7 +249,7 @@ class PostgresStorage:
     def _stop(self) -> None:
         self._listener.stop(_CLOSING)
         self._reading.stop()
-        for writer in (self._flow, self._care):
+        for writer in (self.flow, self.care):
             writer.stop(_CLOSING)
 
 
