@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from random import Random
 
 from tenure.clock import SECOND, Clock
-from tenure.storage.sqlite.locks import written
+from tenure.storage.sqlite.locks import quiet, written
 from tenure_testing.chaos import blocking
 from tenure_testing.chaos.processes import ChaosProcess, ChaosProcesses, Role
 from tenure_testing.chaos.records import Deed, Effect, uptime
@@ -207,7 +207,7 @@ async def stop_writer(field: Field) -> bool:
         for _ in range(HUNT):
             for pid in member.workers():
                 since = field.now()
-                if await asyncio.to_thread(pause, pid, None):
+                if await asyncio.to_thread(pause, pid):
                     if await _held_up(lock):
                         await _hold_up(field, member, pid, since)
                         return True
@@ -311,7 +311,9 @@ async def _hold(field: Field, kind: str, how: int, longest: float) -> bool:
 
 
 async def _stopped(field: Field, pid: int) -> bool:
-    return bool(pid) and await asyncio.to_thread(pause, pid, field.storage.lock)
+    return bool(pid) and await asyncio.to_thread(
+        pause, pid, None if (lock := field.storage.lock) is None else quiet(lock)
+    )
 
 
 async def _held_up(lock: str) -> bool:

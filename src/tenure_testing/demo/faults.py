@@ -18,7 +18,7 @@ from tenure.core.lifecycle import State
 from tenure.storage.protocol import Query, Storage, Survey
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import Fault, HeldRun
-from tenure_testing.demo.processes import pause, send, writers_lock
+from tenure_testing.demo.processes import pause, quiet_writers, send
 
 FIRST = 20
 """The first fault occurs when one in this many jobs is done."""
@@ -146,7 +146,7 @@ class Faults:
         if not choice:
             return None
         owner = choice[0]
-        if not await asyncio.to_thread(pause, owner.pid, writers_lock(self._storage)):
+        if not await asyncio.to_thread(pause, owner.pid, quiet_writers(self._storage)):
             return None
         held = (await self._held())[owner.id]
         if not held:

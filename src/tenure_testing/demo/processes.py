@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.protocol import Storage
-from tenure.storage.sqlite.locks import quiet
+from tenure.storage.sqlite.locks import quiet, written
 from tenure.storage.sqlite.storage import SQLiteStorage
 
 PATIENCE = 5.0
@@ -17,9 +19,32 @@ PATIENCE = 5.0
 _LOOK = 0.002
 
 
-def writers_lock(storage: Storage) -> str | None:
-    """Return the file of the storage's write lock, or None if the storage has none."""
-    return f"{storage.path}.lock" if isinstance(storage, SQLiteStorage) else None
+@contextmanager
+def quiet_writers(storage: Storage) -> Generator[None]:
+    """Let no process write meanwhile, if the storage has one writer at a time."""
+    if isinstance(storage, SQLiteStorage):
+        with quiet(f"{storage.path}.lock"):
+            yield
+    elif (address := _postgres(storage)) is not None:
+        import psycopg
+
+        with psycopg.connect(address.server) as connection:
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [address.gate])
+            yield
+    else:
+        yield
+
+
+def is_writing(storage: Storage) -> bool:
+    """Return True if this process has the storage's write lock, or on SQLite if any process has it."""
+    if isinstance(storage, SQLiteStorage):
+        return written(f"{storage.path}.lock")
+    return any(getattr(storage, writer).busy for writer in ("flow", "care")) if _postgres(storage) else False
+
+
+def _postgres(storage: Storage) -> PostgresAddress | None:
+    address = getattr(storage, "address", None)
+    return address if isinstance(address, PostgresAddress) else None
 
 
 def alive(pid: int) -> bool:
@@ -27,13 +52,13 @@ def alive(pid: int) -> bool:
     return bool(_states(pid) - {"Z", "X"})
 
 
-def pause(pid: int, lock_file: str | None) -> bool:
+def pause(pid: int, meanwhile: AbstractContextManager[object] | None = None) -> bool:
     """Stop a process with all its threads; return False if it is gone. Blocks for some milliseconds.
 
-    `lock_file`: the storage's write lock, if there is one. A process that is stopped while it holds the lock would
-    block all other writers. Therefore this function holds the lock meanwhile.
+    `meanwhile`: holds the storage's write lock. A process that is stopped while it has the lock would block all other
+    writers.
     """
-    with quiet(lock_file) if lock_file is not None else nullcontext():
+    with meanwhile or nullcontext():
         if not send(pid, signal.SIGSTOP):
             return False
         waiting = threading.Event()

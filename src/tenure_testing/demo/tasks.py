@@ -10,10 +10,9 @@ from tenure.client.task import Task
 from tenure.clock import SECOND
 from tenure.handlers.context import current_job
 from tenure.options import Retry, Stall, TaskOptions, Timing
-from tenure.storage.sqlite.locks import written
 from tenure_testing.demo.bad_handlers import hold_interpreter, wait_forever
 from tenure_testing.demo.handler_log import HandlerLogLine, note
-from tenure_testing.demo.processes import writers_lock
+from tenure_testing.demo.processes import is_writing
 from tenure_testing.demo.work import Facts, examine, is_python
 
 QUEUE_VARIABLE = "TENURE_DEMO_RUN_QUEUE"
@@ -66,9 +65,8 @@ def make(url: str | None = None, *, queue: str, handler_log: str) -> tuple[Tenur
     @app.task(name="tenure_testing.demo.gil_holding", priority=NEXT, stall=Stall(interval=GIL_LEASE))
     def hold_gil(path: str) -> Facts:
         begun = _begun(handler_log)
-        # SQLite's writers share a lock. The handler must not hold the interpreter while this process has the lock.
-        lock = writers_lock(app.storage)
-        held = round(hold_interpreter(GIL_SECONDS, lambda: lock is not None and written(lock)) * SECOND)
+        # SQL writers share a lock. The handler must not hold the interpreter while this process has the lock.
+        held = round(hold_interpreter(GIL_SECONDS, lambda: is_writing(app.storage)) * SECOND)
         return _examined(path, structs.replace(begun, held=held), handler_log)
 
     return app, Tasks(examine_file, hang, hold_gil)

@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 """How to find out that a server's host is gone, unless the URL says otherwise."""
 
-IDLE = 2_000
+IDLE = 1_000
 """After this number of milliseconds without a statement the server ends a transaction: its process may be frozen."""
 
 PATIENCE = 10_000

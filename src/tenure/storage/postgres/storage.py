@@ -62,7 +62,7 @@ class PostgresStorage:
             UsageError: the address is malformed.
         """
         self.url = address.shown
-        self._address = address
+        self.address = address
         own_time, time = clock is not None, clock or SystemClock()
         self._hub = NotificationHub()
         self._claims = Claims()

@@ -7,6 +7,7 @@ process's owners (`Claims`).
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -39,15 +40,41 @@ NOTIFY_EVERY = 0.02
 _COMMIT = NAMED["session.commit"]
 
 
-class Claims:
-    """The numbered claims of the owners in this process, which two writers share.
+class Turns:
+    """A lock between threads that is given out in the order of the requests."""
 
-    A writer holds `lock` from the moment it has the gate until it has published what it changed. So the next one, which
-    gets the gate with the commit, sees the changes of the transaction before it.
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def __enter__(self) -> None:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return
+            turn = threading.Event()
+            self._waiting.append(turn)
+        turn.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
+
+
+class Claims:
+    """The numbered claims of the owners in this process, which its writers share.
+
+    A writer holds `turns` from before it asks for the gate until it has published its changes. So the next one sees
+    them. And a frozen process has one request at the gate, not two, so that the others
+    wait for the end of one transaction.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.turns = Turns()
         self.lanes: Lanes = {}
 
 
@@ -103,9 +130,9 @@ class PostgresWriter(Writer):
             return wanted
         left: list[Operation] = []
         try:
-            connection = self._session.use()
-            (now,) = begin(connection, "session.read", self._address)
-            with self._claims.lock:
+            with self._claims.turns:
+                connection = self._session.use()
+                (now,) = begin(connection, "session.read", self._address)
                 tx = PostgresTransaction(connection, self._claims.lanes)
                 tx.now = now
                 for operation in wanted:
@@ -122,9 +149,9 @@ class PostgresWriter(Writer):
         return left
 
     def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
-        connection = self._session.use()
-        now, number = begin(connection, "session.write", self._address)
-        with self._claims.lock:
+        with self._claims.turns:
+            connection = self._session.use()
+            now, number = begin(connection, "session.write", self._address)
             tx = PostgresTransaction(connection, self._claims.lanes, repairs=True)
             tx.now = now
             answers = self._answers(tx, batch)

@@ -215,6 +215,11 @@ class Writer(ABC):
         self._send(operation, front=False)
         return operation.future
 
+    @property
+    def busy(self) -> bool:
+        """True while the thread runs operations."""
+        return bool(self._batch)
+
     def wake(self) -> None:
         """Make sure that the thread checks for work."""
         if self._wakeups.empty():
