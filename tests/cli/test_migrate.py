@@ -2,6 +2,7 @@
 
 import pytest
 
+from tenure.storage.postgres.schema import SCHEMA as NEWEST
 from tenure.storage.sqlite.database import SCHEMA
 from tests.cli.terminal import Terminal
 from tests.servers import client_of, command
@@ -40,3 +41,15 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
 
         assert "holds jobs of schema 7 in 1 partition" in refused
         assert command(client, "KEYS", f"*{namespace}*") == [f"{{{namespace}}}:schema".encode()]
+
+
+@pytest.mark.postgres
+def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, postgres_url: str) -> None:
+    env = {"TENURE_URL": postgres_url}
+    missing = there.refused("jobs", "list", env=env, code=1)
+    first, second = there.run("migrate", env=env), there.run("migrate", env=env)
+
+    assert "no schema yet" in missing
+    assert f"was brought from nothing to schema {NEWEST}" in first.stdout
+    assert f"is at schema {NEWEST}, nothing to do" in second.stdout
+    assert there.run("jobs", "list", env=env).exit_code == 0

@@ -22,7 +22,7 @@ async def test_every_answer_is_that_of_the_model(empty_schema: str, seed: int, m
     if seed % 2:
         patch(monkeypatch, **LIMITS)
     twins = twins_on(empty_schema, seed)
-    await twins.walk(STEPS)
+    await twins.walk(STEPS // 4)
     await twins.storage.close()
 
 

@@ -15,8 +15,9 @@ from tenure.client.codec import JsonCodec
 from tenure.errors import UsageError
 from tenure.ops.names import KnownNames, known_names
 from tenure.options import Timing
+from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.protocol import Storage
-from tenure.storage.urls import locate
+from tenure.storage.urls import locate, read
 
 _SQLITE = "sqlite:///"
 
@@ -81,11 +82,16 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
     if session.url is None and session.app is not None:
         app = load(session.app, folder=session.app_dir)
         # A command that only reads must not migrate the database while workers use it.
-        storage = app.storage if file_of(app.url) is None else locate(app.url, auto_migrate=auto_migrate)
+        storage = locate(app.url, auto_migrate=auto_migrate) if _has_schema(app.url) else app.storage
         tasks = {name: task.queue for name, task in {**app.declared, **app.tasks}.items()}
         return StorageAccess(shared(storage), app.codec.decode, app.timing, tasks)
     url = session.url or session.fallback or DEFAULT_URL
     return StorageAccess(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())
+
+
+def _has_schema(url: str) -> bool:
+    """Return True if the storage at a URL has a schema that may have to be made or migrated."""
+    return file_of(url) is not None or isinstance(read(url), PostgresAddress)
 
 
 def shared(storage: Storage) -> Storage:

@@ -56,7 +56,7 @@ class Schema:
             if not self._auto_migrate:
                 found = f"schema {version}" if version else "no schema yet"
                 raise SchemaMismatchError(
-                    f"{self._address.shown} has {found}, this Tenure needs {SCHEMA}; run `tenure migrate up`"
+                    f"{self._address.shown} has {found}, this Tenure needs {SCHEMA}; run `tenure migrate`"
                 )
             self.migrate(connection)
         self._checked = True
