@@ -65,7 +65,7 @@ class PostgresStorage:
         self.address = address
         own_time, time = clock is not None, clock or SystemClock()
         self._hub = NotificationHub()
-        self._claims = Claims()
+        self.claims = Claims()
         schema = Schema(address, auto_migrate=auto_migrate, created=time.now() if own_time else None)
 
         def session(target: str) -> Session:
@@ -83,7 +83,7 @@ class PostgresStorage:
                 name,
                 address,
                 session(address.server),
-                self._claims,
+                self.claims,
                 time,
                 self._hub,
                 own_time=own_time,
@@ -231,7 +231,7 @@ class PostgresStorage:
 
     def after_fork_in_child(self) -> None:
         """Reset the state: threads do not survive a fork, and the connections belong to the parent."""
-        self._claims = Claims()
+        self.claims = Claims()
         self._hub.clear()
         for part in (self.flow, self.care, self._listener):
             part.reset()
