@@ -45,7 +45,7 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
 
 @pytest.mark.postgres
 def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, postgres_url: str) -> None:
-    env = {"TENURE_URL": postgres_url}
+    env: dict[str, str | None] = {"TENURE_URL": postgres_url}
     missing = there.refused("jobs", "list", env=env, code=1)
     first, second = there.run("migrate", env=env), there.run("migrate", env=env)
 
