@@ -166,6 +166,10 @@ UPDATE job_live AS job
    AND job.owner = :owner
    AND job.cancel_at IS NULL;
 
+-- name: set_texts
+-- Stores the texts of a settlement that contained a NUL, which a list cannot hold; the driver replaces it.
+UPDATE job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
+
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
 SELECT seq, expires_at, fair_key IS NOT NULL

@@ -46,6 +46,10 @@ UPDATE job_live AS job
   FROM jsonb_array_elements(:traces::jsonb) AS listed (value)
  WHERE job.seq = (listed.value ->> 0)::bigint;
 
+-- name: trace_one
+-- The same for one job.
+UPDATE job_live SET run_trace = :trace WHERE seq = :seq;
+
 -- name: logged
 -- Returns for each listed job that has a log its seq, the run of the log's last line, that line's number in the run, and
 -- how many lines the log has had.
@@ -68,6 +72,11 @@ INSERT INTO log (seq, line, at, run, level, message, fields, number)
 SELECT (value ->> 0)::bigint, (value ->> 1)::bigint, (value ->> 2)::bigint, (value ->> 3)::bigint, value ->> 4,
        value ->> 5, value ->> 6, (value ->> 7)::bigint
   FROM jsonb_array_elements(:lines::jsonb) AS listed (value);
+
+-- name: log_one
+-- The same for one line.
+INSERT INTO log (seq, line, at, run, level, message, fields, number)
+VALUES (:seq, :line, :at, :run, :level, :message, :fields, :number);
 
 -- name: announced
 -- The number of the last event that an owner has reported.
