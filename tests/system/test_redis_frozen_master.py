@@ -77,19 +77,21 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
         await released.wait()
 
     owner = places.owner(on=frozen if home == "frozen" else healthy)
-    async with app, app.worker(queues=[here, there], owner_id=owner.id, drain="5s"):
-        held = await waits.enqueue()
-        await begun.wait()
-        frozen.freeze()
-        try:
-            job = await alone.enqueue(LONG)
-            assert await job.result(timeout=60) == "done"
-            detail = await job.info()
-        finally:
-            frozen.thaw()
-            released.set()
-        await held.result(timeout=30)
-        thawed = await held.info()
+    async with app:
+        async with app.worker(queues=[here, there], owner_id=owner.id, drain="5s"):
+            held = await waits.enqueue()
+            await begun.wait()
+            frozen.freeze()
+            try:
+                job = await alone.enqueue(LONG)
+                assert await job.result(timeout=60) == "done"
+                detail = await job.info()
+            finally:
+                frozen.thaw()
+                released.set()
+            await held.result(timeout=30)
+            thawed = await held.info()
+        # The worker has stopped, so it has reported its start, with the first beat that the thawed master answered.
         events = (await (await app.opened()).events(limit=10_000)).events
 
     assert ran == ["waits", "alone"]
