@@ -148,6 +148,8 @@ async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Wo
     began = {line.id: line.at for line in lines}
     pid = next(line.pid for line in lines if line.id == refs[0].id)
     after = sorted(line.at for line in await started(here, behind))
+    # A process enqueues them, which takes seconds on a busy machine: the slots may be free long before.
+    enqueued = [one.job.created for one in await here.details(behind)]
 
     for one in details:
         assert (one.job.state, one.job.reason) == (State.FAILED, "timeout")
@@ -156,7 +158,7 @@ async def test_a_timeout_frees_a_slot_in_two_seconds_in_each_way_to_run(here: Wo
         assert one.job.finished - one.runs[0].start >= SECOND
         # A quarter of a second for the settlement.
         assert one.job.finished - began[one.job.id] < 3.25 * SECOND
-    assert after[-1] - max(began.values()) < 3.5 * SECOND
+    assert after[-1] - max(*began.values(), *enqueued) < 3.5 * SECOND
     assert gone(pid)
 
     async def ended() -> bool:
