@@ -85,7 +85,7 @@ def test_damaged_data_are_reported_as_such(play: Play, body: bytes) -> None:
         await stage.storage.exchange(OTHER, [settlement(lease, Interrupted("shutdown"), Random(1))])
         await stage.start(app.worker())
 
-        with pytest.raises(JobFailedError, match="UsageError: the stored data of '.*reads' cannot be read"):
+        with pytest.raises(JobFailedError, match=r"UsageError: the stored data of '.*reads' cannot be read"):
             await job.result()
 
     play(scenario)
