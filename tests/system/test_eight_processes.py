@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 PROCESSES = 8
 
 LONG = "20s"
-"""The lease of tests in which each stall counts: on a busy machine a short one runs out, too, though no process died."""
+"""The lease of tests in which each stall counts: on a busy machine a short one runs out though no process died."""
 
 
 async def work_off(
