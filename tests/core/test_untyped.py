@@ -178,7 +178,7 @@ def test_a_value_that_cannot_be_encoded_is_refused_with_path_and_remedy(value: A
 @pytest.mark.parametrize(
     ("hint", "value"), [(str, "\ud800"), (list[str], ["\udfff"]), (int, 10**4300)], ids=["text", "inner", "integer"]
 )
-def test_a_typed_value_that_no_annotation_helps_is_refused_with_that_remedy(hint: Any, value: Any) -> None:
+def test_for_a_typed_value_without_encoding_the_remedy_is_another_value(hint: Any, value: Any) -> None:
     async def takes_hint(value: Any) -> None: ...
 
     takes_hint.__annotations__["value"] = hint
