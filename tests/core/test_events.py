@@ -203,8 +203,16 @@ def leaves(kind: type[Event]) -> list[type[Event]]:
     return [leaf for child in below for leaf in leaves(child)] if below else [kind]
 
 
+COMPLETED = '{"event":"completed","queue":"q","id":"i","task":"t","run":1,"attempt":1,"duration":0.5,"result":'
+
+
 @pytest.mark.parametrize(
-    "body", ['{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}']
+    "body",
+    [
+        *('{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}'),
+        *(f'{COMPLETED}"not base64"}}', f"{COMPLETED}{'[' * 50_000}"),
+    ],
+    ids=["unknown", "empty", "not json", "wrong type", "not base64", "deep"],
 )
 def test_an_undecodable_event_becomes_an_unreadable_event(body: str) -> None:
     assert from_log(body) == UnreadableEvent(body=body)

@@ -64,6 +64,13 @@ def cases() -> Iterator[tuple[str, Change]]:
     for name in RareFields.__struct_fields__:
         for garbage in ("garbage{", 7, [["x"]], NOT_UTF8):
             yield f"{name} {garbage!r:.10}", partial(_in_rare, name, garbage)
+    yield "policy deep", partial(_in_fixed, "policy", DEEP)
+    yield "progress deep", partial(_in_rare, "progress", DEEP)
+    yield "unknown deep", partial(_in_rare, "unknown", msgspec.Raw(b"\x91" * 50_000 + b"\xc0"))
+
+
+DEEP = '{"unknown":' + "[" * 50_000
+"""JSON that is nested too deeply to be read, in a field that a newer version may have added."""
 
 
 def _packed(fields: dict[str, Any]) -> bytes:

@@ -229,10 +229,10 @@ class Signature:
             bound = self._bound(args, kwargs)
             refused = self._first_lossy(codec, bound)
             subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
-            raise UsageError(
-                f"task {self.task!r}: {subject} cannot be encoded ({error}); "
-                "annotate the parameter with the type, or pass plain data"
-            ) from error
+            # A ValueError is about the value, such as a lone surrogate: no annotation helps.
+            by_value = isinstance(error, ValueError) if refused is None else refused[2].kind is None
+            remedy = "pass another value" if by_value else "annotate the parameter with the type, or pass plain data"
+            raise UsageError(f"task {self.task!r}: {subject} cannot be encoded ({error}); {remedy}") from error
         if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
             path, name, refused_for = changed
             raise UsageError(

@@ -208,7 +208,7 @@ def _detail(
 def _line_of(body: bytes, number: int) -> _EncodedLogLine:
     try:
         return _line(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return _EncodedLogLine(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
 
 
@@ -444,7 +444,7 @@ def _decoded(body: bytes) -> AnyEvent:
     """Decode an event of the log. An undecodable event must not stop the reader of those after it."""
     try:
         return _event.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return _decoded_otherwise(body)
 
 
@@ -453,7 +453,7 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
     try:
         fields = _any(body)
         shown = _json(fields).decode()
-    except (msgspec.MsgspecError, TypeError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
         return UnreadableEvent(body=body.decode(errors="replace"))
     try:
         values: dict[str, Any] = dict(fields)
@@ -463,5 +463,5 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
         named = ("due_at", "tick", "until")
         instants = {name: moment(fields[name]) for name in named if isinstance(fields.get(name), int)}
         return _event.decode(_encode({**values, **instants}))
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
+    except (msgspec.MsgspecError, RecursionError, AttributeError, TypeError, ValueError, OverflowError):
         return UnreadableEvent(body=shown)

@@ -3,8 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from msgspec import MsgspecError
-
 from tenure.core.job import JobRecord, Owner
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
@@ -159,7 +157,7 @@ def _waiting(found: list[tuple[int, JobRecord, bool]]) -> list[tuple[int, JobRec
 def _fresh(tx: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
     try:
         return job.seq, rows.plain_job(queue, job, payload), True
-    except MsgspecError:
+    except rows.UNREADABLE:
         return job.seq, job_at(tx, job.seq), False
 
 

@@ -73,6 +73,8 @@ rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _ready = msgspec.json.Decoder(list[ReadyJob]).decode
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""The exceptions that a damaged text raises when it is decoded; msgspec does not convert the second."""
 UNREADABLE_ERROR = _encode(unreadable_record("*")).decode().partition("*")[0]
 """The beginning of a stored error that says that the record was unreadable."""
 _DEFAULT_POLICY_TEXT = _encode(DEFAULT_POLICY).decode()
@@ -170,7 +172,7 @@ def checked(row: Row) -> tuple[JobRecord, str | None]:
     try:
         if is_sane_row(row):
             return _record(row), None
-    except (msgspec.MsgspecError, KeyError):
+    except (*UNREADABLE, KeyError):
         pass
     cleaned, bad = _cleaned(row)
     if not bad:
@@ -348,7 +350,7 @@ def log_line(row: Row) -> LogLine:
     at, number, level, message, fields, _ = row
     try:
         decoded = _headers(str(fields)) if fields else {}
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         decoded = {"unreadable": fields}
     return LogLine(at=at, run=number, level=level, message=message, fields=decoded)
 
@@ -409,7 +411,7 @@ def _flaw(name: str, value: Any) -> str | None:
     if name in _DECODERS:
         try:
             _DECODERS[name](value)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return str(error) if value or name == "policy" else None
         return None
     if name in COUNTS:

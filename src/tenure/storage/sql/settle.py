@@ -3,8 +3,6 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from msgspec import MsgspecError
-
 from tenure.core.decision import Finish, PutBack, RunEnd
 from tenure.core.job import Key, Owner, Ref
 from tenure.core.lifecycle import State
@@ -133,7 +131,7 @@ def _keys(named: str | None) -> Sequence[Key] | None:
     """Return the keys that a row names, None if they are unreadable."""
     try:
         return rows.keys(str(named)) if named else ()
-    except MsgspecError:
+    except rows.UNREADABLE:
         return None
 
 
