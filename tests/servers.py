@@ -1,6 +1,7 @@
 """Real servers for the tests: found on this machine, started on free ports of the loopback, gone when the tests are."""
 
 import atexit
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -196,7 +197,7 @@ class RedisServer(Startable):
             arguments = [self._program, str(file), *filter(None, [self._mode])]
             # A session of its own, so that Ctrl-C reaches the tests and not the server under them.
             self._process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
-        _guard("hold", self._process.pid)
+        guard("hold", self._process.pid)
         self._drop_client()
         with client_of(f"redis://127.0.0.1:{port}/0", tries=1) as client:
             until(lambda: self._ended or _answers(client), f"{self._program} to answer; its log: {self.log}")
@@ -225,7 +226,7 @@ class RedisServer(Startable):
 
     def _buried(self) -> None:
         assert self._process is not None
-        _guard("free", self._process.pid)
+        guard("free", self._process.pid)
         self._process.wait()
         self._process = None
 
@@ -340,21 +341,59 @@ def _quoted(value: object) -> str:
 _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./: ")
 
 _GUARDIAN = """
-import os, signal, sys
-held = set()
+import json, os, shutil, signal, sys, time
+from pathlib import Path
+processes, folders = {}, set()
 for line in sys.stdin:
-    verb, pid = line.split()
-    (held.add if verb == "hold" else held.discard)(int(pid))
-for pid in held:
-    os.kill(pid, signal.SIGKILL)
+    verb, what, end_with = json.loads(line)
+    if isinstance(what, str):
+        (folders.add if verb == "hold" else folders.discard)(what)
+    elif verb == "hold":
+        processes[what] = end_with
+    else:
+        processes.pop(what, None)
+
+def send(pid, *numbers):
+    try:
+        for number in numbers:
+            os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+def ended(pid):
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return not send(pid, 0) or status.exists() and "State:\\tZ" in status.read_text()
+    except OSError:
+        return True
+
+for pid, end_with in processes.items():
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for path in lists for child in path.read_text().split()]
+    send(pid, end_with, signal.SIGCONT)
+    for child in children:  # a frozen one would make the server wait
+        send(child, signal.SIGCONT)
+orderly = [pid for pid, end_with in processes.items() if end_with != signal.SIGKILL]
+patience = time.monotonic() + 6
+while time.monotonic() < patience and not all(map(ended, orderly)):
+    time.sleep(0.02)
+for pid in orderly:
+    send(pid, signal.SIGKILL)
+for folder in folders:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
-def _guard(verb: str, pid: int) -> None:
-    """Tell the guardian of a process that must not outlive this one, or of one that has ended."""
+def guard(verb: Literal["hold", "free"], what: int | Path, end_with: signal.Signals = signal.SIGKILL) -> None:
+    """Tell the guardian of a process or folder that must not outlive this process, or of one that has ended.
+
+    `end_with`: the signal that ends the process. If it has not ended 6 s later, it is killed.
+    """
     stdin = _guardian().stdin
     assert stdin is not None
-    stdin.write(f"{verb} {pid}\n".encode())
+    name = str(what) if isinstance(what, Path) else what
+    stdin.write(json.dumps([verb, name, end_with]).encode() + b"\n")
     stdin.flush()
 
 

@@ -97,10 +97,10 @@ print(*sorted(sys.modules))
 """
 
 UNUSED: Mapping[str, str] = {
-    "import tenure": "click rich redis hiredis sqlite3 uvicorn uvloop multiprocessing tempfile",
-    "import tenure.cli.main": "rich redis hiredis sqlite3 uvicorn uvloop multiprocessing",
-    "import tenure.cli.worker": "rich redis hiredis sqlite3 uvicorn multiprocessing",
-    "import tenure.testing": "rich redis hiredis sqlite3",
+    "import tenure": "click rich redis hiredis psycopg sqlite3 uvicorn uvloop multiprocessing tempfile",
+    "import tenure.cli.main": "rich redis hiredis psycopg sqlite3 uvicorn uvloop multiprocessing",
+    "import tenure.cli.worker": "rich redis hiredis psycopg sqlite3 uvicorn multiprocessing",
+    "import tenure.testing": "rich redis hiredis psycopg sqlite3",
 }
 
 
