@@ -23,6 +23,7 @@ PACKAGE = "tenure.storage.sqlite"
 MAY_SCAN = {
     ("events", "bounds"): "sqlite_sequence has one row",
     ("exchange", "due_queues"): "EXISTS ends at the first row",
+    ("exchange", "queues"): "sqlite_sequence has one row",
     ("find", "active"): "all active jobs, up to the limit",
     ("find", "queues"): "the counters of queues that have jobs",
     ("repair", "orphaned_calls"): "the merged calls, after a job's queue or id became unreadable",

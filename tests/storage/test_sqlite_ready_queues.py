@@ -11,6 +11,7 @@ from tenure.clock import SECOND
 from tenure.core.job import NewJob
 from tenure.storage.protocol import ClaimRequest
 from tenure.storage.sql import exchange
+from tenure.storage.sql.exchange import QUEUES_READ
 from tenure.storage.sqlite import SQLiteStorage
 from tenure.storage.sqlite.transaction import SQLiteTransaction
 from tenure.testing import ManualClock
@@ -48,21 +49,21 @@ async def statements(path: Path, jobs: Sequence[NewJob], *, room: int, few: int)
 
 
 async def test_queues_without_any_jobs_cost_a_claim_no_statement(tmp_path: Path) -> None:
-    few, many = await statements(tmp_path / "jobs.db", [job("a", QUEUES[0])], room=5, few=2)
+    few, many = await statements(tmp_path / "jobs.db", [job("a", QUEUES[0])], room=5, few=QUEUES_READ + 1)
 
     assert many == few
 
 
 async def test_queues_beyond_the_room_of_a_claim_cost_no_statements(tmp_path: Path) -> None:
     jobs = [job(f"{number}", queue) for queue in QUEUES for number in range(6)]
-    few, many = await statements(tmp_path / "jobs.db", jobs, room=5, few=2)
+    few, many = await statements(tmp_path / "jobs.db", jobs, room=5, few=QUEUES_READ + 1)
 
     assert many == few
 
 
 async def test_queues_whose_jobs_are_not_due_cost_none(tmp_path: Path) -> None:
     jobs = [job("late", queue, delay=3600 * SECOND) for queue in QUEUES]
-    few, many = await statements(tmp_path / "jobs.db", [*jobs, job("a", QUEUES[0])], room=5, few=2)
+    few, many = await statements(tmp_path / "jobs.db", [*jobs, job("a", QUEUES[0])], room=5, few=QUEUES_READ + 1)
 
     assert many == few
 

@@ -52,6 +52,8 @@ class Claim:
 
     def __init__(self, tx: Transaction, owner: Owner, room: int, tasks: Mapping[str, int] | None) -> None:
         self.leases: list[Lease] = []
+        self.left: dict[str, bool] = {}
+        """Whether ready jobs are left in a queue, if the claim knows."""
         self._tx = tx
         self._owner = owner
         self._room = room
@@ -69,9 +71,15 @@ class Claim:
         `known`: the names of unknown tasks that jobs are parked under and that the owner knows.
         """
         tx = self._tx
+        openings = tx.openings
         while (limit := min(self._room - len(self.leases), self._examinable, rates.free(tx, queue))) > 0:
-            found = _first_known(tx, queue, known, limit) if known else _first_ready(tx, queue, limit)
-            if not self._process(queue, found) and len(found) < limit:
+            found, more = _first_known(tx, queue, known, limit) if known else _first_ready(tx, queue, limit)
+            let_in = self._process(queue, found)
+            if more is None or let_in or openings != tx.openings or rates.queue_rate(tx, queue) is not None:
+                self.left.pop(queue, None)
+            else:
+                self.left[queue] = more
+            if not let_in and len(found) < limit:
                 return
 
     def _process(self, queue: str, found: list[tuple[int, JobRecord, bool]]) -> int:
@@ -85,13 +93,16 @@ class Claim:
         paced = rates.queue_rate(tx, queue) is not None
         unbound: dict[str, bool] = {}
         started: list[tuple[int, JobRecord]] = []
+        slots: list[concurrency_keys.Slot] = []
         let_in = 0
+        concurrency_keys.load(tx, (job for _, job, _ in found))
         for seq, job, plain in found:
             if paced and not rates.free(tx, queue):
                 break
             self._examinable -= 1
             if job.parked_under is not None:
                 job = concurrency_keys.unpark_one(tx, seq, job)
+            plain = plain and not (job.keys or job.rates)
             if plain and job.task not in unbound:
                 unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
             free = plain and unbound[job.task]
@@ -101,7 +112,7 @@ class Claim:
                 concurrency_keys.park(tx, seq, job, full)
             else:
                 if not free:
-                    concurrency_keys.acquire(tx, job)
+                    slots += concurrency_keys.acquire(tx, seq, job)
                     rates.take(tx, job)
                 job = claimed(job, self._owner.id, tx.now, stall)
                 started.append((seq, job))
@@ -110,6 +121,7 @@ class Claim:
             let_in = concurrency_keys.release_freed(tx) if tx.freed else 0
             if let_in:
                 break
+        concurrency_keys.insert_slots(tx, slots)
         _start(tx, self._owner, started)
         fair_queue.mark_dispatched(tx, queue, (job for _, job in started))
         tx.count_move(queue, left="waiting", to="active", jobs=len(started))
@@ -117,19 +129,23 @@ class Claim:
         return let_in
 
 
-def _first_known(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> list[tuple[int, JobRecord, bool]]:
-    """Return seqs and records of the first ready jobs and of jobs parked under known names; none counts as plain."""
+Found = list[tuple[int, JobRecord, bool]]
+"""Seqs and records of jobs, and whether each is plain."""
+
+
+def _first_known(tx: Transaction, queue: str, known: Sequence[str], limit: int) -> tuple[Found, bool | None]:
+    """Return the first ready jobs and jobs parked under known names; none counts as plain."""
     seqs = first_seqs(tx, queue, known, limit)
     records = {row[0]: read_job(tx, row) for row in tx.all("get.by_seqs", {"seqs": json_list(seqs)})}
-    return _waiting([(seq, records[seq], False) for seq in seqs])
+    return _waiting([(seq, records[seq], False) for seq in seqs]), None
 
 
-def _first_ready(tx: Transaction, queue: str, limit: int) -> list[tuple[int, JobRecord, bool]]:
-    """Return seqs and records of the first ready jobs, and whether each is plain."""
+def _first_ready(tx: Transaction, queue: str, limit: int) -> tuple[Found, bool | None]:
+    """Return the first ready jobs, and whether there are more."""
     row = tx.one("exchange.ready", {"queue": queue, "limit": limit})
     if row is None or row[1] is None:
-        return []
-    listed, payloads = row
+        return [], False
+    listed, payloads, more = row
     jobs = rows.ready(listed)
     # If any text is not UTF-8, each job is read separately.
     readable = type(listed) is str
@@ -137,7 +153,7 @@ def _first_ready(tx: Transaction, queue: str, limit: int) -> list[tuple[int, Job
     records = (
         {row[0]: read_job(tx, row) for row in tx.all("get.by_seqs", {"seqs": json_list(others)})} if others else {}
     )
-    found: list[tuple[int, JobRecord, bool]] = []
+    found: Found = []
     begins = 0
     for job in jobs:
         ends = begins + job.size
@@ -146,10 +162,10 @@ def _first_ready(tx: Transaction, queue: str, limit: int) -> list[tuple[int, Job
         else:
             found.append((job.seq, records[job.seq], False))
         begins = ends
-    return _waiting(found)
+    return _waiting(found), bool(more)
 
 
-def _waiting(found: list[tuple[int, JobRecord, bool]]) -> list[tuple[int, JobRecord, bool]]:
+def _waiting(found: Found) -> Found:
     """Leave out the jobs that the repair of their records has ended."""
     return [one for one in found if one[1].state is State.WAITING]
 

@@ -5,15 +5,25 @@ its first full key and leaves the ready jobs. A job of a paused task is parked u
 whose rate is not open is parked under that rate (rates.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
 from tenure.core.job import JobRecord, Key, NewJob
 from tenure.storage.protocol import PAUSED, PROMOTE_LIMIT, RATE, UNKNOWN, knows, queue_topic, unknown_place
 from tenure.storage.sql import rates
+from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
+
+Slot = tuple[int, str, str]
+"""A holder of a concurrency key: the job's seq, its queue, and the key's name."""
+
+
+def load(tx: Transaction, jobs: Iterable[NewJob | JobRecord]) -> None:
+    """Read the keys of several jobs in one statement, before they are used one by one."""
+    tx.load_keys([(job.queue, key.name) for job in jobs for key in job.keys])
 
 
 def register(tx: Transaction, job: NewJob) -> None:
@@ -54,12 +64,39 @@ def blocked_by(tx: Transaction, job: JobRecord, tasks: Mapping[str, int] | None)
     return rates.closed_rate(tx, job) if under is None else under
 
 
-def acquire(tx: Transaction, job: JobRecord) -> None:
-    """Make a starting job a holder of each of its keys."""
-    for key in job.keys:
-        tx.key(job.queue, key.name).held += tx.run(
-            "exchange.insert_slot", {"queue": job.queue, "key": key.name, "id": job.id}
-        )
+def slots_of(seq: int, queue: str, keys: Sequence[Key]) -> list[Slot]:
+    """Return the slots of a job that holds these keys."""
+    return [(seq, queue, name) for name in dict.fromkeys(key.name for key in keys)]
+
+
+def acquire(tx: Transaction, seq: int, job: JobRecord) -> list[Slot]:
+    """Count a starting job as a holder of each of its keys; return the slots that the caller must then insert."""
+    slots = slots_of(seq, job.queue, job.keys)
+    for _, queue, name in slots:
+        tx.key(queue, name).held += 1
+    return slots
+
+
+def insert_slots(tx: Transaction, slots: Sequence[Slot]) -> None:
+    """Insert slots that are counted."""
+    if slots and tx.run("exchange.insert_slots", {"slots": json_rows([(seq, key) for seq, _, key in slots])}) < len(
+        slots
+    ):
+        # Some were there already, left by damaged records.
+        tx.recount_holders([(queue, key) for _, queue, key in slots])
+
+
+def delete_slots(tx: Transaction, slots: Sequence[Slot]) -> None:
+    """Delete and count off the slots of jobs that are not active any more."""
+    if not slots:
+        return
+    deleted = tx.run("exchange.delete_slots", {"slots": json_rows([(seq, key) for seq, _, key in slots])})
+    known = [(queue, key) for _, queue, key in slots if tx.knows_key(queue, key)]
+    tx.load_keys([(queue, key) for _, queue, key in slots])
+    for queue, key in known:
+        tx.key(queue, key).held -= 1
+    if deleted < len(slots):
+        tx.recount_holders(known)
 
 
 def release(tx: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
@@ -71,6 +108,7 @@ def release(tx: Transaction, queue: str, job: str, keys: Sequence[Key]) -> None:
 def park(tx: Transaction, seq: int, job: JobRecord, under: str) -> None:
     """Park a ready job until there is room."""
     tx.run("exchange.park", {"under": under, "seq": seq})
+    tx.note_parked(job.queue, under)
     tx.count_move(job.queue, to="parked")
     mark_job_freed(tx, job)
     if under.startswith(RATE):
@@ -127,14 +165,20 @@ def release_freed(tx: Transaction) -> int:
     Each function that moves jobs ends with this call, once for all its moves, so that each free place is offered once.
     Under a rate, each job that left makes room for one more job, because the other jobs that the rate allows are ready.
     """
+    if not tx.freed:
+        return 0
     places = list(tx.freed.items())
     tx.freed.clear()
-    return sum(_release_freed(tx, queue, name, left) for (queue, name), left in places)
+    keys = [place for place, _ in places if not place[1].startswith(RATE)]
+    tx.load_keys([(queue, name) for queue, name in keys if not name.startswith((PAUSED, UNKNOWN))])
+    rooms = [(queue, name, room) for queue, name in keys if (room := min(_room(tx, queue, name), PROMOTE_LIMIT))]
+    return _unpark_all(tx, rooms) + sum(
+        _release_freed(tx, queue, name, left) for (queue, name), left in places if name.startswith(RATE)
+    )
 
 
 def _release_freed(tx: Transaction, queue: str, under: str, left: int) -> int:
-    if not under.startswith(RATE):
-        return unpark(tx, queue, under)
+    """Release jobs under a rate that jobs have left."""
     unparked = unpark(tx, queue, under, room=min(rates.room(tx, queue, under), left))
     if unparked:
         rates.delete_opening(tx, queue, under)
@@ -144,13 +188,19 @@ def _release_freed(tx: Transaction, queue: str, under: str, left: int) -> int:
 def unpark(tx: Transaction, queue: str, under: str, *, room: int | None = None) -> int:
     """Release as many parked jobs as a key has room for, or `room` jobs under a rate; return the count."""
     room = min(_room(tx, queue, under) if room is None else room, PROMOTE_LIMIT)
-    if not room:
+    return _unpark_all(tx, [(queue, under, room)] if room else ())
+
+
+def _unpark_all(tx: Transaction, rooms: Sequence[tuple[str, str, int]]) -> int:
+    """Release the best jobs parked under these names, each a queue, a name, and how many; return the count."""
+    if not rooms:
         return 0
-    unparked = tx.run("exchange.unpark", {"queue": queue, "under": under, "limit": room})
-    if unparked:
-        tx.count_move(queue, left="parked", jobs=unparked)
+    values = {"rooms": json_rows(rooms), "most": max(room for _, _, room in rooms)}
+    unparked = Counter(queue for (queue,) in tx.all("exchange.unpark", values))
+    for queue, jobs in unparked.items():
+        tx.count_move(queue, left="parked", jobs=jobs)
         tx.topics.append(queue_topic(queue))
-    return unparked
+    return unparked.total()
 
 
 def _room(tx: Transaction, queue: str, under: str) -> int:
@@ -158,6 +208,8 @@ def _room(tx: Transaction, queue: str, under: str) -> int:
     if under.startswith(PAUSED):
         return 0 if setting(tx, "task", under.removeprefix(PAUSED)).paused else PROMOTE_LIMIT
     slots = tx.key(queue, under)
+    if not slots.parked:
+        return 0
     if not slots.named and not under.startswith((RATE, UNKNOWN)):
         # Each job that is parked under a key names it. A damaged record may be parked under a name that is not a key.
         return PROMOTE_LIMIT

@@ -1,5 +1,6 @@
 """Enqueue in SQL: makes a new job for a call, or merges the call into an existing job."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -35,10 +36,11 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
     results: list[EnqueueResult] = []
     while (done := len(results)) < len(jobs):
-        alike = _alike(tx, jobs, done)
-        if alike and _create_alike(tx, alike):
+        alike, differ = _alike(tx, jobs, done)
+        if alike and _create_alike(tx, alike, differ=differ):
             results += [EnqueueResult("created", new.ref) for _, new in alike]
         else:
+            concurrency_keys.load(tx, (new for _, new in alike))
             results += [store(tx, new, offset) for offset, new in alike or jobs[done : done + 1]]
     each = iter(results)
     return [list(islice(each, len(call))) for call in calls]
@@ -78,59 +80,127 @@ def free_window(tx: Transaction, job: JobRecord) -> None:
         tx.run("revise.free_window", {"queue": job.queue, "name": merge_name(job.merge), "id": job.id})
 
 
-def _alike(tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int) -> Sequence[tuple[int, NewJob]]:
+def _alike(
+    tx: Transaction, jobs: Sequence[tuple[int, NewJob]], begins: int
+) -> tuple[Sequence[tuple[int, NewJob]], bool]:
     """Return the longest run of jobs, from a position on, that one statement can insert.
 
-    Such jobs differ only in id, payload and headers, and need only a position in the queue. Empty for a single job: a
-    list of one takes the library longer than a row.
+    Such jobs differ only in id, payload, headers, keys and start time, and need only a position in the queue. No two of
+    them have the same unique key. Empty for a single job: a list of one takes the library longer than a row.
     """
     if len(jobs) - begins < 2:
-        return ()
+        return (), False
     _, first = jobs[begins]
-    if first.merge is not None or first.throttle is not None or first.keys or _is_fair(tx, first):
-        return ()
+    unique = _unique_name(first) is not None
+    if (first.merge is not None and not unique) or first.throttle is not None or _is_fair(tx, first):
+        return (), False
     if records_event(tx, first.queue, "enqueued"):
-        return ()
+        return (), False
     ends, size = begins + 1, len(first.payload)
+    names = {_unique_name(first)}
+    differ = unique
     while ends < len(jobs) and size < INSERT_BYTES:
         _, new = jobs[ends]
         if structs.replace(new, id=first.id, payload=first.payload, headers=first.headers) != first:
-            break
+            if not _equal_except_keys(new, first):
+                break
+            differ = True
+        if unique:
+            if (name := _unique_name(new)) in names:
+                break
+            names.add(name)
         ends, size = ends + 1, size + len(new.payload)
-    return jobs[begins:ends] if ends - begins > 1 else ()
+    return (jobs[begins:ends] if ends - begins > 1 else ()), differ
 
 
-def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]]) -> bool:
+def _unique_name(job: NewJob) -> str | None:
+    return job.merge.key if isinstance(job.merge, UniqueKey) and job.merge.window is None else None
+
+
+def _equal_except_keys(new: NewJob, first: NewJob) -> bool:
+    """Return True if two jobs differ only in id, payload, headers, keys and start time."""
+    if _unique_name(new) is None and new.merge != first.merge:
+        return False
+    same = structs.replace(
+        new,
+        id=first.id,
+        payload=first.payload,
+        headers=first.headers,
+        keys=first.keys,
+        merge=first.merge,
+        delay=first.delay,
+        run_at=first.run_at,
+    )
+    return (first.merge is None) == (new.merge is None) and same == first
+
+
+def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, differ: bool) -> bool:
     """Insert similar jobs in one statement; each comes with its offset in its call.
 
-    Returns False and inserts none if one of their ids is known.
+    `differ`: their keys or start times differ.
+
+    Returns False and inserts none if one of their ids is known, or one of their unique keys is held.
     """
     _, first = alike[0]
-    run_at = first.run_at if first.run_at is not None else tx.now + first.delay
-    at = max(run_at, tx.now)
+    if first.merge is not None and _is_any_held(tx, [new for _, new in alike]):
+        return False
     payloads = ByteSlices()
-    calls = json_list(
-        [
-            (
-                new.id,
-                rows.text(new.headers),
-                score_at(at + offset, boost=new.boost, lifo=new.lifo),
-                *payloads.add(new.payload),
-            )
-            for offset, new in alike
-        ]
-    )
+    run_at = _run_at(tx, first)
+    values = rows.new_job(first, run_at, tx.now)
+    if differ:
+        run_ats = [_run_at(tx, new) for _, new in alike]
+        states = ["delayed" if at > tx.now else "waiting" for at in run_ats]
+        calls = json_list(
+            [
+                (
+                    new.id,
+                    rows.text(new.headers),
+                    score_at(max(at, tx.now) + offset, boost=new.boost, lifo=new.lifo),
+                    *payloads.add(new.payload),
+                    *(state, at, *rows.key_columns(new)),
+                )
+                for (offset, new), at, state in zip(alike, run_ats, states, strict=True)
+            ]
+        )
+    else:
+        states = [values["state"]] * len(alike)
+        at = max(run_at, tx.now)
+        calls = json_list(
+            [
+                (
+                    new.id,
+                    rows.text(new.headers),
+                    score_at(at + offset, boost=new.boost, lifo=new.lifo),
+                    *payloads.add(new.payload),
+                )
+                for offset, new in alike
+            ]
+        )
     if calls is None:
         return False
-    values = rows.new_job(first, run_at, tx.now)
     values |= {"calls": calls, "payloads": payloads.joined()}
-    created = tx.run("enqueue.insert_alike", values)
+    created = tx.run("enqueue.insert_similar" if differ else "enqueue.insert_alike", values)
     if created < len(alike):
         tx.run("enqueue.delete_last", {"jobs": created})
         return False
-    tx.count_move(first.queue, to=values["state"], jobs=created)
+    for state, jobs in Counter(states).items():
+        tx.count_move(first.queue, to=state, jobs=jobs)
+    if differ or first.keys:
+        concurrency_keys.load(tx, (new for _, new in alike))
+        for _, new in alike:
+            concurrency_keys.register(tx, new)
     tx.topics.append(queue_topic(first.queue))
     return True
+
+
+def _run_at(tx: Transaction, new: NewJob) -> int:
+    return new.run_at if new.run_at is not None else tx.now + new.delay
+
+
+def _is_any_held(tx: Transaction, jobs: Sequence[NewJob]) -> bool:
+    """Return True if an unfinished job holds a merge key of these jobs, which are in one queue."""
+    names = json_list([merge_name(new.merge) for new in jobs if new.merge is not None])
+    return names is None or tx.one("enqueue.has_holder", {"queue": jobs[0].queue, "names": names}) == (1,)
 
 
 def _existing_job(tx: Transaction, new: NewJob) -> Ref | None:
@@ -274,7 +344,7 @@ def _throttled(tx: Transaction, new: NewJob) -> EnqueueResult | None:
 
 def _create(tx: Transaction, new: NewJob, before: JobRecord | None, offset: int) -> bool:
     """Insert a new job, which continues from the previous job of its id; return True if the id was new."""
-    run_at = new.run_at if new.run_at is not None else tx.now + new.delay
+    run_at = _run_at(tx, new)
     if new.merge is not None and isinstance(new.merge, DebounceKey | CollectKey):
         run_at = due_at(new.merge, first=tx.now, calls=1, now=tx.now)
     if not _insert(tx, new, run_at, offset):

@@ -19,6 +19,9 @@ from tenure.storage.sql.ready_queues import ReadyQueues
 from tenure.storage.sql.settle import settle
 from tenure.storage.sql.transaction import Transaction
 
+QUEUES_READ = 16
+"""The state of this number of a claim's queues is read before it is needed. The queues of a claim may be thousands."""
+
 
 def enqueue_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
     """Store each new job of several calls once."""
@@ -31,6 +34,9 @@ def exchange(
     tx: Transaction, owner: Owner, settlements: Sequence[Settlement], order: ClaimRequest | None
 ) -> ExchangeResult:
     """Apply each settlement whose run is the current one, then claim jobs."""
+    tx.load_queues(
+        [*(settlement.ref.queue for settlement in settlements), *(() if order is None else order.queues[:QUEUES_READ])]
+    )
     verdicts = settle(tx, owner, settlements)
     if order is None:
         return ExchangeResult(verdicts)
@@ -53,10 +59,13 @@ def exchange(
         if opens and rates.opens_at(tx, queue) <= tx.now:
             concurrency_keys.release_opened(tx, queue)
         claim.take_from(queue, known)
+        if due or opens or known:
+            # The jobs that fall due, or may start, have changed too.
+            claim.left.pop(queue, None)
     if lane is not None and not seen:
         runs = [(lease.ref, lease.fence) for lease in claim.leases]
         tx.lanes[owner.id, lane.id] = tx.lane(owner.id, lane.id).claimed(lane, runs, tx.now)
-    waiting = [queue for queue in visited if ready.refresh(queue)]
+    waiting = [queue for queue in visited if (claim.left[queue] if queue in claim.left else ready.refresh(queue))]
     left = any(not ready.is_closed(queue) for queue in waiting) or ready.has_claimable(max(1, next_ready))
     return _answer(verdicts, tuple(claim.leases), left, ready.next_due(), tx.now, seen=seen)
 

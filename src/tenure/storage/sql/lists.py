@@ -1,10 +1,43 @@
 """Parameters for many values at once: lists as JSON texts, and the bytes that belong to their rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from tenure.core.job import Ref
+from tenure.core.text import storable
+
 _encode = msgspec.json.Encoder().encode
+
+
+class OfJob(Protocol):
+    """A part of a request that concerns one job."""
+
+    @property
+    def ref(self) -> Ref:
+        """The job."""
+        ...
+
+
+P = TypeVar("P", bound=OfJob)
+
+
+def without_repeats(parts: Sequence[P]) -> Iterator[Sequence[P]]:
+    """Yield the parts of a request in batches that name no job twice: a later part must see an earlier one's effect."""
+    if len({part.ref for part in parts}) == len(parts):
+        yield parts
+        return
+    batch: list[P] = []
+    named: set[Ref] = set()
+    for part in parts:
+        if part.ref in named:
+            yield batch
+            batch, named = [], set()
+        batch.append(part)
+        named.add(part.ref)
+    if batch:
+        yield batch
 
 
 class ByteSlices:
@@ -36,6 +69,16 @@ def json_list(values: Sequence[object]) -> str | None:
     """
     body = _encode(values) if values else b""
     return body.decode() if body and b"\\u0000" not in body else None
+
+
+def json_rows(values: Sequence[object]) -> str:
+    """Return values without a NUL as a JSON list: numbers, names, and texts that every storage can keep."""
+    return _encode(values).decode()
+
+
+def json_text(text: str | None) -> str | None:
+    """Return a text without NUL, for `json_rows`. A worker sends only such texts."""
+    return text if text is None or "\0" not in text else storable(text)
 
 
 def json_names(names: Sequence[str]) -> str:

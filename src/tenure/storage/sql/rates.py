@@ -72,7 +72,7 @@ def limit(tx: Transaction, job: JobRecord, length: int) -> None:
         return
     known.taken = after
     if name == QUEUE_RATE:
-        tx.limited_queues.add(job.queue)
+        tx.note_limited(job.queue)
     if (opens := tx.rate(job.queue, name).opens) is not None:
         _note(tx, job.queue, RATE + name, max(opens, after.until))
     tx.record(QueueLimited(queue=job.queue, rate=rate, until=moment(after.until), by=job.id))
@@ -106,7 +106,7 @@ def limits(tx: Transaction, queue: str, only: str | None = None) -> list[StartLi
 
 def queue_limit(tx: Transaction, queue: str) -> int:
     """Return the instant before which a limit lets no job of a queue start; not after now without a limit."""
-    if queue not in tx.limited_queues:
+    if not tx.may_be_limited(queue):
         return tx.now
     return rule.limit_end(tx.rate(queue, LIMIT + QUEUE_RATE).taken, tx.now)
 
@@ -234,6 +234,7 @@ def _note(tx: Transaction, queue: str, under: str, opens: int | None) -> None:
     known = tx.rate(queue, under.removeprefix(RATE))
     if opens != known.opens:
         known.opens = opens
+        tx.note_opening()
         tx.run("rates.set_opening", {"queue": queue, "name": under.removeprefix(RATE), "opens_at": opens})
         tx.fair_queue(queue).opening = True
 

@@ -20,12 +20,12 @@ class ReadyQueues:
         self._tx = tx
         self._queues = queues
         self._listed = json_names(queues)
-        self._settings: dict[str, Settings] = queue_settings(tx, self._listed)
+        self._settings: dict[str, Settings] = queue_settings(tx, queues, self._listed)
         self._due: dict[str, tuple[int | None, int | None]] = {}
         self._known: dict[str, tuple[list[str], bool]] = {}
-        coming = tx.all("exchange.due_queues", {"queues": self._listed})
-        parked = sum(1 for *_, unknown in coming if unknown)
-        for queue, falls_due, opening, unknown in coming:
+        coming = tx.due_work(queues, self._listed)
+        parked = sum(1 for _, (*_, unknown) in coming if unknown)
+        for queue, (falls_due, opening, unknown) in coming:
             self._due[queue] = falls_due, opening
             if unknown:
                 names, more = known_places(tx, queue, tasks, max(1, PLACE_LIMIT // parked))
@@ -101,7 +101,7 @@ class ReadyQueues:
                 # A job's own rate releases it only once the queue's rate allows a start.
                 yield max(opening, rates.opens_at(tx, queue))
         paced = {queue for queue, settings in self._settings.items() if settings.rate is not None}
-        for queue in paced | tx.limited_queues.intersection(self._queues):
+        for queue in paced | {queue for queue in self._queues if tx.may_be_limited(queue)}:
             if not self.is_paused(queue):
                 opens_at = rates.opens_at(tx, queue)
                 if opens_at > tx.now and self.refresh(queue):

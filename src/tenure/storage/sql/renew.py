@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 
 from tenure.core.document import read_progress
-from tenure.core.job import LogPosition, Owner, Ref
+from tenure.core.job import JobRecord, LogPosition, Owner, Ref
 from tenure.core.lease import lease_end, renewed_limits
+from tenure.core.lifecycle import State
 from tenure.core.partition import IDENTITY_LOST, PartitionState
 from tenure.core.transition import progressed, refused
 from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.storage.sql import claim_numbers, rows
 from tenure.storage.sql.columns import Row, is_sane
+from tenure.storage.sql.lists import json_list, json_rows, json_text, without_repeats
 from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job
@@ -24,27 +26,74 @@ def renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     """Record that an owner is alive, and extend every lease in the request that it still holds."""
     lost: list[tuple[Ref, int]] = []
     cancelling: list[CancelRequest] = []
-    for renewal in beat.renewals:
-        ref = renewal.ref
-        run = {"queue": ref.queue, "id": ref.id, "fence": renewal.fence, "owner": beat.owner.id}
-        row = tx.one("renew.run", run)
-        if row is not None and not is_sane(row[1:10]):
-            # Reading the whole record repairs values that cannot be used in calculations.
-            find_job(tx, ref)
-            row = tx.one("renew.run", run)
-        if row is None:
-            _refuse(tx, beat.owner, renewal)
-            lost.append((ref, renewal.fence))
-            continue
-        cancel_at, cancel_reason = _extend(tx, renewal, row)
-        if cancel_at is not None:
-            cancelling.append(CancelRequest(ref, renewal.fence, cancel_reason))
+    for batch in without_repeats(beat.renewals):
+        runs = _runs(tx, beat.owner, batch)
+        pending = _PendingWrites()
+        for number, renewal in enumerate(batch):
+            row = runs.get(number)
+            if row is not None and not is_sane(row[1:10]):
+                # Reading the whole record repairs values that cannot be used in calculations.
+                find_job(tx, renewal.ref)
+                row = _runs(tx, beat.owner, [renewal]).get(0)
+            if row is None:
+                _refuse(tx, beat.owner, renewal)
+                lost.append((renewal.ref, renewal.fence))
+                continue
+            cancel_at, cancel_reason = _extend(tx, renewal, row, pending)
+            if cancel_at is not None:
+                cancelling.append(CancelRequest(renewal.ref, renewal.fence, cancel_reason))
+        pending.write(tx)
     for lane in beat.lanes:
         claim_numbers.hand_back(tx, beat.owner, lane)
     partitions = () if beat.seen is None else (_partition(tx, beat.seen),)
     orders = setting(tx, "worker", beat.owner.id)
     _update_worker(tx, beat, _record_events(tx, beat))
     return RenewResult(tuple(lost), tuple(cancelling), orders.orders, partitions=partitions)
+
+
+class _PendingWrites:
+    """The changes of a batch of renewals. Each kind is written by one statement, except what handlers have reported.
+
+    `logs`: the renewals that bring log lines, with the seq and the run.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[tuple[int, str | None]] = []
+        self.extended: list[tuple[object, ...]] = []
+        self.reports: list[Values] = []
+        self.logs: list[tuple[int, int, LeaseRenewal]] = []
+
+    def write(self, tx: Transaction) -> None:
+        """Write the changes."""
+        if self.traces:
+            tx.run("renew.trace", {"traces": json_rows(self.traces)})
+        if self.logs:
+            _keep_logs(tx, self.logs)
+        if self.extended:
+            tx.run("renew.extend", {"runs": json_rows(self.extended), "now": tx.now})
+        tx.many("renew.report", self.reports)
+
+
+def _runs(tx: Transaction, owner: Owner, batch: Sequence[LeaseRenewal]) -> dict[int, Row]:
+    """Return by number what the renewal of each current run needs."""
+    listed = json_list([(renewal.ref.queue, renewal.ref.id, renewal.fence) for renewal in batch])
+    if listed is not None:
+        return {row[0]: row[1:] for row in tx.all("renew.runs", {"runs": listed, "owner": owner.id})}
+    # An id that contains a NUL is looked up alone.
+    found = [(number, renewal, find_job(tx, renewal.ref)) for number, renewal in enumerate(batch)]
+    return {
+        number: _row(*known)
+        for number, renewal, known in found
+        if known is not None
+        and (known[1].state, known[1].fence, known[1].owner) == (State.ACTIVE, renewal.fence, owner.id)
+    }
+
+
+def _row(seq: int, job: JobRecord) -> Row:
+    return (
+        *(seq, job.starts, job.started, job.stall.lease, job.stall.start_grace, job.timeout, job.deadline),
+        *(job.heartbeat_timeout, job.run_until, job.progress_until, job.cancel_at, job.cancel_reason),
+    )
 
 
 def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionState:
@@ -85,18 +134,18 @@ def _refuse(tx: Transaction, owner: Owner, renewal: LeaseRenewal) -> None:
         tx.record(refused(found[1], owner.id, renewal.fence, "renew"))
 
 
-def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row) -> Sequence[Any]:
+def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row, pending: _PendingWrites) -> Sequence[Any]:
     """Extend the run of this row, if requested; return when and why it was asked to stop."""
     now = tx.now
     seq, run, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until, *cancel = (
         row
     )
     if renewal.trace is not None:
-        tx.run("renew.trace", {"trace": renewal.trace, "seq": seq})
+        pending.traces.append((seq, json_text(renewal.trace)))
     if not renewal.extend:
         return cancel
     if renewal.log:
-        _keep_log(tx, seq, run, renewal)
+        pending.logs.append((seq, run, renewal))
     run_until, progress_until = renewed_limits(
         now,
         lease=lease,
@@ -119,20 +168,17 @@ def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row) -> Sequence[Any]:
     )
     if renewal.progress is not None:
         _record_progress(tx, renewal.ref, renewal.progress, renewal.note)
-    tx.run(
-        "renew.extend",
-        {
-            "now": now,
-            "lease_until": end,
-            "run_until": run_until,
-            "progress_until": progress_until,
-            "progress": renewal.progress,
-            "note": renewal.note,
-            "data": renewal.data,
-            "data_number": 0 if renewal.data is None else renewal.data_number,
-            "seq": seq,
-        },
-    )
+    pending.extended.append((seq, end, run_until, progress_until))
+    if renewal.progress is not None or renewal.data is not None:
+        pending.reports.append(
+            {
+                "progress": renewal.progress,
+                "note": renewal.note,
+                "data": renewal.data,
+                "data_number": 0 if renewal.data is None else renewal.data_number,
+                "seq": seq,
+            }
+        )
     return cancel
 
 
@@ -144,28 +190,24 @@ def _record_progress(tx: Transaction, ref: Ref, progress: float | str, note: str
         tx.record(progressed(found[1], value, note))
 
 
-def _keep_log(tx: Transaction, seq: int, run: int, renewal: LeaseRenewal) -> None:
-    last = LogPosition(*(tx.one("renew.logged", {"seq": seq}) or ()))
-    new: list[Values] = []
-    for line in renewal.log:
-        if not line.number or (run, line.number) > (last.run, last.number):
-            last = last.then(run, line.number)
-            fields = rows.text(line.fields)
-            new.append(
-                {
-                    "seq": seq,
-                    "line": last.lines,
-                    "at": tx.now - line.ago,
-                    "run": run,
-                    "level": line.level,
-                    "message": line.message,
-                    "fields": fields,
-                    "number": line.number,
-                }
-            )
-    tx.many("renew.log", new)
-    if last.lines > LOG_LINES_KEPT:
-        tx.run("renew.trim_log", {"seq": seq, "kept": LOG_LINES_KEPT})
+def _keep_logs(tx: Transaction, logs: Sequence[tuple[int, int, LeaseRenewal]]) -> None:
+    """Store the log lines that were not stored before, and delete the oldest lines of long logs."""
+    logged = tx.all("renew.logged", {"seqs": json_rows([seq for seq, _, _ in logs])})
+    positions = {seq: LogPosition(*position) for seq, *position in logged}
+    new: list[tuple[object, ...]] = []
+    surplus: list[Values] = []
+    for seq, run, renewal in logs:
+        last = positions.get(seq, LogPosition())
+        for line in renewal.log:
+            if not line.number or (run, line.number) > (last.run, last.number):
+                last = last.then(run, line.number)
+                words = line.level, json_text(line.message), rows.text(line.fields)
+                new.append((seq, last.lines, tx.now - line.ago, run, *words, line.number))
+        if last.lines > LOG_LINES_KEPT:
+            surplus.append({"seq": seq, "kept": LOG_LINES_KEPT})
+    if new:
+        tx.run("renew.log", {"lines": json_rows(new)})
+    tx.many("renew.trim_log", surplus)
 
 
 def _record_events(tx: Transaction, beat: RenewRequest) -> int:

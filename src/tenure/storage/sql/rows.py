@@ -26,6 +26,7 @@ from tenure.core.job import (
     unreadable_record,
 )
 from tenure.core.lifecycle import State
+from tenure.core.text import storable
 from tenure.storage.policies import DEFAULT_POLICY, STRICTEST_POLICY, decode_policy
 from tenure.storage.sql.columns import (
     COLUMNS,
@@ -62,6 +63,8 @@ class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     pinned: str | None
     policy: str
     created: int
+    keys: str | None
+    rates: str | None
 
 
 _STATES = {state.value: state for state in State}
@@ -133,6 +136,11 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
     }
 
 
+def key_columns(job: NewJob) -> tuple[str | None, str | None, str | None]:
+    """Return the columns `keys`, `merge_key` and `merge` of a new job."""
+    return text(job.keys), None if job.merge is None else merge_name(job.merge), text(job.merge)
+
+
 def ready(jobs: str) -> list[ReadyJob]:
     """Return the jobs of a list made by `exchange.ready`."""
     return _ready(str(jobs))
@@ -153,6 +161,8 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         boost=job.boost,
         run_at=job.run_at,
         timeout=job.timeout,
+        keys=keys(job.keys) if job.keys else (),
+        rates=rates(job.rates) if job.rates else (),
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
         policy=decode_policy(job.policy),
         created=job.created,
@@ -396,7 +406,7 @@ def _cleaned(row: Row) -> tuple[Row, list[str]]:
             elif type(value) is not UndecodableText or name in _DECODERS or name in NEUTRAL:
                 values[place] = NEUTRAL.get(name)
             else:
-                values[place] = str(value)
+                values[place] = storable(str(value))
     return tuple(values), bad
 
 

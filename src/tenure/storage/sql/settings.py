@@ -1,5 +1,7 @@
 """The settings of queues, tasks and workers in one transaction; each is looked up once."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tenure.core.events import OnRequest
@@ -15,13 +17,25 @@ def setting(tx: Transaction, kind: str, name: str) -> Settings:
     """Return the settings in force for a queue, task or worker."""
     known = tx.settings.get((kind, name))
     if known is None:
-        row = tx.one("tune.setting", {"kind": kind, "name": name})
-        known = tx.settings[kind, name] = _NONE if row is None else decode(row[0])
+        known = tx.settings[kind, name] = _read(tx, kind, name)
     return known
 
 
-def queue_settings(tx: Transaction, listed: str) -> dict[str, Settings]:
-    """Return the settings of those queues in a JSON list that have any."""
+def _read(tx: Transaction, kind: str, name: str) -> Settings:
+    if (kind, name) in tx.written_settings:
+        body = tx.written_settings[kind, name]
+    elif kind == "task" and tx.knows_all_tasks:
+        body = None
+    else:
+        row = tx.one("tune.setting", {"kind": kind, "name": name})
+        body = None if row is None else row[0]
+    return _NONE if body is None else decode(body)
+
+
+def queue_settings(tx: Transaction, queues: Sequence[str], listed: str) -> dict[str, Settings]:
+    """Return the settings of at least those queues that have any. `listed`: the queues as a JSON list."""
+    if all(("queue", queue) in tx.written_settings for queue in queues):
+        return {queue: setting(tx, "queue", queue) for queue in queues}
     found: dict[str, Settings] = {}
     for name, body in tx.all("tune.queue_settings", {"queues": listed}):
         known = tx.settings.get(("queue", name))

@@ -1,17 +1,16 @@
 """Settlements in SQL: the only way out of active, guarded by fence and owner."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tenure.core.decision import Finish, PutBack, RunEnd
-from tenure.core.job import Key, Owner, Ref
+from tenure.core.job import JobRecord, Key, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement, when_cancelling
 from tenure.core.transition import refused
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.columns import Row, is_sane
-from tenure.storage.sql.lists import ByteSlices, json_list
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, json_text, without_repeats
 from tenure.storage.sql.retention import delete_surplus
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import find_job, job_at, record_if_drained
@@ -22,53 +21,83 @@ _COMPLETED = RunEnd("completed")
 def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> tuple[SettlementResult, ...]:
     """Apply each settlement whose run is the current one, in order."""
     verdicts: list[SettlementResult] = []
-    for batch in _without_repeats(settlements):
+    for batch in without_repeats(settlements):
         completed = _complete(tx, owner, batch)
+        left = [settlement.ref for settlement in batch if (settlement.ref.queue, settlement.ref.id) not in completed]
+        runs = _runs(tx, left) if left else {}
         pending = _PendingWrites()
         verdicts += [
-            _completed(tx, settlement)
-            if (settlement.ref.queue, settlement.ref.id) in completed
-            else _settle(tx, owner, settlement, pending)
+            _settle(tx, owner, settlement, runs.get(settlement.ref), pending)
+            if (row := completed.get((settlement.ref.queue, settlement.ref.id))) is None
+            else _completed(tx, settlement, row, pending)
             for settlement in batch
         ]
-        pending.write(tx)
+        pending.write(tx, owner)
     concurrency_keys.release_freed(tx)
     delete_surplus(tx, settlements, verdicts)
     return tuple(verdicts)
 
 
 class _PendingWrites:
-    """The changes of a batch of settlements, written statement by statement."""
+    """The changes of a batch of settlements. Each kind is written by one statement.
+
+    `slots`: of the runs that hold concurrency keys. `keys`: the keys of these runs, with the queue, and whether the job
+    has ended.
+    """
 
     def __init__(self) -> None:
-        self.finished: list[dict[str, Any]] = []
-        self.put_back: list[dict[str, Any]] = []
+        self.finished: list[tuple[object, ...]] = []
+        self.put_back: list[tuple[object, ...]] = []
+        self.results = ByteSlices()
+        self.slots: list[concurrency_keys.Slot] = []
+        self.keys: list[tuple[str, Sequence[Key], bool]] = []
 
-    def write(self, tx: Transaction) -> None:
-        changed = tx.many("exchange.finish", self.finished) + tx.many("exchange.put_back", self.put_back)
+    def release(self, seq: int, settlement: Settlement, keys: Sequence[Key]) -> None:
+        """Free the concurrency keys of a run."""
+        queue = settlement.ref.queue
+        self.slots += concurrency_keys.slots_of(seq, queue, keys)
+        self.keys.append((queue, keys, isinstance(settlement.decision, Finish)))
+
+    def write(self, tx: Transaction, owner: Owner) -> None:
+        """Write the changes."""
+        values = {"owner": owner.id, "now": tx.now, "unreadable": rows.UNREADABLE_ERROR}
+        changed = 0
+        if self.finished:
+            values["results"] = self.results.joined()
+            changed += tx.run("exchange.finish", values | {"runs": json_rows(self.finished)})
+        if self.put_back:
+            changed += tx.run("exchange.put_back", values | {"runs": json_rows(self.put_back)})
         if changed != (held := len(self.finished) + len(self.put_back)):
             raise AssertionError(f"{held} runs are held, but {changed} were settled")
+        concurrency_keys.delete_slots(tx, self.slots)
+        for queue, keys, ended in self.keys:
+            if ended:
+                concurrency_keys.count(tx, queue, keys, -1)
+            concurrency_keys.mark_freed(tx, queue, keys)
 
 
-def _without_repeats(settlements: Sequence[Settlement]) -> Iterator[list[Settlement]]:
-    """Yield batches of settlements in which no job occurs twice: a later one must see the earlier one's effect."""
-    if len({settlement.ref for settlement in settlements}) == len(settlements):
-        yield list(settlements)
-        return
-    batch: list[Settlement] = []
-    named: set[Ref] = set()
-    for settlement in settlements:
-        if settlement.ref in named:
-            yield batch
-            batch, named = [], set()
-        batch.append(settlement)
-        named.add(settlement.ref)
-    if batch:
-        yield batch
+def _runs(tx: Transaction, refs: Sequence[Ref]) -> dict[Ref, Row]:
+    """Return what a settlement needs of each of these jobs that exists."""
+    listed = json_list([(ref.queue, ref.id) for ref in refs])
+    if listed is not None:
+        return {refs[row[0]]: row[1:] for row in tx.all("exchange.runs", {"jobs": listed})}
+    # An id that contains a NUL is looked up alone.
+    found = [(ref, find_job(tx, ref)) for ref in refs]
+    return {ref: _row(*job) for ref, job in found if job is not None}
 
 
-def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Collection[Row]:
-    """Complete all plain completions of a batch in one statement; return the queues and ids of those jobs."""
+def _row(seq: int, job: JobRecord) -> Row:
+    return (
+        *(seq, job.state.value, job.fence, job.owner, job.cancel_at, rows.text(job.keys)),
+        *(job.boost, job.failures, job.stalls, job.releases),
+    )
+
+
+def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dict[Row, Row]:
+    """Complete all plain completions of a batch in one statement.
+
+    Returns by queue and id the seqs and the concurrency keys of those jobs.
+    """
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
     for settlement in batch:
@@ -84,7 +113,7 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Col
                 continue
     listed = json_list(plain)
     if listed is None:
-        return ()
+        return {}
     values = {
         "runs": listed,
         "results": results.joined(),
@@ -92,12 +121,17 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> Col
         "owner": owner.id,
         "now": tx.now,
     }
-    return set(tx.all("exchange.complete", values))
+    return {row[:2]: row[2:] for row in tx.all("exchange.complete", values)}
 
 
-def _completed(tx: Transaction, settlement: Settlement) -> SettlementResult:
+def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _PendingWrites) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
     queue = settlement.ref.queue
+    seq, named = row
+    if named is not None:
+        keys = _keys(named)
+        # Reading the whole record repairs unreadable keys.
+        pending.release(seq, settlement, job_at(tx, seq).keys if keys is None else keys)
     tx.count_move(queue, left="active", to="completed")
     if isinstance(settlement.decision, Finish) and settlement.decision.keep is not None:
         tx.count_move(queue, to="kept")
@@ -105,8 +139,9 @@ def _completed(tx: Transaction, settlement: Settlement) -> SettlementResult:
     return _record_events(tx, settlement)
 
 
-def _settle(tx: Transaction, owner: Owner, settlement: Settlement, pending: _PendingWrites) -> SettlementResult:
-    row = tx.one("exchange.run", {"queue": settlement.ref.queue, "id": settlement.ref.id})
+def _settle(
+    tx: Transaction, owner: Owner, settlement: Settlement, row: Row | None, pending: _PendingWrites
+) -> SettlementResult:
     if row is None:
         return SettlementResult(settlement.ref, settlement.fence, "gone")
     seq, state, fence, holder, cancel_at, named, boost = row[:7]
@@ -121,17 +156,17 @@ def _settle(tx: Transaction, owner: Owner, settlement: Settlement, pending: _Pen
         # Reading the whole record repairs values that cannot be used in calculations.
         job = job_at(tx, seq)
         boost, keys = job.boost, job.keys
-    _collect(tx, owner, settlement, seq, boost, pending)
+    _collect(tx, settlement, seq, boost, pending)
     if keys:
-        _release_keys(tx, settlement, keys)
+        pending.release(seq, settlement, keys)
     return _record_events(tx, settlement)
 
 
-def _keys(named: str | None) -> Sequence[Key] | None:
+def _keys(named: str | bytes | None) -> Sequence[Key] | None:
     """Return the keys that a row names, None if they are unreadable."""
     try:
-        return rows.keys(str(named)) if named else ()
-    except rows.UNREADABLE:
+        return rows.keys(named if isinstance(named, bytes) else str(named)) if named else ()
+    except (*rows.UNREADABLE, UnicodeDecodeError):
         return None
 
 
@@ -159,25 +194,12 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
     return settlement if found is None else when_cancelling(settlement, found[1])
 
 
-def _collect(
-    tx: Transaction, owner: Owner, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites
-) -> None:
+def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites) -> None:
     ref, charge = settlement.ref, settlement.decision.charge
-    values: dict[str, Any] = {
-        "now": tx.now,
-        "failures": charge == "failures",
-        "stalls": charge == "stalls",
-        "releases": charge == "releases",
-        "ended": settlement.ended.ended,
-        "why": settlement.ended.reason,
-        "detail": settlement.ended.detail,
-        "seq": seq,
-        "fence": settlement.fence,
-        "owner": owner.id,
-        "error": rows.error_text(settlement.decision.error),
-        "reason": settlement.decision.reason,
-        "unreadable": rows.UNREADABLE_ERROR,
-    }
+    run = seq, settlement.fence
+    why = rows.error_text(settlement.decision.error), json_text(settlement.decision.reason)
+    charged = tuple(int(charge == name) for name in ("failures", "stalls", "releases"))
+    ended = settlement.ended.ended, json_text(settlement.ended.reason), json_text(settlement.ended.detail)
     match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
             tx.count_move(ref.queue, left="active", to=state.value)
@@ -185,20 +207,17 @@ def _collect(
                 tx.count_move(ref.queue, to="kept")
             if redrive_after is not None and state is State.FAILED:
                 tx.count_move(ref.queue, to="ruled")
-            values["state"] = state.value
-            values["result"] = result
-            values["kept_until"] = None if keep is None else tx.now + keep
-            values["redrive_at"] = None if redrive_after is None else tx.now + redrive_after
-            pending.finished.append(values)
+            kept_until = None if keep is None else tx.now + keep
+            redrive_at = None if redrive_after is None else tx.now + redrive_after
+            place = pending.results.add(result)
+            pending.finished.append((*run, state.value, kept_until, redrive_at, *place, *why, *charged, *ended))
         case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
             tx.count_move(ref.queue, left="active", to="delayed" if after else "waiting")
-            values["parked_under"] = _park_until_known(tx, ref) if until_known else None
+            parked_under = _park_until_known(tx, ref) if until_known else None
             tx.topics.append(queue_topic(ref.queue))
-            values["after"] = after
-            values["reached"] = tx.now if after else fair_queue.reached(tx, ref.queue, boost)
-            values["quarantine"] = quarantine
-            values["put_back_used"] = put_back_used
-            pending.put_back.append(values)
+            reached = tx.now if after else fair_queue.reached(tx, ref.queue, boost)
+            terms = int(quarantine), int(put_back_used)
+            pending.put_back.append((*run, after, parked_under, reached, *why, *charged, *terms, *ended))
     tx.topics.append(job_topic(ref))
 
 
@@ -211,12 +230,3 @@ def _park_until_known(tx: Transaction, ref: Ref) -> str:
     rates.give_back(tx, job)
     tx.count_move(ref.queue, to="parked")
     return unknown_place(job.task, job.policy.version)
-
-
-def _release_keys(tx: Transaction, settlement: Settlement, keys: Sequence[Key]) -> None:
-    """Free the concurrency keys of a run."""
-    ref = settlement.ref
-    concurrency_keys.release(tx, ref.queue, ref.id, keys)
-    if isinstance(settlement.decision, Finish):
-        concurrency_keys.count(tx, ref.queue, keys, -1)
-    concurrency_keys.mark_freed(tx, ref.queue, keys)

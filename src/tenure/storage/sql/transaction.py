@@ -8,7 +8,7 @@ the same parameters and the same columns in its rows. Lists are JSON texts.
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from tenure.core.rate import RateReservation
 from tenure.core.retention import EVENTS_KEPT
 from tenure.storage.protocol import EVENTS_TOPIC, Settings
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.lists import ByteSlices, json_list
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows
 
 T = TypeVar("T")
 Values = Mapping[str, Any]
@@ -32,17 +32,28 @@ Lanes = dict[tuple[str, int], LaneClaims]
 
 NO_VALUES: Values = {}
 
+DueWork = tuple[int | None, int | None, bool]
+"""When a queue's next delayed job falls due, when its first rate with parked jobs opens, and whether jobs of unknown
+tasks are parked."""
+
+_NO_WORK: DueWork = (None, None, False)
+
+TASKS_READ = 100
+"""How many tasks' settings are read before they are needed. With more tasks that have settings, each is looked up."""
+
 
 @dataclass
 class KeyCounts:
     """A queue's concurrency key: its limit, how many unfinished jobs name it, and how many of them are active.
 
-    `written`: the limit and the number of jobs that name it, as stored in the table.
+    `parked`: False if no job is parked under it. `written`: the limit and the number of jobs that name it, as stored in
+    the table.
     """
 
     limit: int = 0
     named: int = 0
     held: int = 0
+    parked: bool = True
     written: tuple[int, int] = (0, 0)
 
     @property
@@ -79,6 +90,12 @@ class RateState:
     written: RateReservation
 
 
+def _fair_queue_state(front: int | None, opening: bool) -> FairQueueState:
+    if front is None:
+        return FairQueueState(None, opening)
+    return FairQueueState(Fairness(front), opening, written=Fairness(front))
+
+
 class Transaction(ABC):
     """The operations of one transaction, one after another. A driver implements the abstract methods.
 
@@ -108,6 +125,16 @@ class Transaction(ABC):
         self._fair_queues: dict[str, FairQueueState] = {}
         self._rates: dict[tuple[str, str], RateState] = {}
         self._limited: set[str] | None = None
+        self._may_be_limited: dict[str, bool] = {}
+        self._kept: dict[str, int] = {}
+        self._event_bounds: tuple[int, int] | None = None
+        self.written_settings: dict[tuple[str, str], str | None] = {}
+        """Settings as stored that were read before they were needed. None: there are none."""
+        self.knows_all_tasks = False
+        """True if the settings of all tasks that have any were read."""
+        self.openings = 0
+        """How many opening times of rates this transaction has changed."""
+        self._due: dict[str, DueWork] = {}
 
     @abstractmethod
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
@@ -139,6 +166,8 @@ class Transaction(ABC):
         """Count that this number of a queue's jobs went from one state to another."""
         if not jobs:
             return
+        if to in ("delayed", "parked") or left == "delayed":
+            self._due.clear()
         if left is not None:
             self._counts[queue, left] -= jobs
             if left == "waiting" and queue in self._fair_queues:
@@ -155,18 +184,83 @@ class Transaction(ABC):
 
     def kept(self, queue: str) -> int:
         """Return how many completed jobs of a queue are under its retention rules."""
-        row = self.one("tally.kept", {"queue": queue})
         noted = self._counts.get((queue, "completed"), 0) - self._counts.get((queue, "kept"), 0)
+        if (known := self._kept.get(queue)) is not None:
+            return known + noted
+        row = self.one("tally.kept", {"queue": queue})
         return noted if row is None else int(row[0]) + noted
+
+    def load_queues(self, queues: Iterable[str]) -> None:
+        """Read in one statement what an exchange needs to know of its queues, and the settings of tasks."""
+        unknown = list(dict.fromkeys(queue for queue in queues if queue not in self._kept))
+        if not unknown:
+            return
+        tasks = 0
+        values = {"queues": json_rows(unknown), "tasks": TASKS_READ}
+        for number, task, body, *state in self.all("exchange.queues", values):
+            if number is None:
+                tasks += 1
+                self.written_settings["task", task] = body
+                continue
+            queue = unknown[number]
+            front, limited, self._kept[queue], falls_due, opening, has_unknown, *bounds = state
+            self.written_settings["queue", queue] = body
+            self._fair_queues.setdefault(queue, _fair_queue_state(front, opening is not None))
+            self._may_be_limited.setdefault(queue, bool(limited))
+            self._due[queue] = falls_due, opening, bool(has_unknown)
+            self._event_bounds = bounds[0], bounds[1]
+        self.knows_all_tasks = tasks < TASKS_READ
 
     def key(self, queue: str, name: str) -> KeyCounts:
         """Return a queue's concurrency key; changes of its limit and count are written at the end."""
         known = self._keys.get((queue, name))
         if known is None:
-            row = self.one("tally.key", {"queue": queue, "name": name})
-            limit, named, held = (0, 0, 0) if row is None else row
-            known = self._keys[queue, name] = KeyCounts(limit, named, held, written=(limit, named))
+            self.load_keys([(queue, name)])
+            known = self._keys[queue, name]
         return known
+
+    def load_keys(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Read several concurrency keys, each a queue and a name, in one statement; known keys are not read again."""
+        unknown = list(dict.fromkeys(key for key in keys if key not in self._keys))
+        for number, limit, named, held, parked in self._read_keys(unknown):
+            self._keys[unknown[number]] = KeyCounts(limit, named, held, bool(parked), written=(limit, named))
+
+    def knows_key(self, queue: str, name: str) -> bool:
+        """Return True if a concurrency key has been read."""
+        return (queue, name) in self._keys
+
+    def note_parked(self, queue: str, name: str) -> None:
+        """Record that a job was parked under this name, which may be a concurrency key."""
+        key = self._keys.get((queue, name))
+        if key is not None:
+            key.parked = True
+
+    def recount_holders(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Read again how many jobs hold each of these keys, which are known."""
+        known = list(dict.fromkeys(keys))
+        for number, _, _, held, _ in self._read_keys(known):
+            self._keys[known[number]].held = held
+
+    def _read_keys(self, keys: Sequence[tuple[str, str]]) -> list[Row]:
+        if len(keys) == 1:
+            # A list of one takes the library longer than a row, here and below.
+            queue, name = keys[0]
+            return self.all("tally.key", {"queue": queue, "name": name})
+        return self.all("tally.keys", {"keys": json_rows(keys)}) if keys else []
+
+    def due_work(self, queues: Sequence[str], listed: str) -> list[tuple[str, DueWork]]:
+        """Return the due work of those queues that have any. `listed`: the queues as a JSON list."""
+        if not self.recounted and all(queue in self._due for queue in queues):
+            return [(queue, work) for queue in dict.fromkeys(queues) if (work := self._due[queue]) != _NO_WORK]
+        return [
+            (queue, (falls_due, opening, bool(unknown)))
+            for queue, falls_due, opening, unknown in self.all("exchange.due_queues", {"queues": listed})
+        ]
+
+    def note_opening(self) -> None:
+        """Record that an opening time of a rate has changed."""
+        self.openings += 1
+        self._due.clear()
 
     def fair_queue(self, queue: str) -> FairQueueState:
         """Return a queue's fair order; its changes are written at the end."""
@@ -174,9 +268,7 @@ class Transaction(ABC):
         if known is None:
             row = self.one("fair_queue.state", {"queue": queue})
             front, opening = (None, 0) if row is None else row
-            known = self._fair_queues[queue] = FairQueueState(None, bool(opening))
-            if front is not None:
-                known.fairness, known.written = Fairness(front), Fairness(front)
+            known = self._fair_queues[queue] = _fair_queue_state(front, bool(opening))
         return known
 
     def rate(self, queue: str, name: str) -> RateState:
@@ -189,12 +281,18 @@ class Transaction(ABC):
             known = self._rates[queue, name] = RateState(taken, opens, written=taken)
         return known
 
-    @property
-    def limited_queues(self) -> set[str]:
-        """The queues that may have a limit of their own; all others have none."""
-        if self._limited is None:
-            self._limited = {queue for (queue,) in self.all("rates.limited_queues")}
-        return self._limited
+    def may_be_limited(self, queue: str) -> bool:
+        """Return False if a queue has no limit of its own."""
+        known = self._may_be_limited.get(queue)
+        if known is None:
+            if self._limited is None:
+                self._limited = {queue for (queue,) in self.all("rates.limited_queues")}
+            known = self._may_be_limited[queue] = queue in self._limited
+        return known
+
+    def note_limited(self, queue: str) -> None:
+        """Record that a queue has a limit of its own."""
+        self._may_be_limited[queue] = True
 
     def lane(self, owner: str, lane: int) -> LaneClaims:
         """Return the state of an owner's numbered claims in one lane."""
@@ -204,6 +302,7 @@ class Transaction(ABC):
     def drop_rates(self) -> None:
         """Drop the cached rates: a statement has changed their table directly."""
         self._rates.clear()
+        self._due.clear()
 
     def savepoint(self, do: Callable[[], T], otherwise: T) -> tuple[T, str | None]:
         """Run `do`; if it fails, undo its writes and return `otherwise` and the error.
@@ -224,6 +323,10 @@ class Transaction(ABC):
             self._fair_queues.clear()
             self._rates.clear()
             self._limited = None
+            self._may_be_limited.clear()
+            self._due.clear()
+            self.written_settings.clear()
+            self.knows_all_tasks = False
             self.freed.clear()
             self.recounted.clear()
             self.run("session.rollback_to_savepoint")
@@ -241,11 +344,10 @@ class Transaction(ABC):
         if self._counts:
             self._write_counts()
             self._counts.clear()
-        for (queue, name), key in self._keys.items():
-            if (key.limit, key.named) != key.written:
-                values = {"queue": queue, "name": name, "limit": key.limit, "named": key.named}
-                self.run("tally.set_key" if key.named else "tally.delete_key", values)
-                key.written = (key.limit, key.named)
+        self._write_keys()
+        # They are in tables that other statements change too.
+        self._kept.clear()
+        self._event_bounds = None
         for queue, state in self._fair_queues.items():
             if state.fairness is not None and state.fairness != state.written:
                 self._write_fair_queue(queue, state.fairness, state.written)
@@ -259,12 +361,32 @@ class Transaction(ABC):
                 rate.written = rate.taken
 
     def _write_counts(self) -> None:
-        for (queue, state), jobs in self._counts.items():
-            statement = "tally.count_ended" if jobs > 0 and state in TERMINAL else "tally.count"
-            self.run(statement, {"queue": queue, "state": state, "jobs": jobs})
+        counts = [
+            # Where jobs have ended, the next sweep checks whether jobs are past retention.
+            (queue, state, jobs, 0 if jobs > 0 and state in TERMINAL else None)
+            for (queue, state), jobs in self._counts.items()
+        ]
+        if len(counts) == 1:
+            queue, state, jobs, trim_at = counts[0]
+            self.run("tally.count_one", {"queue": queue, "state": state, "jobs": jobs, "trim_at": trim_at})
+        else:
+            self.run("tally.count", {"counts": json_rows(counts)})
         # Failed jobs that no rule redrives any more are under their queue's retention from now on.
         unruled = [{"queue": queue} for (queue, state), jobs in self._counts.items() if state == "ruled" and jobs < 0]
         self.many("tally.trim_now", unruled)
+
+    def _write_keys(self) -> None:
+        changed = [(place, key) for place, key in self._keys.items() if (key.limit, key.named) != key.written]
+        named = [(*place, key.limit, key.named) for place, key in changed if key.named]
+        if len(named) == 1:
+            queue, name, limit, jobs = named[0]
+            self.run("tally.set_key", {"queue": queue, "name": name, "limit": limit, "named": jobs})
+        elif named:
+            self.run("tally.set_keys", {"keys": json_rows(named)})
+        if unnamed := [place for place, key in changed if not key.named]:
+            self.run("tally.delete_keys", {"keys": json_rows(unnamed)})
+        for _, key in changed:
+            key.written = (key.limit, key.named)
 
     def _write_events(self) -> None:
         bodies = ByteSlices()
@@ -283,8 +405,11 @@ class Transaction(ABC):
 
     def _trim_events(self, recorded: int) -> None:
         """Delete the oldest events if there are too many, but not many more than were recorded."""
-        row = self.one("events.bounds")
-        oldest, last = (0, 0) if row is None else row
+        if self._event_bounds is None:
+            row = self.one("events.bounds")
+            oldest, last = (0, 0) if row is None else row
+        else:
+            oldest, last = self._event_bounds[0], self._event_bounds[1] + recorded
         surplus = EVENTS_KEPT.deleted_at_once(last - oldest, recorded)
         if surplus:
             self.run("sweep.delete_events", {"last": oldest + surplus})

@@ -11,6 +11,7 @@ from tenure.core.transition import expired, expiry
 from tenure.storage.protocol import RATE, job_topic
 from tenure.storage.sql import concurrency_keys, rates, rows
 from tenure.storage.sql.columns import Row, UndecodableText
+from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
 
@@ -130,8 +131,10 @@ def recount(tx: Transaction) -> None:
     """Correct the counters of queues with repaired jobs, after all other writes of the transaction."""
     for queue in sorted(tx.recounted):
         unfinished = tx.unfinished(queue)
-        for state, difference in tx.all("repair.wrong_counters", {"queue": queue}):
-            tx.run("tally.count", {"queue": queue, "state": state, "jobs": -difference})
+        counts = [
+            (queue, state, -difference, None) for state, difference in tx.all("repair.wrong_counters", {"queue": queue})
+        ]
+        tx.run("tally.count", {"counts": json_rows(counts)})
         tx.run("repair.recount_keys", {"queue": queue})
         tx.run("repair.delete_keys", {"queue": queue})
         # Jobs that were repaired into an end state are under the queue's retention from now on.

@@ -1,14 +1,52 @@
 -- exchange: settles runs that are current, then claims due jobs. Every guard is part of the statement itself.
 
--- name: run
-SELECT seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
-  FROM job
- WHERE queue = :queue
-   AND id = :id;
+-- name: queues
+-- Returns what an exchange needs to know of several queues, one row for each: its number in the list, NULL, its
+-- settings, the front of its fair order, whether it may have a limit of its own, how many of its completed jobs are
+-- under its retention rules, when the next delayed job falls due, when the first rate with parked jobs opens, whether
+-- jobs of unknown tasks are parked, the cursor before the oldest event in the log, and the last cursor ever given out.
+-- Then the tasks that have settings, up to a limit: NULL, the task, and its settings.
+-- Parameters: queues (a list), tasks (the limit).
+SELECT listed.key,
+       NULL,
+       (SELECT body FROM setting WHERE kind = 'queue' AND name = listed.value),
+       (SELECT front FROM fair_line WHERE queue = listed.value),
+       EXISTS (SELECT 1 FROM rate WHERE queue = listed.value AND name = 'limit:queue'),
+       (
+       SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
+         FROM tally
+        WHERE queue = listed.value
+          AND state IN ('completed', 'kept')
+       ),
+       (SELECT min(run_at) FROM job INDEXED BY job_delayed WHERE queue = listed.value AND state = 'delayed'),
+       (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = listed.value AND opens_at IS NOT NULL),
+       EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE queue = listed.value
+                 AND state = 'waiting'
+                 AND parked_under >= 'unknown:'
+                 AND parked_under < 'unknown;'
+       ),
+       coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)
+  FROM json_each(:queues) AS listed
+ UNION ALL
+SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, 0, 0, 0
+  FROM (SELECT name, body FROM setting WHERE kind = 'task' LIMIT :tasks);
+
+-- name: runs
+-- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
+-- `jobs`: a list of queue and id.
+SELECT listed.key, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
+  FROM json_each(:jobs) AS listed
+ CROSS JOIN job
+    ON job.queue = listed.value ->> 0
+   AND job.id = listed.value ->> 1;
 
 -- name: complete
--- Completes the given runs, each if it is the current one and only its result must be recorded: the job has no keys and
--- was not asked to stop. Returns the jobs that it completed.
+-- Completes the given runs, each if it is the current one and only its result must be recorded: the job was not asked
+-- to stop. Returns the jobs that it completed, with their seqs and concurrency keys (as bytes: they may not be text).
 -- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
 UPDATE job
@@ -44,25 +82,27 @@ UPDATE job
    AND job.state = 'active'
    AND job.fence = run.fence
    AND job.owner = :owner
-   AND job.keys IS NULL
    AND job.cancel_at IS NULL
-RETURNING queue, id;
+RETURNING queue, id, seq, CAST(keys AS BLOB);
 
 -- name: finish
+-- Ends the given runs, each if it is the current one.
+-- Parameters: runs (a list of seq, fence, state, kept_until, redrive_at, start and length of the result in `results`,
+-- error, reason, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
 UPDATE job
-   SET state = :state,
+   SET state = run.state,
        finished = :now,
-       kept_until = :kept_until,
-       redrive_at = :redrive_at,
-       result = :result,
-       error = :error,
-       reason = :reason,
-       failures = failures + :failures,
-       stalls = stalls + :stalls,
-       releases = releases + :releases,
+       kept_until = run.kept_until,
+       redrive_at = run.redrive_at,
+       result = substr(:results, run.start, run.length),
+       error = run.error,
+       reason = run.reason,
+       failures = job.failures + run.failures,
+       stalls = job.stalls + run.stalls,
+       releases = job.releases + run.releases,
        quarantined = 0,
        put_back_used = 0,
-       settled_fence = fence,
+       settled_fence = job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -70,39 +110,60 @@ UPDATE job
        run_until = NULL,
        progress_until = NULL,
        run_end = :now,
-       run_ended = :ended,
-       run_reason = :why,
-       run_detail = :detail,
+       run_ended = run.ended,
+       run_reason = run.why,
+       run_detail = run.detail,
        run_trace = NULL
- WHERE seq = :seq
-   AND state = 'active'
-   AND fence = :fence
-   AND owner = :owner;
+  FROM (
+       SELECT value ->> 0 AS seq,
+              value ->> 1 AS fence,
+              value ->> 2 AS state,
+              value ->> 3 AS kept_until,
+              value ->> 4 AS redrive_at,
+              value ->> 5 AS start,
+              value ->> 6 AS length,
+              value ->> 7 AS error,
+              value ->> 8 AS reason,
+              value ->> 9 AS failures,
+              value ->> 10 AS stalls,
+              value ->> 11 AS releases,
+              value ->> 12 AS ended,
+              value ->> 13 AS why,
+              value ->> 14 AS detail
+         FROM json_each(:runs)
+ ) AS run
+ WHERE job.seq = run.seq
+   AND job.state = 'active'
+   AND job.fence = run.fence
+   AND job.owner = :owner;
 
 -- name: put_back
+-- Puts the jobs of the given runs back, each if the run is the current one.
 -- A job that runs again at once keeps its score, or gets the queue's virtual time (`reached`) if that is lower. A job
 -- that was asked to stop is not put back. An error that begins with `unreadable` stays: because of it the job fails at
 -- its next run, instead of running with neutral values.
+-- Parameters: runs (a list of seq, fence, after, parked_under, reached, error, reason, failures, stalls, releases,
+-- quarantine, put_back_used, and how the run ended, why, and the detail), unreadable, owner, now.
 UPDATE job
-   SET state = iif(:after = 0, 'waiting', 'delayed'),
-       run_at = :now + :after,
-       parked_under = :parked_under,
+   SET state = iif(run.after = 0, 'waiting', 'delayed'),
+       run_at = :now + run.after,
+       parked_under = run.parked_under,
        score = CASE
-               WHEN :after > 0 THEN iif(lifo, -1, 1) * (:now + :after) - boost
-               WHEN lifo THEN score
-               ELSE min(score, :reached - boost)
+               WHEN run.after > 0 THEN iif(job.lifo, -1, 1) * (:now + run.after) - job.boost
+               WHEN job.lifo THEN job.score
+               ELSE min(job.score, run.reached - job.boost)
                END,
        error = CASE
-               WHEN substr(error, 1, length(:unreadable)) = :unreadable THEN error
-               ELSE coalesce(:error, error)
+               WHEN substr(job.error, 1, length(:unreadable)) = :unreadable THEN job.error
+               ELSE coalesce(run.error, job.error)
                END,
-       reason = :reason,
-       failures = failures + :failures,
-       stalls = stalls + :stalls,
-       releases = releases + :releases,
-       quarantined = :quarantine,
-       put_back_used = :put_back_used,
-       settled_fence = fence,
+       reason = run.reason,
+       failures = job.failures + run.failures,
+       stalls = job.stalls + run.stalls,
+       releases = job.releases + run.releases,
+       quarantined = run.quarantine,
+       put_back_used = run.put_back_used,
+       settled_fence = job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -110,15 +171,33 @@ UPDATE job
        run_until = NULL,
        progress_until = NULL,
        run_end = :now,
-       run_ended = :ended,
-       run_reason = :why,
-       run_detail = :detail,
+       run_ended = run.ended,
+       run_reason = run.why,
+       run_detail = run.detail,
        run_trace = NULL
- WHERE seq = :seq
-   AND state = 'active'
-   AND fence = :fence
-   AND owner = :owner
-   AND cancel_at IS NULL;
+  FROM (
+       SELECT value ->> 0 AS seq,
+              value ->> 1 AS fence,
+              value ->> 2 AS after,
+              value ->> 3 AS parked_under,
+              value ->> 4 AS reached,
+              value ->> 5 AS error,
+              value ->> 6 AS reason,
+              value ->> 7 AS failures,
+              value ->> 8 AS stalls,
+              value ->> 9 AS releases,
+              value ->> 10 AS quarantine,
+              value ->> 11 AS put_back_used,
+              value ->> 12 AS ended,
+              value ->> 13 AS why,
+              value ->> 14 AS detail
+         FROM json_each(:runs)
+ ) AS run
+ WHERE job.seq = run.seq
+   AND job.state = 'active'
+   AND job.fence = run.fence
+   AND job.owner = :owner
+   AND job.cancel_at IS NULL;
 
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
@@ -148,19 +227,28 @@ UPDATE job
 UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
--- Returns one row: a list of the first ready jobs, and their payloads concatenated, each with the length in the list.
+-- Returns one row: a list of the first ready jobs, their payloads concatenated, each with the length in the list, and
+-- whether there are more ready jobs.
 -- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
 -- shows.
 SELECT json_group_array(
               json_array(
                      seq, plain, length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
-                     lease, max_stalls, start_grace, renewed, pinned, policy, created
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created, keys, rates
               )
        ),
-       CAST(group_concat(payload, '') AS BLOB)
+       CAST(group_concat(payload, '') AS BLOB),
+       (
+       SELECT 1
+         FROM job INDEXED BY job_ready
+        WHERE queue = :queue
+          AND state = 'waiting'
+          AND parked_under IS NULL
+        LIMIT 1 OFFSET :limit
+       ) IS NOT NULL
   FROM (
        SELECT seq, id, task, headers, tags, score, priority, boost, run_at, timeout, lease, max_stalls, start_grace,
-              renewed, pinned, policy, created, payload,
+              renewed, pinned, policy, created, keys, rates, payload,
               starts = 0
               AND fence = 0
               AND settled_fence = 0
@@ -177,10 +265,9 @@ SELECT json_group_array(
               AND max(run_at, lease, max_stalls, start_grace, created, coalesce(timeout, 0)) < 288230376151711744
               AND min(lease, max_stalls, start_grace) >= 0
               AND coalesce(
-                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, keys, rates, merge_key, owner, heard_at,
-                     lease_until, suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by,
-                     started, finished, kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick,
-                     parent, result
+                     fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
+                     suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
+                     kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick, parent, result
               ) IS NULL AS plain
          FROM job INDEXED BY job_ready
         WHERE queue = :queue
@@ -280,22 +367,52 @@ UPDATE job
 UPDATE job SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
--- Releases the best jobs that are parked under a key.
+-- Releases the best jobs that are parked under each of several keys, and returns the queue of each job.
+-- Parameters: rooms (a list of queue, key, and how many jobs to release), most (the largest of these numbers).
 UPDATE job
    SET parked_under = NULL
  WHERE seq IN (
-       SELECT seq
-         FROM job INDEXED BY job_parked
-        WHERE queue = :queue
-          AND state = 'waiting'
-          AND parked_under = :under
-        ORDER BY score, id
-        LIMIT :limit
- );
+       SELECT job.seq
+         FROM json_each(:rooms) AS listed
+        CROSS JOIN job
+           ON job.seq IN (
+              SELECT seq
+                FROM (
+                     SELECT seq, row_number() OVER (ORDER BY score, id) AS place
+                       FROM (
+                            SELECT seq, score, id
+                              FROM job AS parked INDEXED BY job_parked
+                             WHERE parked.queue = listed.value ->> 0
+                               AND parked.state = 'waiting'
+                               AND parked.parked_under = listed.value ->> 1
+                             ORDER BY score, id
+                             LIMIT :most
+                       )
+                )
+               WHERE place <= listed.value ->> 2
+           )
+ )
+RETURNING queue;
 
--- name: insert_slot
-INSERT INTO slot (queue, key, id) VALUES (:queue, :key, :id)
+-- name: insert_slots
+-- `slots`: a list of a job's seq and a key's name.
+INSERT INTO slot (queue, key, id)
+SELECT job.queue, listed.value ->> 1, job.id
+  FROM json_each(:slots) AS listed
+ CROSS JOIN job
+    ON job.seq = listed.value ->> 0
+ WHERE TRUE
 ON CONFLICT DO NOTHING;
+
+-- name: delete_slots
+-- `slots`: a list of a job's seq and a key's name.
+DELETE FROM slot
+ WHERE (queue, key, id) IN (
+       SELECT job.queue, listed.value ->> 1, job.id
+         FROM json_each(:slots) AS listed
+        CROSS JOIN job
+           ON job.seq = listed.value ->> 0
+ );
 
 -- name: delete_slot
 DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;

@@ -1,36 +1,60 @@
 -- renew: extends leases that the owner still holds, stores log lines, and updates the worker's record.
 
--- name: run
--- Returns the values that a renewal needs of the run, if it is the current one.
-SELECT seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until, progress_until,
-       cancel_at, cancel_reason
-  FROM job
- WHERE queue = :queue
-   AND id = :id
-   AND state = 'active'
-   AND fence = :fence
-   AND owner = :owner;
+-- name: runs
+-- Returns for each listed run that is the current one its number in the list, and the values that a renewal needs of it.
+-- Parameters: runs (a list of queue, id and fence), owner.
+SELECT listed.key, seq, starts, started, lease, start_grace, timeout, deadline, heartbeat_timeout, run_until,
+       progress_until, cancel_at, cancel_reason
+  FROM json_each(:runs) AS listed
+ CROSS JOIN job
+    ON job.queue = listed.value ->> 0
+   AND job.id = listed.value ->> 1
+   AND job.state = 'active'
+   AND job.fence = listed.value ->> 2
+   AND job.owner = :owner;
 
 -- name: extend
+-- Parameters: runs (a list of seq, lease_until, run_until and progress_until), now.
 UPDATE job
    SET heard_at = :now,
-       lease_until = :lease_until,
-       suspect_until = iif(:lease_until > :now, NULL, suspect_until),
-       run_until = :run_until,
-       progress_until = :progress_until,
-       progress = coalesce(:progress, progress),
+       lease_until = run.lease_until,
+       suspect_until = iif(run.lease_until > :now, NULL, job.suspect_until),
+       run_until = run.run_until,
+       progress_until = run.progress_until
+  FROM (
+       SELECT value ->> 0 AS seq,
+              value ->> 1 AS lease_until,
+              value ->> 2 AS run_until,
+              value ->> 3 AS progress_until
+         FROM json_each(:runs)
+ ) AS run
+ WHERE job.seq = run.seq;
+
+-- name: report
+-- Stores the progress and the data that a handler has reported. (As a list, numbers would lose their last digits.)
+UPDATE job
+   SET progress = coalesce(:progress, progress),
        progress_note = iif(:progress IS NULL, progress_note, :note),
        data = iif(:data_number > data_number, :data, data),
        data_number = max(:data_number, data_number)
  WHERE seq = :seq;
 
 -- name: trace
--- `trace`: the handler's position.
-UPDATE job SET run_trace = :trace WHERE seq = :seq;
+-- `traces`: a list of seq and the handler's position.
+UPDATE job
+   SET run_trace = listed.trace
+  FROM (SELECT value ->> 0 AS seq, value ->> 1 AS trace FROM json_each(:traces)) AS listed
+ WHERE job.seq = listed.seq;
 
 -- name: logged
--- Returns the run of a log's last line, that line's number in the run, and how many lines the log has had.
-SELECT run, number, line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1;
+-- Returns for each listed job that has a log its seq, the run of the log's last line, that line's number in the run, and
+-- how many lines the log has had.
+-- `seqs`: a list.
+SELECT log.seq, log.run, log.number, log.line
+  FROM json_each(:seqs) AS listed
+ CROSS JOIN log
+    ON log.seq = listed.value
+   AND log.line = (SELECT max(line) FROM log AS last WHERE last.seq = listed.value);
 
 -- name: trim_log
 -- Deletes all but the newest lines of a log.
@@ -39,8 +63,10 @@ DELETE FROM log
    AND line <= (SELECT line FROM log WHERE seq = :seq ORDER BY line DESC LIMIT 1 OFFSET :kept);
 
 -- name: log
+-- `lines`: a list of seq, line, at, run, level, message, fields and number.
 INSERT INTO log (seq, line, at, run, level, message, fields, number)
-VALUES (:seq, :line, :at, :run, :level, :message, :fields, :number);
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7
+  FROM json_each(:lines);
 
 -- name: announced
 -- The number of the last event that an owner has reported.

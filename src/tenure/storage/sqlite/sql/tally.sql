@@ -1,15 +1,24 @@
 -- tally: the counters and keys that a transaction writes at its end.
 
--- name: count
-INSERT INTO tally (queue, state, jobs) VALUES (:queue, :state, :jobs)
-ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs;
-
--- name: count_ended
--- The same for a terminal state: the next sweep checks whether jobs are past retention.
-INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, 0)
+-- name: count_one
+-- Adds to one counter.
+-- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
+INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
-       trim_at = 0;
+       trim_at = coalesce(excluded.trim_at, trim_at);
+
+-- name: count
+-- Adds to counters. No counter is listed twice.
+-- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
+-- else NULL.
+INSERT INTO tally (queue, state, jobs, trim_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3
+  FROM json_each(:counts)
+ WHERE TRUE
+ON CONFLICT (queue, state) DO UPDATE
+   SET jobs = jobs + excluded.jobs,
+       trim_at = coalesce(excluded.trim_at, trim_at);
 
 -- name: trim_now
 -- Makes the next sweep check whether jobs of a queue are past retention.
@@ -68,20 +77,62 @@ SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
    AND state IN ('completed', 'kept');
 
 -- name: key
--- Returns a key's limit, how many unfinished jobs name it, and how many of them are active.
-SELECT "limit", named, (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name)
+-- The same as `keys` for one key.
+SELECT 0,
+       coalesce(max("limit"), 0),
+       coalesce(max(named), 0),
+       (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name),
+       EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE job.queue = :queue
+                 AND job.state = 'waiting'
+                 AND job.parked_under = :name
+       )
   FROM key
  WHERE queue = :queue
    AND name = :name;
 
+-- name: keys
+-- Returns for each listed key its number in the list, its limit, how many unfinished jobs name it, how many of them are
+-- active, and whether jobs are parked under it.
+-- `keys`: a list of queue and name.
+SELECT listed.key,
+       coalesce(key."limit", 0),
+       coalesce(key.named, 0),
+       (SELECT count(*) FROM slot WHERE slot.queue = listed.value ->> 0 AND slot.key = listed.value ->> 1),
+       EXISTS (
+              SELECT 1
+                FROM job INDEXED BY job_parked
+               WHERE job.queue = listed.value ->> 0
+                 AND job.state = 'waiting'
+                 AND job.parked_under = listed.value ->> 1
+       )
+  FROM json_each(:keys) AS listed
+  LEFT JOIN key
+    ON key.queue = listed.value ->> 0
+   AND key.name = listed.value ->> 1;
+
 -- name: set_key
+-- The same as `set_keys` for one key.
 INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
 ON CONFLICT (queue, name) DO UPDATE
    SET "limit" = excluded."limit",
        named = excluded.named;
 
--- name: delete_key
-DELETE FROM key WHERE queue = :queue AND name = :name;
+-- name: set_keys
+-- `keys`: a list of queue, name, limit, and the number of unfinished jobs that name the key.
+INSERT INTO key (queue, name, "limit", named)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3
+  FROM json_each(:keys)
+ WHERE TRUE
+ON CONFLICT (queue, name) DO UPDATE
+   SET "limit" = excluded."limit",
+       named = excluded.named;
+
+-- name: delete_keys
+-- `keys`: a list of queue and name.
+DELETE FROM key WHERE (queue, name) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:keys));
 
 -- name: recount
 -- Returns the counters that differ from the jobs, with the difference; in a sound storage there are none. Discarded
