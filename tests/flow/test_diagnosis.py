@@ -50,7 +50,7 @@ def one(survey: Survey = WELL, **evidence: Any) -> Finding:
 
 
 def test_a_healthy_diagnosis_lists_all_subjects() -> None:
-    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
+    findings = diagnose(DiagnosisInput(survey=WELL, asked_at=NOW, answered_at=NOW, tasks={}), Timing())
 
     assert {finding.level for finding in findings} == {"ok"}
     assert {finding.subject for finding in findings} == {
@@ -67,14 +67,14 @@ def test_a_healthy_diagnosis_lists_all_subjects() -> None:
     ],
 )
 def test_clocks_that_differ_by_more_than_the_call_took_are_reported(asked: int, answered: int, said: str) -> None:
-    finding = one(asked=NOW + asked, answered=NOW + answered)
+    finding = one(asked_at=NOW + asked, answered_at=NOW + answered)
 
     assert (finding.level, finding.subject) == ("warning", "clock")
     assert said in finding.message
 
 
 def test_a_slow_answer_is_not_a_difference_of_clocks() -> None:
-    assert found(asked=NOW - 3 * SECOND, answered=NOW + 3 * SECOND) == []
+    assert found(asked_at=NOW - 3 * SECOND, answered_at=NOW + 3 * SECOND) == []
 
 
 def test_active_jobs_without_any_sweep_are_an_error() -> None:
@@ -224,7 +224,7 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
 
 
 def test_without_an_app_the_finding_on_tasks_names_the_command() -> None:
-    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
+    findings = diagnose(DiagnosisInput(survey=WELL, asked_at=NOW, answered_at=NOW, pending=(job(task="gone"),)), Timing())
     (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
 
     assert tasks.level == "ok"

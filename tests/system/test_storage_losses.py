@@ -88,7 +88,7 @@ class Fleet:
         [line] = [one for one in self.lines(level) if "partition * of the storage" in one]
         survey = await self.app.storage.survey()
         now = survey.now
-        findings = diagnose(DiagnosisInput(survey=survey, asked=now, answered=now), TIMING)
+        findings = diagnose(DiagnosisInput(survey=survey, asked_at=now, answered_at=now), TIMING)
         ready = await self._ask("/ready")
         health = await self.app.health(unprotected=True).health()
         words = "was replaced" if kind is StorageReplaced else "went back in time"

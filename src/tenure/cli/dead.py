@@ -318,7 +318,7 @@ def _done(
     verb, done = words
     report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
     if dry_run or not yes:
-        found = asyncio.run(_asked(session, lambda letters: letters.count(where)))
+        found = asyncio.run(_with_dead_letters(session, lambda letters: letters.count(where)))
         if dry_run:
             report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, takes=0.0)
         elif found:
@@ -326,7 +326,7 @@ def _done(
             consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
             yes = True
     if yes and not dry_run:
-        report = dead_report_view(asyncio.run(_asked(session, do)))
+        report = dead_report_view(asyncio.run(_with_dead_letters(session, do)))
     if as_json(session, report) or session.quiet:
         return OK
     if dry_run:
@@ -346,7 +346,7 @@ def _done(
     return OK
 
 
-async def _asked(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
+async def _with_dead_letters(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
     async with _opened(session) as (letters, _):
         return await ask(letters)
 

@@ -267,7 +267,7 @@ class DeadLetters:
         return await self._handle(
             _valid_filter(where),
             whole(limit, field="limit", least=1),
-            lambda one, index: RedriveJob(one.ref, operator, round(gap * index), one.finished),
+            lambda letter, index: RedriveJob(letter.ref, operator, round(gap * index), letter.finished),
             gap=gap,
         )
 
@@ -291,7 +291,9 @@ class DeadLetters:
         if where.everything and everything is not True:
             raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
         return await self._handle(
-            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, operator, one.finished)
+            where,
+            whole(limit, field="limit", least=1),
+            lambda letter, _: DeleteJob(letter.ref, operator, letter.finished),
         )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
