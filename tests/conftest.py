@@ -26,8 +26,8 @@ NEEDS = "needs a server: "
 ON_VALKEY = {
     "cli/test_doctor.py",
     "conformance/test_redis.py",
-    "storage/test_redis_cells_reading.py",
-    "storage/test_redis_guard.py",
+    "storage/test_redis_partitions_reading.py",
+    "storage/test_redis_server_checks.py",
     "storage/test_redis_partial.py",
     "system/test_redis_cluster.py",
 }
@@ -283,5 +283,5 @@ def _starting(kind: type[Started], folder: Path, brand: Brand) -> Iterator[Calla
         return made[-1]
 
     yield start
-    for one in made:
-        one.kill()
+    for job in made:
+        job.kill()

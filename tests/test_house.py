@@ -15,6 +15,7 @@ import tenure
 from tenure import errors
 from tenure.core.lifecycle import TRANSITIONS
 from tenure.storage.protocol import Storage
+from tests.conftest import ON_VALKEY
 
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "tenure"
@@ -241,6 +242,11 @@ def test_the_floors_on_a_page_are_those_tested(page: str) -> None:
                 assert (HOUSE / name).is_dir(), room
 
     assert floors == FLOORS
+
+
+def test_each_file_that_runs_on_valkey_too_exists() -> None:
+    """A renamed file would silently lose its tests on Valkey."""
+    assert [name for name in sorted(ON_VALKEY) if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_the_package_imports_no_test_dependency() -> None:

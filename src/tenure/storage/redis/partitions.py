@@ -317,7 +317,7 @@ class Partitions:
 
         begins = dict(zip(self._partitions, reader_begins(reader, len(self._partitions)), strict=True))
 
-        async def one(partition: Partition, word: str) -> EventPage:
+        async def page_of(partition: Partition, word: str) -> EventPage:
             if at_home is not None and partition is not at_home:
                 return EventPage((), "0" if word == UNREAD else word)
             place = None if word == UNREAD else word
@@ -334,7 +334,7 @@ class Partitions:
                 # Do not keep an age in the cursor: by the time the partition is back, it would mean another instant.
                 return EventPage((), EVENTS_END if age_of(place) is not None else word, incomplete=True)
 
-        pages = await _all([one(partition, word) for partition, word in zip(self._partitions, words, strict=True)])
+        pages = await _all([page_of(partition, word) for partition, word in zip(self._partitions, words, strict=True)])
         if all(page.incomplete for page in pages):
             raise StorageUnavailableError("no part of the storage has answered")
         return merge_event_pages(pages, limit)
@@ -351,13 +351,15 @@ class Partitions:
         """Exchange with several partitions at once, and divide the room evenly among them."""
         each, rest = divmod(room, max(1, len(partitions)))
 
-        async def one(place: int, partition: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
+        async def exchange_with(place: int, partition: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
             order = None if queues is None else ClaimRequest(queues, each + (place < rest), lane, tasks)
             return await self._call(
                 partition, lambda order: partition.exchange(owner, settlements.get(partition, ()), order), order
             )
 
-        return await _outcomes([one(place, partition, queues) for place, (partition, queues) in enumerate(partitions)])
+        return await _outcomes(
+            [exchange_with(place, partition, queues) for place, (partition, queues) in enumerate(partitions)]
+        )
 
     async def _call(
         self,
