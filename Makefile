@@ -70,7 +70,7 @@ lint: $(READY) ## check the format and lint
 types: $(READY) ## run mypy and pyright, both strict, side by side
 	@$(BIN)/mypy & mypy=$$!; $(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; wait $$mypy && exit $$pyright
 
-format: $(READY) ## format, and mend what ruff can mend
+format: $(READY) ## format, and fix what ruff can mend
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -569,10 +569,11 @@ def test_the_links_of_the_readme_work_on_a_package_index() -> None:
     assert REPOSITORY.startswith(urls["Source"])
 
 
-def test_the_changelog_begins_with_unreleased_changes() -> None:
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
-    assert headings[:2] == ["Unreleased", tenure.__version__]
+    assert headings[0].removesuffix(" (unreleased)") == tenure.__version__
+    assert len(headings) == len(set(headings))
 
 
 def members(node: ast.ClassDef) -> set[str]:

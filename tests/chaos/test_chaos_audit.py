@@ -222,7 +222,7 @@ def damaged(case: ChaosEvidence) -> None:
 
 
 def repaired(case: ChaosEvidence) -> None:
-    case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", mended="put back"))
+    case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", repair="put back"))
 
 
 def clock_set(case: ChaosEvidence) -> None:

@@ -88,7 +88,7 @@ def test_a_redrive_is_limited_and_a_repeated_one_has_no_effect(there: Terminal) 
 
     first = there.read("dead", "redrive", "--limit", "2", "--yes")
     assert [ref["id"] for ref in first["done"]] == ids[:2]
-    assert (first["refused"], first["gone"], first["left"], first["takes"]) == ([], [], 1, 0.0)
+    assert (first["refused"], first["gone"], first["left"], first["duration"]) == ([], [], 1, 0.0)
     assert there.run("dead", "redrive", "--yes").stdout == "1 dead letter was put back into their queues\n"
     assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back into their queues\n"
     assert there.run("dead", "redrive").stdout == "0 dead letters were put back into their queues\n"

@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure_testing.simulation.plan import FEATURES, SCENARIOS, STEPS
 from tenure_testing.simulation.recovery_checks import SimulatedRecovery
 from tenure_testing.simulation.world import World
@@ -106,7 +106,7 @@ def test_the_merging_world_produces_every_kind_of_receipt() -> None:
     for seed in range(OFTEN):
         counts += World(seed, SCENARIOS["merging"], name="merging").run().environment.accounts.receipts
 
-    assert set(counts) == set(get_args(Made))
+    assert set(counts) == set(get_args(EnqueueAction))
 
 
 @pytest.mark.slow

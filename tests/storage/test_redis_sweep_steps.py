@@ -131,7 +131,7 @@ async def test_an_entry_without_a_record_is_taken_out(partition: RedisPartition)
         await partition.storage.sweep(bid())
     repaired = await events_of(partition.storage, JobRepaired)
 
-    assert [(event.id, event.found, event.mended) for event in repaired] == [
+    assert [(event.id, event.found, event.repair) for event in repaired] == [
         ("nobody", "in ready:default without a record", "taken out")
     ]
     assert partition.client.zrange(partition.key("ready", QUEUE), 0, -1) == [b"job"]

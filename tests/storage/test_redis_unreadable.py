@@ -173,7 +173,7 @@ async def test_a_repair_is_logged_and_recorded_as_on_other_storages(
     events = (await storage.events(limit=1000)).events
 
     repairs = [event for event in events if isinstance(event, JobRepaired) and event.found.startswith("unreadable")]
-    assert [event.mended for event in repairs] == ["set aside"]
+    assert [event.repair for event in repairs] == ["set aside"]
     assert (
         len([message for message in caplog.messages if "bad" in message and "has an unreadable record" in message]) == 1
     )

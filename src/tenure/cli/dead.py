@@ -316,11 +316,11 @@ def _done(
 ) -> int:
     """Count the matching letters, ask for consent, act, and print the result."""
     verb, done = words
-    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
+    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, duration=0.0)
     if dry_run or not yes:
         found = asyncio.run(_with_dead_letters(session, lambda letters: letters.count(where)))
         if dry_run:
-            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, takes=0.0)
+            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, duration=0.0)
         elif found:
             of_all = f" of {found:,}" if found > limit else ""
             consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
@@ -332,7 +332,7 @@ def _done(
     if dry_run:
         click.echo(f"{_letters(min(report.left, limit))} would be {done}; {report.left:,} match")
         return OK
-    duration = f", the last of them in {span_text(report.takes)}" if report.takes else ""
+    duration = f", the last of them in {span_text(report.duration)}" if report.duration else ""
     more = f"; {report.left:,} more match" if report.left else ""
     were = "was" if len(report.done) == 1 else "were"
     click.echo(f"{_letters(len(report.done))} {were} {done}{duration}{more}")

@@ -19,7 +19,7 @@ from tenure.ids import JobIds
 from tenure.ops.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.storage.protocol import Storage
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @click.group(cls=Group)
@@ -187,9 +187,7 @@ def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool)
     return OK
 
 
-async def _each(
-    session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[Made]]
-) -> list[Made]:
+async def _each(session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[T]]) -> list[T]:
     async with accessed(session) as access:
         return [await do(access.storage, name) for name in await _known(access.storage, names)]
 

@@ -86,7 +86,7 @@ def repairs(found: Sequence[JobRepaired], events_read: int) -> Finding:
         "repairs",
         f"sweeps repaired inconsistent records {many} {_among(events_read)}; the newest{at}, of job {newest.id} in "
         "queue "
-        f"{newest.queue!r}: {newest.found}; {newest.mended}",
+        f"{newest.queue!r}: {newest.found}; {newest.repair}",
         "unless records were changed by hand, this is a bug in Tenure: report it with the output of tenure events "
         "--kind repaired",
     )

@@ -20,8 +20,8 @@ from tenure.options.retry import Retry, valid_retry
 from tenure.options.seconds import option_duration
 from tenure.options.stall import Stall, valid_stall
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Value = TypeVar("Value")
+Checked = TypeVar("Checked")
 
 OnUnreachable = Literal["auto", "stop", "continue"]
 
@@ -310,7 +310,7 @@ def check_fair_weight(settings: TaskOptions, *, weight_is_set: bool) -> None:
         raise UsageError('fair_weight needs a fair_key; give one, fair_key="tenant:{tenant}"')
 
 
-def _unless_false(value: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+def _unless_false(value: Value, read: Callable[[Value], Checked]) -> Checked | Literal[False] | None:
     """Return the checked option. None means "not set here"; False removes a value that is set below."""
     if value is None:
         return None

@@ -339,7 +339,7 @@ class Runner:
     def _call_handler(
         self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: ActiveRun
     ) -> Awaitable[Any]:
-        if task.needs.takes:
+        if task.needs.parameters:
             return self._call_with_values(task.function, task.needs, args, kwargs, run)
         if task.is_async:
             return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # it is an awaitable
