@@ -1,6 +1,6 @@
 """What the type checkers must know of the public face. Read by mypy and pyright, never run.
 
-Each line that must be an error carries an ignore; both checkers are told to complain about an ignore without need.
+Each line that must be an error carries an ignore; both checkers are configured to report an unneeded ignore.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""`tenure workers`: how they do, orders for them, and where their runs are."""
+"""`tenure workers`: the states of workers, orders for them, and the stacks of their runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ INFO = WorkerInfo(("default", "mail"), 10, 1, lag=250_000, memory=64 << 20)
 
 
 def beat(there: Terminal, *beats: RenewRequest) -> None:
-    """Let workers beat."""
+    """Send beats of workers."""
     app = there.app()
 
     async def go() -> None:
@@ -48,7 +48,7 @@ def running(there: Terminal, owner: Owner, *traces: str | None) -> list[str]:
 
 
 def orders(there: Terminal, owner: Owner) -> Sequence[str]:
-    """Return what a worker is told with its next beat."""
+    """Return the orders that a worker gets with its next beat."""
     app = there.app()
 
     async def go() -> Sequence[str]:
@@ -98,13 +98,13 @@ def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
 def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Terminal) -> None:
     app = there.app()
 
-    async def bury() -> None:
+    async def one_dies() -> None:
         async with app:
             for owner in (ANN, BOB):
                 await app.storage.renew(RenewRequest(owner, worker=INFO))
             await app.storage.reclaim(BOB.id, ANN)
 
-    asyncio.run(bury())
+    asyncio.run(one_dies())
 
     assert [worker["state"] for worker in there.read("workers", "list")] == ["alive", "died"]
     info = there.read("info")["workers"]
