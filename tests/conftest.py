@@ -413,5 +413,5 @@ def _starting(kind: type[Started], folder: Path, brand: Brand) -> Iterator[Calla
         return made[-1]
 
     yield start
-    for one in made:
-        one.kill()
+    for job in made:
+        job.kill()

@@ -113,11 +113,11 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
 
 def test_a_rate_is_shown_as_it_is_written(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
-    for given, message in (
+    for rate, shown in (
         *(("7/s", "7/s"), ("1/s", "1/s"), ("2/ms", "2000/s"), ("5/30s", "10/m"), ("7/m", "7/m"), ("1/7s", "1/7s")),
         *(("11/h", "11/h"), ("3/2d", "1/16h"), ("3/d", "3/d"), ("999/s", "999/s"), ("1/2.5s", "24/m")),
     ):
-        assert there.run("queues", "rate", given, "default").stdout == f"queue default is limited to {message}\n"
+        assert there.run("queues", "rate", rate, "default").stdout == f"queue default is limited to {shown}\n"
 
 
 def test_a_list_shows_the_settings_of_tasks(there: Terminal) -> None:

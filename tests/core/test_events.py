@@ -101,7 +101,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     JobExpired(queue=QUEUE, id=ID, task=TASK, ttl=60.0, age=61.5, on_expire="discard"),
     JobRedriven(queue=QUEUE, id=ID, task=TASK, run=2, by="ops", was="failed"),
     JobDeleted(queue=QUEUE, id=ID, task=TASK, run=2, by="ops", was="completed"),
-    JobRepaired(queue=QUEUE, id=ID, task=TASK, run=2, found="active without a lease", mended="suspected"),
+    JobRepaired(queue=QUEUE, id=ID, task=TASK, run=2, found="active without a lease", repair="suspected"),
     RunFenced(queue=QUEUE, id=ID, task=TASK, run=2, fence=NOW, current_fence=NOW + 1, owner=OWNER, write="settle"),
     LeaseLost(queue=QUEUE, id=ID, task=TASK, run=2, fence=NOW, owner=OWNER, reason="unreachable"),
     QueuePaused(queue="mail", by="ops"),

@@ -135,7 +135,7 @@ CHANGED: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "path", "what"), CHANGED, ids=lambda one: repr(one)[:30])
+@pytest.mark.parametrize(("value", "path", "what"), CHANGED, ids=lambda value: repr(value)[:30])
 def test_a_value_that_would_change_is_refused_with_its_path_and_remedy(value: Any, path: str, what: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)

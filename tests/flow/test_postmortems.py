@@ -61,7 +61,7 @@ class Odd(MemoryStorage):
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         line = LogLine(at=10**30, run=1, level="info", message="from another age")
-        return [JobDetail(one.job, one.runs, (line,)) for one in await super().get(refs) if one is not None]
+        return [JobDetail(item.job, item.runs, (line,)) for item in await super().get(refs) if item is not None]
 
 
 class Counting(MemoryStorage):

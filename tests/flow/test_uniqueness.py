@@ -221,11 +221,11 @@ async def tenants(what: set[Tenant]) -> None: ...
     ],
 )
 def test_unordered_arguments_are_compared_by_content(handler: Any, one: Any, same: Any, other: Any) -> None:
-    def key(given: Any) -> str:
+    def key(value: Any) -> str:
         make: Any = Tenure("memory://").task(name="sort", unique=True)
-        return cast(str, make(handler).call(given).job.merge.key)
+        return cast(str, make(handler).call(value).job.merge.key)
 
-    keys = [key(given) for given in (one, same, other)]
+    keys = [key(item) for item in (one, same, other)]
 
     assert keys[0] == keys[1] != keys[2]
 
@@ -379,7 +379,7 @@ async def _send(user: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"unique": "user:{usr}"}, "unique = 'user:{usr}' names 'usr', which task 'send' does not take"),
         ({"unique": 7}, "unique = 7 must be a template"),
@@ -388,13 +388,13 @@ async def _send(user: int) -> None: ...
         ({"throttle": 5}, "throttle = 5 must be a Throttle; write throttle=Throttle"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         sending(Tenure("memory://"), **options)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: Unique(scope="unfinishd"),
@@ -409,8 +409,8 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
         (lambda: Throttle(max=1, window="1m", on_limit="drop"), "Throttle.on_limit = 'drop' is unknown"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()
 
 

@@ -240,9 +240,9 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scorebo
             )
             if place is not None:
                 scoreboard.clear(place)
-        said = process.stdout.read()
+        output = process.stdout.read()
 
-    assert (process.returncode, said) == (0, "enough\n")
+    assert (process.returncode, output) == (0, "enough\n")
 
 
 def test_isolated_processes_are_listed_until_they_have_ended() -> None:

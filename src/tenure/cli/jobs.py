@@ -7,7 +7,7 @@ import click
 from msgspec import Struct
 
 from tenure.cli.access import accessed
-from tenure.cli.consent import consent, consenting
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_jobs, warn_of_unknown
@@ -66,7 +66,7 @@ def list_jobs(
     """
     query = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, tags=tags, limit=limit, after=after)
     page = asyncio.run(_page(session, query))
-    if as_json(session, page.jobs if session.form == "jsonl" else page):
+    if as_json(session, page.jobs if session.output_format == "jsonl" else page):
         return
     if session.quiet:
         for job in page.jobs:
@@ -124,12 +124,12 @@ def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, rea
 @storage
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
-@consenting
+@confirm_option
 @click.pass_obj
 def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
     """Delete jobs that are not running, with their runs and logs."""
     subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
-    consent(f"Delete {subject} for good?", yes=yes)
+    confirm(f"Delete {subject} for good?", yes=yes)
     by = current_user()
     return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
 

@@ -106,7 +106,7 @@ def _shouted(name: str) -> str:
 
 @click.group(
     cls=Root,
-    rooms=COMMANDS,
+    locations=COMMANDS,
     prepare=_prepare,
     context_settings={"auto_envvar_prefix": "TENURE", "help_option_names": ["-h", "--help"]},
 )

@@ -57,7 +57,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool:
     """Print a result as JSON if JSON was requested; return whether it was."""
     encode = msgspec.json.encode
-    match session.form:
+    match session.output_format:
         case "table":
             return False
         case "json":

@@ -18,7 +18,7 @@ from tenure.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Form = Literal["table", "json", "jsonl"]
+OutputFormat = Literal["table", "json", "jsonl"]
 
 
 @dataclass
@@ -32,7 +32,7 @@ class CommandSession:
     app_dir: Path | None = None
     url: str | None = None
     fallback: str | None = None
-    form: Form = "table"
+    output_format: OutputFormat = "table"
     quiet: bool = False
     color: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
 
@@ -108,7 +108,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             plain = ctx.parent is None and ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT
             setattr(session, "fallback" if plain else "url", value)
         case "output" if value is not None:
-            session.form = value
+            session.output_format = value
         case "quiet" if value:
             session.quiet = True
         case "no_color" if value:

@@ -15,7 +15,7 @@ from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
 from tenure.core.check import flag, remark
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.events import AnyEvent, JobCompleted, JobExpired
@@ -112,7 +112,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     _ref: Ref
     _access: JobAccess
-    made: Made = "created"
+    made: EnqueueAction = "created"
     refusal: ThrottledError | None = None
 
     @property

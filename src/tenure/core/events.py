@@ -210,7 +210,7 @@ class JobRepaired(JobEvent, frozen=True, kw_only=True):
     """A record was repaired that was unreadable or contradicted its indexes. In a sound storage this never happens."""
 
     found: str
-    mended: str
+    repair: str
 
 
 class RunFenced(JobEvent, frozen=True, kw_only=True):

@@ -358,7 +358,7 @@ def _queue(
 
 def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: int) -> tuple[WorkerSurvey, ...]:
     known = [(owner.decode(), _worker(body), int(float(seen.get(owner, b"0")))) for owner, body in workers.items()]
-    known.sort(key=lambda one: (one[1].number, one[0]))
+    known.sort(key=lambda entry: (entry[1].number, entry[0]))
     return tuple(
         WorkerSurvey(
             owner=Owner(owner, worker.name, worker.host, worker.pid),
