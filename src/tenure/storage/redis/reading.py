@@ -435,7 +435,7 @@ def decode_events(reply: Any) -> EventsPart:
 
 def _entry(number: bytes, fields: Mapping[bytes, bytes]) -> AnyEvent:
     event = _decoded(fields[b"e"])
-    if b"o" in fields:
+    if b"o" in fields and not isinstance(event, UnreadableEvent):
         event = structs.replace(event, **_any(fields[b"o"]))
     return stamped(event, number.decode().partition("-")[2], int(fields[b"t"]))
 
