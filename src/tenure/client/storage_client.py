@@ -19,7 +19,7 @@ from tenure.client.job_template import EncodedCall, refusal
 from tenure.client.sending import SendLayers
 from tenure.client.signature import Signature
 from tenure.core.check import of_kind, remark, shown
-from tenure.core.job import NewJob
+from tenure.core.job import JobRecord, NewJob
 from tenure.errors import ResultTimeoutError, StorageError, UsageError
 from tenure.handlers.context import running_job
 from tenure.options import Rate
@@ -65,6 +65,7 @@ class StorageClient:
         self.sending = SendLayers(logger)
         """The middleware around every enqueue."""
         self._accesses: dict[Signature | None, JobAccess] = {}
+        self._check_wait: Callable[[JobRecord], None] | None = None
 
     @property
     def storage(self) -> Storage:
@@ -74,14 +75,19 @@ class StorageClient:
         return self._storage
 
     @contextmanager
-    def using(self, storage: Storage | None) -> Generator[None]:
-        """Use another storage within the context, if one is given."""
-        before = self._storage
-        self._storage = storage or before
+    def using(self, storage: Storage | None, check_wait: Callable[[JobRecord], None] | None = None) -> Generator[None]:
+        """Use another storage within the context, if one is given, and another check of long waits."""
+        before = self._storage, self._check_wait
+        self._storage, self._check_wait = storage or self._storage, check_wait or self._check_wait
         try:
             yield
         finally:
-            self._storage = before
+            self._storage, self._check_wait = before
+
+    def check_wait(self, job: JobRecord) -> None:
+        """Raise if an unfinished job, for which a caller waits, cannot end; only tests know that."""
+        if self._check_wait is not None:
+            self._check_wait(job)
 
     def forget(self) -> None:
         """Create the storage again on the next use; the current one must not be open."""
@@ -175,7 +181,9 @@ class StorageClient:
         if access is None:
             codec = self._codec
             convert = codec.decode if signature is None else functools.partial(signature.result, codec)
-            access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self._logger)
+            access = self._accesses[signature] = JobAccess(
+                self.opened, convert, check_wait=self.check_wait, rng=self._rng, logger=self._logger
+            )
         return access
 
     def triggered(self, receipt: EnqueueResult, job: NewJob, signature: Signature | None) -> Job[Any]:
