@@ -221,14 +221,10 @@ async def test_a_wait_for_a_job_that_nothing_runs_is_an_error(shop: Shop) -> Non
     with JobTester(shop.app) as jobs:
         jobs.fail_next(shop.send, ConnectionError("no route"))
         job = await shop.send.enqueue("ada")
-        with pytest.raises(
-            UsageError, match=rf"job {job.id} of task '.*send' is waiting, and nothing runs now: call dr"
-        ):
+        with pytest.raises(UsageError, match=rf"job {job.id} of task '.*send' is waiting, and nothing runs now"):
             await job.result()
         await jobs.drain()
-        with pytest.raises(
-            UsageError, match=r"is delayed for another 60 s after ConnectionError: no route, and nothing"
-        ):
+        with pytest.raises(UsageError, match=r"is delayed for another 60 s after ConnectionError: no route, and"):
             await job.result(timeout="1h")
         with pytest.raises(UsageError, match=r"is delayed for another 60 s"):
             async for _ in job.events():

@@ -84,7 +84,7 @@ class JobAccess:
         self.storage = storage
         self.convert = convert
         self.check_wait = check_wait
-        """Called with the record of an unfinished job after `POLL` seconds of waiting for it; raises if it cannot end."""
+        """Called with an unfinished job, for which a caller has waited for `POLL` seconds; raises if it cannot end."""
         self._rng = rng
         self._logger = logger
 
