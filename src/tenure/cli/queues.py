@@ -55,7 +55,7 @@ PAGE = 200
 @storage
 @click.pass_context
 def queues(ctx: click.Context) -> None:
-    """List, pause, resume and purge queues, set rates, show statistics."""
+    """List, pause, limit and purge queues, show statistics."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

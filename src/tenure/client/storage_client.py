@@ -19,13 +19,15 @@ from tenure.client.job_template import EncodedCall, refusal
 from tenure.client.sending import SendLayers
 from tenure.client.signature import Signature
 from tenure.core.check import of_kind, remark, shown
-from tenure.core.job import JobRecord, NewJob
+from tenure.core.deduplication import merge_name
+from tenure.core.job import JobRecord, NewJob, UniqueKey
+from tenure.core.lifecycle import State
 from tenure.errors import ResultTimeoutError, StorageError, UsageError
 from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
-from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
+from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
 
 R = TypeVar("R")
 
@@ -150,6 +152,17 @@ class StorageClient:
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    async def unique_job(self, call: EncodedCall[R]) -> Job[R] | None:
+        """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""
+        key = call.job.merge
+        if not isinstance(key, UniqueKey):
+            raise UsageError(f"this call of task {call.job.task!r} has no unique key; give the task or the call unique=...")
+        # A query by key finds unfinished jobs only.
+        states = (State.DELAYED, State.WAITING) if key.scope == "queued" else ()
+        query = Query(queues=(call.job.queue,), states=states, merge=merge_name(key), limit=1)
+        page = await (await self.opened()).find(query)
+        return Job(page.jobs[0].ref, self.access(call.signature)) if page.jobs else None
 
     async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; every `enqueue_and_wait` uses this method."""
