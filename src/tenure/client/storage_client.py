@@ -157,7 +157,9 @@ class StorageClient:
         """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""
         key = call.job.merge
         if not isinstance(key, UniqueKey):
-            raise UsageError(f"this call of task {call.job.task!r} has no unique key; give the task or the call unique=...")
+            raise UsageError(
+                f"this call of task {call.job.task!r} has no unique key; give the task or the call unique=..."
+            )
         # A query by key finds unfinished jobs only.
         states = (State.DELAYED, State.WAITING) if key.scope == "queued" else ()
         query = Query(queues=(call.job.queue,), states=states, merge=merge_name(key), limit=1)
