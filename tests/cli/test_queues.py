@@ -200,3 +200,34 @@ def test_stats_keep_their_headings_on_a_narrow_terminal(there: Terminal) -> None
     assert ["queue", "state", "wait", "done", "fail", "cancel", "expire", "/min", "waited", "ran", "why"] in [
         line.split() for line in there.drawn("queues", "stats").splitlines()
     ]
+
+
+@EVERYWHERE
+def test_a_purge_deletes_the_jobs_that_have_not_started(there: Terminal) -> None:
+    failed = there.enqueue("bad", 1, work=True)
+    there.enqueue("add", 1, 2)
+    there.enqueue("add", 1, 2, delay="1h")
+    kept = there.enqueue("elsewhere")
+
+    assert there.run("queues", "purge", "default", "--dry-run").stdout == "2 jobs would be deleted\n"
+    assert "Delete 2 jobs of queue default for good?" in there.refused("queues", "purge", "default")
+    assert there.read("queues", "purge", "default", "--yes") == {"matched": 2, "deleted": 2, "changed": 0}
+    assert [job["id"] for job in there.read("jobs", "list")["jobs"]] == [kept, failed]
+    assert there.run("queues", "purge", "default", "--yes").stdout == "0 jobs were deleted\n"
+
+
+def test_a_purge_can_be_narrowed_by_state_and_task(there: Terminal) -> None:
+    failed = there.enqueue("bad", 1, work=True)
+    added = there.enqueue("add", 1, 2)
+
+    assert there.run("queues", "purge", "default", "--task", "hang", "--yes").stdout == "0 jobs were deleted\n"
+    assert there.run("queues", "purge", "default", "--state", "failed", "--yes").stdout == "1 job was deleted\n"
+    assert [job["id"] for job in there.read("jobs", "list")["jobs"]] == [added]
+    assert failed not in there.run("jobs", "list").stdout
+
+
+def test_a_purge_of_an_unknown_queue_deletes_nothing(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "queue 'defualt' is unknown" in there.refused("queues", "purge", "defualt", "--yes", code=4)
+    assert len(there.read("jobs", "list")["jobs"]) == 1

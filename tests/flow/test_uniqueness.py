@@ -70,6 +70,52 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
     play(scenario)
 
 
+def test_the_job_that_holds_a_key_is_found_without_a_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        send = sending(app)
+        assert await send.unique_job(7) is None
+        first = await send.enqueue(7, "one")
+        other = await send.options(unique="vip").enqueue(7)
+
+        for holder, job in ((await send.unique_job(7), first), (await send.options(unique="vip").unique_job(7), other)):
+            assert holder is not None
+            assert (holder.id, holder.queue) == (job.id, job.queue)
+        assert await send.unique_job(8) is None
+        await first.cancel()
+        assert await send.unique_job(7) is None
+        assert (await send.enqueue(7)).made == "created"
+
+    play(scenario)
+
+
+def test_a_key_of_queued_jobs_is_not_held_by_a_running_one(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        held: list[bool] = []
+
+        @app.task(name="sync", unique=Unique("all", scope="queued"))
+        async def sync() -> None:
+            held.append(await sync.unique_job() is not None)
+
+        job = await sync.enqueue()
+        assert (await sync.unique_job()) is not None
+        await stage.start(app.worker())
+        await job.result()
+        assert held == [False]
+
+    play(scenario)
+
+
+def test_a_call_without_a_unique_key_has_no_holder(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        send = sending(stage.app(timing=FAST))
+        with pytest.raises(UsageError, match="this call of task 'send' has no unique key"):
+            await send.options(unique=False).unique_job(7)
+
+    play(scenario)
+
+
 @pytest.mark.fault("W-T14")
 def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) -> None:
     async def scenario(stage: Stage) -> None:

@@ -85,7 +85,7 @@ async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
 
     assert jobs == held
     assert ChildHistory(7, -9, lifetime=1.0, clean_exit=False, charged_jobs=jobs).early == (held == 0)
-    assert f"{held} jobs recovered" in caplog.text
+    assert f"jobs recovered: {held}, within " in caplog.text
     assert "reapers will recover" not in caplog.text
 
 

@@ -5,7 +5,6 @@ import functools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
@@ -17,10 +16,9 @@ from tenure.cli.exits import OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
-from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of
 from tenure.client.filters import in_order
-from tenure.core.duration import instant, moment
 from tenure.errors import UsageError
 from tenure.ops.views import (
     DeadGroupsView,
@@ -65,25 +63,6 @@ def with_dead_filter(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
-def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
-    """Return a parser for an instant, or for a duration before now."""
-    ago = length(flag)
-
-    def read(value: Any) -> datetime | timedelta:
-        try:
-            at = datetime.fromisoformat(str(value))
-        except ValueError:
-            pass
-        else:
-            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
-        try:
-            return ago(value)
-        except UsageError as error:
-            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
-
-    return read
-
-
 def _fault(value: Any) -> str:
     return fault_named(value, field="--fault")
 
@@ -126,13 +105,13 @@ _FILTER: list[Callable[[Any], Any]] = [
     ),
     click.option(
         "--since",
-        type=_when("--since"),
+        type=since("--since"),
         metavar="WHEN",
         help="Only jobs that failed at or after this time: 2h (ago) or an instant.",
     ),
     click.option(
         "--until",
-        type=_when("--until"),
+        type=since("--until"),
         metavar="WHEN",
         help="Only jobs that failed before this time: 2h (ago) or an instant.",
     ),

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from tenure.core.check import named
-from tenure.core.duration import duration
+from tenure.core.duration import duration, instant, moment
 from tenure.core.size import size
 from tenure.errors import UsageError
 
@@ -58,6 +58,28 @@ def bytes_of(flag: str) -> Callable[[Any], int]:
 
     def read(value: Any) -> int:
         return size(value, field=flag)
+
+    return read
+
+
+def since(flag: str) -> Callable[[Any], datetime | timedelta]:
+    """Return a parser for an instant, or for a duration before now.
+
+    The parser raises UsageError if the value is neither.
+    """
+    ago = length(flag)
+
+    def read(value: Any) -> datetime | timedelta:
+        try:
+            at = datetime.fromisoformat(str(value))
+        except ValueError:
+            pass
+        else:
+            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
+        try:
+            return ago(value)
+        except UsageError as error:
+            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
 
     return read
 

@@ -316,6 +316,14 @@ class PausedView(Struct, frozen=True, kw_only=True):
     paused: bool
 
 
+class PurgedView(Struct, frozen=True, kw_only=True):
+    """The jobs of queues that match, those that were deleted, and those that stay because they changed meanwhile."""
+
+    matched: int
+    deleted: int
+    changed: int
+
+
 class RatedView(Struct, frozen=True, kw_only=True):
     """A queue or a task whose rate was set; None: it has no limit."""
 

@@ -156,7 +156,7 @@ class CrashRecovery:
         else:
             took = (self._clock.now() - worker.died_at) / SECOND
             self._logger.warning(
-                "worker %d %s; %d jobs recovered within %.3f s", worker.pid, evidence.ending.how, recovered.jobs, took
+                "worker %d %s; jobs recovered: %d, within %.3f s", worker.pid, evidence.ending.how, recovered.jobs, took
             )
         return recovered.charged(evidence)
 
