@@ -34,7 +34,7 @@ def job(id_: str = "a", state: State = State.ACTIVE, **fields: Any) -> JobRecord
 
 def found(survey: Survey = WELL, **evidence: Any) -> list[Finding]:
     """Return what is not well; each of it has a remedy."""
-    host: dict[str, Any] = {"asked": NOW, "answered": NOW}
+    host: dict[str, Any] = {"asked_at": NOW, "answered_at": NOW}
     findings = [
         finding
         for finding in diagnose(DiagnosisInput(survey=survey, **(host | evidence)), Timing())

@@ -70,7 +70,7 @@ class DeadWorker(Struct, frozen=True):
             self.workplace,
             hung=kill_reason is not None and kill_reason.reason == "loop_blocked",
             suspects=self.runs.suspects,
-            apart=self.runs.apart,
+            isolated=self.runs.isolated,
             waiting=self.runs.waiting,
             blameless=kill_reason is not None and kill_reason.charges_no_run,
             overdue=causes if kill_reason is not None and kill_reason.reason == "timeout" else frozenset(),

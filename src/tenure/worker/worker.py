@@ -189,7 +189,7 @@ class Worker(PublicObject):
         try:
             background, watchdog = self._parts.keeper_loop, self._parts.watchdog
             background.run(self._keep)
-            if background.apart:
+            if background.own_thread:
                 watchdog.start()
                 background.run(watchdog.watch)
             if self._reaper is not None:

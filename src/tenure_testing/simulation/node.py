@@ -39,7 +39,7 @@ NOTICED = 0.01
 class NodeSide:
     """Runs a worker's agents on a separate node, so that the keeper continues while the worker's loop is blocked."""
 
-    apart = False
+    own_thread = False
 
     def __init__(self, environment: WorldEnvironment, node: Node) -> None:
         self._environment = environment
