@@ -9,7 +9,7 @@ import click
 from msgspec import structs
 
 from tenure.cli.access import StorageAccess, accessed
-from tenure.cli.consent import consent, consenting
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK, NotFound
 from tenure.cli.groups import Group
 from tenure.cli.lookup import check_known, current_user
@@ -282,7 +282,7 @@ async def _lifted(session: CommandSession, names: tuple[str, ...], rate: str | N
 )
 @click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK", help="Only jobs of these tasks.")
 @click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
-@consenting
+@confirm_option
 @click.pass_obj
 def purge(
     session: CommandSession,
@@ -299,7 +299,7 @@ def purge(
     where = JobFilter(queues=names, states=states, tasks=tasks or None)
     purged = PurgedView(matched=asyncio.run(_counted(session, where)), deleted=0, changed=0)
     if purged.matched and not dry_run:
-        consent(f"Delete {_jobs(purged.matched)} of {_named(names)} for good?", yes=yes)
+        confirm(f"Delete {_jobs(purged.matched)} of {_named(names)} for good?", yes=yes)
         purged = asyncio.run(_purged(session, where, purged.matched))
     if as_json(session, purged) or session.quiet:
         return OK
