@@ -7,13 +7,15 @@ from random import Random
 
 import pytest
 
+from tenure.core.decision import Decision, Finish, PutBack, RunEnd
 from tenure.core.events import JobEvent
 from tenure.core.job import Key, NewJob, Policy, RecordedError, Ref
 from tenure.core.lease import Lease
+from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
 from tenure.core.retry import Backoff
 from tenure.core.settlement import Settlement, settlement
-from tenure.storage.protocol import ClaimRequest
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, NewLogLine, RenewRequest
 from tenure.storage.sql import exchange
 from tenure.storage.sql.enqueue import INSERT_BYTES
 from tenure.storage.sqlite import SQLiteStorage
@@ -202,3 +204,37 @@ async def test_each_run_of_a_job_is_remembered(tmp_path: Path) -> None:
     assert [run.ended for run in over.runs] == ["raised", "raised", "raised", "completed"]
     assert over.runs[-1].reason is None
     assert [run.owner for run in over.runs] == [ME.id] * 4
+
+
+async def test_texts_that_a_list_cannot_hold_are_kept_as_they_are(tmp_path: Path) -> None:
+    storage = SQLiteStorage(tmp_path / "jobs.db")
+    await storage.enqueue([job(f"{number}") for number in range(4)])
+    leases = (await storage.exchange(ME, (), ORDER)).leases
+    lines = (NewLogLine("info", "a\0b", {}), NewLogLine("info", "plain", {"c\0": "d\0"}))
+    beat = tuple(LeaseRenewal(lease.ref, lease.fence, trace="e\0f", log=lines) for lease in leases)
+    await storage.renew(RenewRequest(ME, beat))
+    (traced,) = await storage.get([leases[0].ref])
+    ended = RunEnd("raised", "g\0h", "i\0j")
+    decisions: list[Decision] = [
+        Finish(state=State.FAILED, reason="k\0l", error=RecordedError("E", "m\0n")),
+        PutBack(charge="failures", after=10, reason="k\0l", error=RecordedError("E", "m\0n")),
+        Finish(state=State.FAILED, reason="plain"),
+        PutBack(charge="failures", reason="plain"),
+    ]
+    settlements = [
+        Settlement(lease.ref, lease.fence, decision, ended if number < 2 else RunEnd("raised", "plain"))
+        for number, (lease, decision) in enumerate(zip(leases, decisions, strict=True))
+    ]
+    verdicts = await settle(storage, settlements)
+    found = await storage.get([lease.ref for lease in leases])
+    await storage.close()
+
+    assert verdicts == ["done"] * 4
+    assert traced is not None
+    assert [run.trace for run in traced.runs] == ["e\0f"]
+    for number, kept in enumerate(found):
+        assert kept is not None
+        assert [(line.message, line.fields) for line in kept.log] == [("a\0b", {}), ("plain", {"c\0": "d\0"})]
+        shown = [kept.job.reason, kept.runs[0].reason, kept.runs[0].detail]
+        assert shown == (["k\0l", "g\0h", "i\0j"] if number < 2 else ["plain", "plain", None])
+        assert kept.job.error == (RecordedError("E", "m\0n") if number < 2 else None)

@@ -6,7 +6,6 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tenure.core.job import Ref
-from tenure.core.text import storable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,13 +71,8 @@ def json_list(values: Sequence[object]) -> str | None:
 
 
 def json_rows(values: Sequence[object]) -> str:
-    """Return values without a NUL as a JSON list: numbers, names, and texts that every storage can keep."""
+    """Return values as a JSON list, for values that contain no NUL: numbers, names, and JSON texts."""
     return _encode(values).decode()
-
-
-def json_text(text: str | None) -> str | None:
-    """Return a text without NUL, for `json_rows`. A worker sends only such texts."""
-    return text if text is None or "\0" not in text else storable(text)
 
 
 def json_names(names: Sequence[str]) -> str:

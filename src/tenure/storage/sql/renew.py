@@ -14,10 +14,12 @@ from tenure.core.transition import progressed, refused
 from tenure.storage.protocol import LOG_LINES_KEPT, CancelRequest, LeaseRenewal, RenewRequest, RenewResult
 from tenure.storage.sql import claim_numbers, rows
 from tenure.storage.sql.columns import Row, is_sane
-from tenure.storage.sql.lists import json_list, json_rows, json_text, without_repeats
+from tenure.storage.sql.lists import json_list, json_rows, without_repeats
 from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job
+
+_LOG_COLUMNS = ("seq", "line", "at", "run", "level", "message", "fields", "number")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,8 +67,10 @@ class _PendingWrites:
 
     def write(self, tx: Transaction) -> None:
         """Write the changes."""
-        if self.traces:
-            tx.run("renew.trace", {"traces": json_rows(self.traces)})
+        if (traces := json_list(self.traces)) is not None:
+            tx.run("renew.trace", {"traces": traces})
+        else:
+            tx.many("renew.trace_one", [{"seq": seq, "trace": trace} for seq, trace in self.traces])
         if self.logs:
             _keep_logs(tx, self.logs)
         if self.extended:
@@ -141,7 +145,7 @@ def _extend(tx: Transaction, renewal: LeaseRenewal, row: Row, pending: _PendingW
         row
     )
     if renewal.trace is not None:
-        pending.traces.append((seq, json_text(renewal.trace)))
+        pending.traces.append((seq, renewal.trace))
     if not renewal.extend:
         return cancel
     if renewal.log:
@@ -201,12 +205,14 @@ def _keep_logs(tx: Transaction, logs: Sequence[tuple[int, int, LeaseRenewal]]) -
         for line in renewal.log:
             if not line.number or (run, line.number) > (last.run, last.number):
                 last = last.then(run, line.number)
-                words = line.level, json_text(line.message), rows.text(line.fields)
+                words = line.level, line.message, rows.text(line.fields)
                 new.append((seq, last.lines, tx.now - line.ago, run, *words, line.number))
         if last.lines > LOG_LINES_KEPT:
             surplus.append({"seq": seq, "kept": LOG_LINES_KEPT})
-    if new:
-        tx.run("renew.log", {"lines": json_rows(new)})
+    if (lines := json_list(new)) is not None:
+        tx.run("renew.log", {"lines": lines})
+    else:
+        tx.many("renew.log_one", [dict(zip(_LOG_COLUMNS, values, strict=True)) for values in new])
     tx.many("renew.trim_log", surplus)
 
 

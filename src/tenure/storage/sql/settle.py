@@ -10,9 +10,9 @@ from tenure.core.transition import refused
 from tenure.storage.protocol import SettlementResult, job_topic, queue_topic, unknown_place
 from tenure.storage.sql import concurrency_keys, fair_queue, rates, rows
 from tenure.storage.sql.columns import Row, is_sane
-from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, json_text, without_repeats
+from tenure.storage.sql.lists import ByteSlices, json_list, json_rows, without_repeats
 from tenure.storage.sql.retention import delete_surplus
-from tenure.storage.sql.transaction import Transaction
+from tenure.storage.sql.transaction import Transaction, Values
 from tenure.storage.sql.transitions import find_job, job_at, record_if_drained
 
 _COMPLETED = RunEnd("completed")
@@ -41,13 +41,14 @@ def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> 
 class _PendingWrites:
     """The changes of a batch of settlements. Each kind is written by one statement.
 
-    `slots`: of the runs that hold concurrency keys. `keys`: the keys of these runs, with the queue, and whether the job
-    has ended.
+    `texts`: the reasons and details that contain a NUL, which a list cannot hold. `slots`: of the runs that hold
+    concurrency keys. `keys`: the keys of these runs, with the queue, and whether the job has ended.
     """
 
     def __init__(self) -> None:
         self.finished: list[tuple[object, ...]] = []
         self.put_back: list[tuple[object, ...]] = []
+        self.texts: list[Values] = []
         self.results = ByteSlices()
         self.slots: list[concurrency_keys.Slot] = []
         self.keys: list[tuple[str, Sequence[Key], bool]] = []
@@ -60,7 +61,7 @@ class _PendingWrites:
 
     def write(self, tx: Transaction, owner: Owner) -> None:
         """Write the changes."""
-        values = {"owner": owner.id, "now": tx.now, "unreadable": rows.UNREADABLE_ERROR}
+        values: dict[str, object] = {"owner": owner.id, "now": tx.now, "unreadable": rows.UNREADABLE_ERROR}
         changed = 0
         if self.finished:
             values["results"] = self.results.joined()
@@ -69,6 +70,7 @@ class _PendingWrites:
             changed += tx.run("exchange.put_back", values | {"runs": json_rows(self.put_back)})
         if changed != (held := len(self.finished) + len(self.put_back)):
             raise AssertionError(f"{held} runs are held, but {changed} were settled")
+        tx.many("exchange.set_texts", self.texts)
         concurrency_keys.delete_slots(tx, self.slots)
         for queue, keys, ended in self.keys:
             if ended:
@@ -197,9 +199,13 @@ def _when_cancelling(tx: Transaction, settlement: Settlement) -> Settlement:
 def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pending: _PendingWrites) -> None:
     ref, charge = settlement.ref, settlement.decision.charge
     run = seq, settlement.fence
-    why = rows.error_text(settlement.decision.error), json_text(settlement.decision.reason)
+    reason, cause, detail = settlement.decision.reason, settlement.ended.reason, settlement.ended.detail
+    if "\0" in f"{reason}{cause}{detail}":
+        pending.texts.append({"seq": seq, "reason": reason, "why": cause, "detail": detail})
+        reason = cause = detail = None
+    why = rows.error_text(settlement.decision.error), reason
     charged = tuple(int(charge == name) for name in ("failures", "stalls", "releases"))
-    ended = settlement.ended.ended, json_text(settlement.ended.reason), json_text(settlement.ended.detail)
+    ended = settlement.ended.ended, cause, detail
     match settlement.decision:
         case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
             tx.count_move(ref.queue, left="active", to=state.value)

@@ -197,18 +197,20 @@ class Transaction(ABC):
             return
         tasks = 0
         values = {"queues": json_rows(unknown), "tasks": TASKS_READ}
-        for number, task, body, *state in self.all("exchange.queues", values):
+        for number, task, body, front, limited, kept, falls_due, opening, parked, oldest, last in self.all(
+            "exchange.queues", values
+        ):
             if number is None:
                 tasks += 1
                 self.written_settings["task", task] = body
                 continue
-            queue = unknown[number]
-            front, limited, self._kept[queue], falls_due, opening, has_unknown, *bounds = state
+            queue = unknown[int(number)]
+            self._kept[queue] = kept
             self.written_settings["queue", queue] = body
             self._fair_queues.setdefault(queue, _fair_queue_state(front, opening is not None))
             self._may_be_limited.setdefault(queue, bool(limited))
-            self._due[queue] = falls_due, opening, bool(has_unknown)
-            self._event_bounds = bounds[0], bounds[1]
+            self._due[queue] = falls_due, opening, bool(parked)
+            self._event_bounds = oldest, last
         self.knows_all_tasks = tasks < TASKS_READ
 
     def key(self, queue: str, name: str) -> KeyCounts:

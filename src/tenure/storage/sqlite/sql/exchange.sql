@@ -199,6 +199,10 @@ UPDATE job
    AND job.owner = :owner
    AND job.cancel_at IS NULL;
 
+-- name: set_texts
+-- Writes the reason of a job's end, and why and how in detail its last run ended.
+UPDATE job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
+
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
 SELECT seq, expires_at, fair_key IS NOT NULL

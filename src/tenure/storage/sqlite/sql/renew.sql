@@ -46,6 +46,9 @@ UPDATE job
   FROM (SELECT value ->> 0 AS seq, value ->> 1 AS trace FROM json_each(:traces)) AS listed
  WHERE job.seq = listed.seq;
 
+-- name: trace_one
+UPDATE job SET run_trace = :trace WHERE seq = :seq;
+
 -- name: logged
 -- Returns for each listed job that has a log its seq, the run of the log's last line, that line's number in the run, and
 -- how many lines the log has had.
@@ -67,6 +70,10 @@ DELETE FROM log
 INSERT INTO log (seq, line, at, run, level, message, fields, number)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7
   FROM json_each(:lines);
+
+-- name: log_one
+INSERT INTO log (seq, line, at, run, level, message, fields, number)
+VALUES (:seq, :line, :at, :run, :level, :message, :fields, :number);
 
 -- name: announced
 -- The number of the last event that an owner has reported.
