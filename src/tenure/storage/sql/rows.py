@@ -63,8 +63,7 @@ class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     pinned: str | None
     policy: str
     created: int
-    keys: str | None
-    rates: str | None
+    limits: tuple[str | None, str | None] | None
 
 
 _STATES = {state.value: state for state in State}
@@ -146,6 +145,7 @@ def ready(jobs: str) -> list[ReadyJob]:
 
 def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
+    named, paced = job.limits or (None, None)
     return JobRecord(
         queue=queue,
         id=job.id,
@@ -159,8 +159,8 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         boost=job.boost,
         run_at=job.run_at,
         timeout=job.timeout,
-        keys=keys(job.keys) if job.keys else (),
-        rates=rates(job.rates) if job.rates else (),
+        keys=keys(named) if named else (),
+        rates=rates(paced) if paced else (),
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
         policy=decode_policy(job.policy),
         created=job.created,
