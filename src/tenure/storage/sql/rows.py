@@ -145,8 +145,7 @@ def ready(jobs: str) -> list[ReadyJob]:
 
 def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
-    named, paced = job.limits or (None, None)
-    return JobRecord(
+    record = JobRecord(
         queue=queue,
         id=job.id,
         task=job.task,
@@ -159,11 +158,15 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         boost=job.boost,
         run_at=job.run_at,
         timeout=job.timeout,
-        keys=keys(named) if named else (),
-        rates=rates(paced) if paced else (),
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
         policy=decode_policy(job.policy),
         created=job.created,
+    )
+    if job.limits is None:
+        return record
+    named, paced = job.limits
+    return structs.replace(
+        record, keys=keys(named) if named else record.keys, rates=rates(paced) if paced else record.rates
     )
 
 
