@@ -63,8 +63,7 @@ class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     pinned: str | None
     policy: str
     created: int
-    keys: str | None
-    rates: str | None
+    limits: tuple[str | None, str | None] | None
 
 
 _STATES = {state.value: state for state in State}
@@ -148,7 +147,7 @@ def ready(jobs: str) -> list[ReadyJob]:
 
 def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
-    return JobRecord(
+    record = JobRecord(
         queue=queue,
         id=job.id,
         task=job.task,
@@ -161,11 +160,15 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         boost=job.boost,
         run_at=job.run_at,
         timeout=job.timeout,
-        keys=keys(job.keys) if job.keys else (),
-        rates=rates(job.rates) if job.rates else (),
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
         policy=decode_policy(job.policy),
         created=job.created,
+    )
+    if job.limits is None:
+        return record
+    named, paced = job.limits
+    return structs.replace(
+        record, keys=keys(named) if named else record.keys, rates=rates(paced) if paced else record.rates
     )
 
 
