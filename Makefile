@@ -20,14 +20,14 @@ QUICK := not system and not slow and not redis and not postgres
 NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_postgres*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
-# Quick tests write to memory where there is some to spare: none of them cares what a power cut would leave.
+# Quick tests write to memory if there is enough: none of them needs a file to survive a power cut.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2097152 { print "/dev/shm" }')
 
 # Where `make servers` puts a server that the system does not have.
 SERVERS := $(CURDIR)/.servers
 export PATH := $(PATH):$(SERVERS)/bin
 
-# Else each run would rewrite all tests for their assertions anew; `make clean` removes what is kept.
+# Otherwise pytest would rewrite the assertions of all tests in each run; `make clean` removes the cache.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -70,7 +70,7 @@ lint: $(READY) ## check the format and lint
 types: $(READY) ## run mypy and pyright, both strict, side by side
 	@$(BIN)/mypy & mypy=$$!; $(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; wait $$mypy && exit $$pyright
 
-format: $(READY) ## format, and mend what ruff can mend
+format: $(READY) ## format, and fix what ruff can mend
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -81,13 +81,13 @@ coverage: $(READY) ## run the quick tests and show the lines they miss
 simulate: $(READY) ## run simulated worlds (SEEDS=20000, SEEDS=500-800, ARGS="--keep --evidence docs/evidence/simulation")
 	@$(BIN)/python -m tenure_testing.simulate --seeds $(SEEDS) $(ARGS)
 
-mutants: $(READY) ## take out one guard at a time and see that the simulation finds it out (ARGS="no_fence --stories")
+mutants: $(READY) ## take out one guard at a time and check that the simulation detects it (ARGS="no_fence --stories")
 	@$(BIN)/python -m tenure_testing.mutants $(ARGS)
 
 mutants-code: $(READY) ## change one guard of SQL, Lua, worker or supervisor at a time; a test must fail (ARGS="sqlite --list")
 	@$(BIN)/python -m tests.code_mutants $(ARGS)
 
-chaos: $(READY) ## strike real processes at random for a while, then audit (STORAGE=redis, MINUTES=5, SEED=7)
+chaos: $(READY) ## kill and freeze real processes at random, then audit (STORAGE=redis, MINUTES=5, SEED=7)
 	@$(BIN)/python -m tenure_testing.chaos --storage $(STORAGE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a redis-server)
@@ -96,7 +96,7 @@ bench: $(READY) ## measure speed on memory, SQLite and Redis (where there is a r
 bench-growth: $(READY) ## measure how a job's cost grows with jobs, keys, tenants and queues (ARGS="--most 100000")
 	@$(BIN)/python -m benchmarks.growth $(ARGS)
 
-bench-peers: $(READY) ## measure ours beside its rivals, each installed below .bench (ARGS="--only saq,taskiq --rounds 1")
+bench-peers: $(READY) ## measure Tenure and other queues, each installed below .bench (ARGS="--only saq,taskiq --rounds 1")
 	@$(BIN)/python -m benchmarks.peers.run $(ARGS)
 
 bench-report: $(READY) ## write docs/benchmarks from .bench/results.json, and from .bench/growth.json if it is there
@@ -106,7 +106,7 @@ docs: $(DOCS_READY) ## build the documentation site into build/docs; a warning i
 	@$(VENV)-docs/bin/sphinx-build --fail-on-warning --nitpicky --fresh-env --quiet --builder html docs build/docs $(ARGS)
 	@echo 'docs: see build/docs/index.html'
 
-bench-install: $(READY) ## measure installed size and import time beside other queues (ARGS="--write docs/benchmarks/install.md")
+bench-install: $(READY) ## measure installed size and import time, compared with other queues (ARGS="--write docs/benchmarks/install.md")
 	@$(BIN)/python -m benchmarks.install $(ARGS)
 
 lock: ## renew requirements.lock and docs/requirements.lock (ARGS=--upgrade raises every version)

@@ -188,8 +188,8 @@ class Place:
     def _served(self) -> float:
         if self._client is None:
             return 0.0
-        told: dict[str, float] = self._client.info("cpu")
-        return told["used_cpu_user_main_thread"] + told["used_cpu_sys_main_thread"]
+        info: dict[str, float] = self._client.info("cpu")
+        return info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]
 
 
 async def along(axis: str, medium: Medium, places: Sequence[Place], blocks: int) -> list[Point]:
@@ -280,14 +280,14 @@ def main() -> None:
     parser.add_argument("--storage", action="append", choices=MEDIA, help="which storages (both)")
     parser.add_argument("--blocks", type=int, default=25, help="how many blocks are measured in each place (25)")
     parser.add_argument("--most", type=int, default=1_000_000, help="leave out what holds more jobs than that")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with a_server() as server:
         version = server.version if server else None
-    media: list[Medium] = asked.storage or [medium for medium in MEDIA if medium != "redis" or version]
+    media: list[Medium] = args.storage or [medium for medium in MEDIA if medium != "redis" or version]
     on = machine(version)
-    points = asyncio.run(measured(asked.axis or list(AXES), media, blocks=asked.blocks, most=asked.most))
-    growth = Growth(on, asked.blocks, BLOCK * ROOM, BOUND, points)
-    if asked.output == "json":
+    points = asyncio.run(measured(args.axis or list(AXES), media, blocks=args.blocks, most=args.most))
+    growth = Growth(on, args.blocks, BLOCK * ROOM, BOUND, points)
+    if args.output == "json":
         print(msgspec.json.format(msgspec.json.encode(growth)).decode())
     else:
         print("\n".join(told(growth)))

@@ -145,10 +145,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000, help="how many jobs wait (100,000)")
     parser.add_argument("--keys", type=int, default=1_000, help="under how many keys half of them are parked (1,000)")
     parser.add_argument("--exchanges", type=int, default=300, help="how many of each kind are measured (300)")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
-        found = asyncio.run(measured(Path(folder), jobs=asked.jobs, keys=asked.keys, exchanges=asked.exchanges))
-    print("\n".join(told(found, jobs=asked.jobs, keys=asked.keys)))
+        found = asyncio.run(measured(Path(folder), jobs=args.jobs, keys=args.keys, exchanges=args.exchanges))
+    print("\n".join(told(found, jobs=args.jobs, keys=args.keys)))
 
 
 if __name__ == "__main__":

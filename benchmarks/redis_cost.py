@@ -59,8 +59,8 @@ class Holder:
 def used(client: Redis) -> float:
     """Return the seconds of a core that the server has used so far."""
     untyped: Any = client
-    told: dict[str, float] = untyped.info("cpu")
-    return told["used_cpu_user"] + told["used_cpu_sys"]
+    info: dict[str, float] = untyped.info("cpu")
+    return info["used_cpu_user"] + info["used_cpu_sys"]
 
 
 async def share(client: Redis, holders: list[Holder], beats: int) -> tuple[float, float]:
@@ -104,14 +104,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--beats", type=int, default=6, help="how many beats the stretch has")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with a_server() as server:
         if server is None:
             sys.exit("there is no redis-server on the PATH; make servers installs one")
-        busy, least, idle = asyncio.run(measure(server.url, asked.jobs, asked.workers, asked.beats))
+        busy, least, idle = asyncio.run(measure(server.url, args.jobs, args.workers, args.beats))
         about = machine(server.version)
         print(f"Redis {about.redis}, {about.system}, {about.cores} cores, load {about.load}")
-        print(f"{asked.jobs:,} jobs held by {asked.workers} workers, renewed each {BEAT:g} s, {asked.beats} times")
+        print(f"{args.jobs:,} jobs held by {args.workers} workers, renewed each {BEAT:g} s, {args.beats} times")
         print(f"of one core of the server: {100 * busy:.2f} %, of which {100 * idle:.2f} % in peace")
         print(f"the cheapest beat: {100 * least:.2f} %; on a machine that is busy with other things it says the most")
 

@@ -213,8 +213,8 @@ class Probe:
                 return
 
     def _spent(self) -> float:
-        told: dict[str, float] = self.client.info("cpu")
-        return 1000 * (told["used_cpu_user_main_thread"] + told["used_cpu_sys_main_thread"])
+        info: dict[str, float] = self.client.info("cpu")
+        return 1000 * (info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"])
 
     def _scripts(self) -> list[float]:
         entries: list[dict[str, Any]] = self.client.slowlog_get(NOTED)
@@ -474,11 +474,11 @@ async def hand(probe: Probe) -> None:
         probe.client.slowlog_reset()
         planned = await storage.plan(
             [
-                Tick(one.name, one.last_tick, one.next_tick or 0, (one.next_tick or 0) + 60 * SECOND, job)
-                for one, job in zip(now, jobs, strict=True)
+                Tick(item.name, item.last_tick, item.next_tick or 0, (item.next_tick or 0) + 60 * SECOND, job)
+                for item, job in zip(now, jobs, strict=True)
             ]
         )
-        if any(one.verdict != "done" for one in planned):
+        if any(result.verdict != "done" for result in planned):
             raise RuntimeError("a tick was refused")
 
     await probe.case(f"plan, {DUE_LIMIT} ticks with a job each", tick, due)
@@ -583,14 +583,14 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=1_000_000, help="how many jobs wait (1,000,000)")
     parser.add_argument("--active", type=int, default=10_000, help="how many are active (10,000)")
     parser.add_argument("--calls", type=int, default=9, help="how many calls of each kind are timed (9)")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with a_server() as server:
         if server is None:
             parser.exit(1, "there is no redis-server on the PATH\n")
         per_job, alone, found = asyncio.run(
-            measured(server.url, waiting=asked.waiting, active=asked.active, calls=asked.calls)
+            measured(server.url, waiting=args.waiting, active=args.active, calls=args.calls)
         )
-    print("\n".join(told(server.version, per_job, found, waiting=asked.waiting, active=asked.active, alone=alone)))
+    print("\n".join(told(server.version, per_job, found, waiting=args.waiting, active=args.active, alone=alone)))
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (3)")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with a_server() as server:
         on, began = machine(server.version if server else None), time.perf_counter()
-        samples = asyncio.run(measured(asked.rounds, server.url if server else None))
-    report = Report(on, asked.rounds, time.perf_counter() - began, lines(samples))
-    print(as_json(report) if asked.output == "json" else as_table(report))
+        samples = asyncio.run(measured(args.rounds, server.url if server else None))
+    report = Report(on, args.rounds, time.perf_counter() - began, lines(samples))
+    print(as_json(report) if args.output == "json" else as_table(report))
 
 
 if __name__ == "__main__":

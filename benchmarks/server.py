@@ -37,8 +37,8 @@ def a_server() -> Generator[Server | None]:
         try:
             with Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200, supported_errors=(NotUp,))) as client:
                 client.script_load("return 1")
-            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-            version = said.partition("v=")[2].partition(" ")[0]
+            output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+            version = output.partition("v=")[2].partition(" ")[0]
             yield Server(f"redis://127.0.0.1:{port}/0", version)
         finally:
             process.terminate()

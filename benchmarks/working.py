@@ -67,7 +67,7 @@ async def in_steady_state(
                 await _burst(work, jobs)
                 for number in range(turns):
                     sooner, later = (work, steady) if number % 2 else (steady, work)
-                    took = {one: await _burst(one, jobs) for one in (sooner, later)}
+                    took = {item: await _burst(item, jobs) for item in (sooner, later)}
                     found.append(Turn(took[steady], took[work]))
         if not most <= (kept := await steady.completed()) <= 1.2 * most:
             raise RuntimeError(f"{kept} completed jobs are kept of {steady.ran}, and {most} may be")

@@ -35,6 +35,7 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autoclass_content = "class"
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 
 html_theme = "furo"
 html_title = f"Tenure {release}"
@@ -136,6 +137,15 @@ def describe_errors(app: Sphinx, what: str, name: str, obj: object, options: obj
     lines[start:] = ["", *fields]
 
 
+def shorten_unions(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str, returned: str | None
+) -> tuple[str, str | None]:
+    """Show the union of all events as their base class; type checkers need the union, readers do not."""
+    if returned is not None and "UnreadableEvent" in returned:
+        returned = re.sub(r"\[.*\]", "[tenure.Event]", returned)
+    return signature, returned
+
+
 def check_that_the_reference_is_complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Fail if a public name is missing in the reference.
 
@@ -153,5 +163,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", adapt)
     app.connect("missing-reference", link_to_public_name)
     app.connect("autodoc-process-docstring", describe_errors)
+    app.connect("autodoc-process-signature", shorten_unions)
     app.connect("env-check-consistency", check_that_the_reference_is_complete)
     return {"parallel_read_safe": True}

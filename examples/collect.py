@@ -1,4 +1,4 @@
-"""Collect: many calls, one job. What has gathered outlives a crash, for it is a record like any other.
+"""Collect: many calls, one job. The collected calls outlive a crash, because they are stored like any other job.
 
 Run it: python examples/collect.py
 """
@@ -42,11 +42,11 @@ async def main() -> None:
             jobs.append(await index.enqueue(Doc("films", "a film")))
             gathered = await index.gathered("books")
             assert gathered is not None
-            print(f"{gathered.count} books have gathered, {gathered.items[0].text!r} first; {jobs[1].made=}")
+            print(f"{gathered.count} books are collected, {gathered.items[0].text!r} first; {jobs[1].made=}")
             assert gathered.count == 20
         refs = [(job.id, job.queue) for job in jobs]
 
-        # The producer is gone; another process has its handles, and a worker.
+        # The producer has ended. Another process knows its job ids and runs a worker.
         app, index = search(url)
         async with app, app.worker():
             results = [await index.job(job_id, queue=queue).result() for job_id, queue in refs]
@@ -54,10 +54,10 @@ async def main() -> None:
             assert results == [20] * 20 + [1]
             assert sorted(len(docs) for docs in batches) == [1, 20]
 
-            # A full batch waits for nobody.
+            # A full batch does not wait for its delay.
             jobs = await app.enqueue_many(index.call(Doc("songs", f"song {number}")) for number in range(50))
             assert await jobs[49].result(timeout="5s") == 50
-            print("fifty songs went at once")
+            print("fifty songs ran at once")
 
 
 asyncio.run(main())

@@ -1,6 +1,6 @@
-"""One declaration, two programs: this one enqueues and knows no handler, another one, which it starts, has it.
+"""One declaration, two programs: this program only enqueues, and starts another program that has the handler.
 
-The contract stands in both of them only because this is one file; elsewhere it is a module that both import.
+Both are in one file here, so it contains the contract. In a real project the contract is a module that both import.
 
 Run it: python examples/declare.py
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tenure import Router, TaskOptions, Tenure, UsageError
 
-# ── contract.py: what both sides share ──
+# ── contract.py: shared by both programs ──
 
 
 @dataclass
@@ -31,7 +31,7 @@ async def send(to: str, text: str = "hello") -> Receipt:
     raise NotImplementedError
 
 
-# ── worker.py: where the handler is ──
+# ── worker.py: has the handler ──
 
 
 def work(url: str) -> None:
@@ -45,7 +45,7 @@ def work(url: str) -> None:
     asyncio.run(app.worker().run())
 
 
-# ── web.py: where jobs come from ──
+# ── web.py: enqueues jobs ──
 
 
 async def enqueue(url: str) -> None:
@@ -53,13 +53,13 @@ async def enqueue(url: str) -> None:
         app.include(mail)
         print("handlers known here:", sorted(app.tasks) or "none")
         try:
-            send("nobody@example.org")
+            send("ann@example.org")
         except UsageError as error:
-            print(f"called: {error}")
+            print(f"a direct call is refused: {error}")
         job = await send.enqueue("ada@example.org", text="good morning")
         print(f"enqueued {job.id} as {send.name!r} into the queue {send.queue!r}")
         receipt = await job.result(timeout="30s")
-        print(f"answered from elsewhere: {receipt}")
+        print(f"result of the other program: {receipt}")
 
         assert not app.tasks
         assert receipt == Receipt("ada@example.org", 12)

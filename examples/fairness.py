@@ -1,4 +1,4 @@
-"""Order: tenants that take turns, a weight of three, the newest first, and one that goes before all others.
+"""Order: tenants that take turns, a weight of three, the newest job first, and a job of a higher priority.
 
 Run it: python examples/fairness.py
 """
@@ -37,7 +37,7 @@ async def work(what: str) -> None:
 
 
 async def in_order(queue: str) -> list[str]:
-    """Let one worker with one slot work a queue off; return who ran, in order."""
+    """Run all jobs of a queue with one worker and one slot; return the jobs in the order of their runs."""
     ran.clear()
     await app.worker(queues=[queue], concurrency=1, burst=True).run()
     return list(ran)
@@ -68,7 +68,7 @@ async def main() -> None:
         await app.enqueue_many(work.call("as usual") for _ in range(1000))
         await work.options(priority=1).enqueue("at once")
         assert (await in_order("strict"))[0] == "at once"
-        print("the one of a higher priority went before a thousand that had waited for longer")
+        print("the job of a higher priority ran before a thousand older jobs")
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Injection: a database for the worker's whole life, a transaction for each run, and another one in tests.
+"""Injection: a database for the worker's lifetime, a transaction for each run, and another database in tests.
 
 Run it: python examples/injection.py
 """
@@ -15,15 +15,15 @@ from tenure import Inject, JobContext, JobFailedError, Retry, Tenure, current_jo
 
 @asynccontextmanager
 async def lifespan(app: Tenure) -> AsyncGenerator[Path]:
-    """Make what all runs of a worker share, before its first claim; what is yielded is `current_job().state`."""
+    """Create the objects that all runs of a worker share. The yielded mapping is `current_job().state`."""
     with tempfile.TemporaryDirectory() as folder:
         shop = Path(folder) / "shop.db"
         with sqlite3.connect(shop) as db:
             db.execute("CREATE TABLE orders (item TEXT)")
         db.close()
-        print("the worker's life begins")
+        print("the worker starts")
         yield shop
-        print("and ends")
+        print("the worker has ended")
 
 
 app = Tenure("memory://", lifespan=lifespan)
@@ -44,7 +44,7 @@ def get_db(shop: Path = Inject(get_shop)) -> Generator[sqlite3.Connection]:
         db.close()
 
 
-# Plain: the connection is opened, used and closed in one and the same thread.
+# A plain generator: the connection is opened, used and closed in the same thread.
 @app.task(retry=Retry(max_attempts=1))
 def order(item: str, db: sqlite3.Connection = Inject(get_db)) -> int:
     db.execute("INSERT INTO orders VALUES (?)", (item,))
@@ -67,15 +67,15 @@ async def main() -> None:
         try:
             await order.enqueue_and_wait("nothing")
         except JobFailedError:
-            print("an order failed, and is rolled back")
+            print("an order failed and was rolled back")
         assert await order.enqueue_and_wait(item="cake") == 2
         print("two orders are in the shop's database")
 
         with app.override(get_db, fake_db):
             assert await order.enqueue_and_wait("for a test") == 1
-            print("a test's order went elsewhere")
+            print("in a test, an order goes to the test's database")
 
-    # Called as a function it is given everything by hand.
+    # In a direct call all arguments are passed explicitly.
     assert order("by hand", db=fake_db()) == 1
 
 

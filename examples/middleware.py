@@ -1,4 +1,4 @@
-"""Middleware: a line of the log for every run, a tenant taken off the arguments, and a maintenance mode.
+"""Middleware: a log line for every run, a tenant taken from the arguments, and a maintenance mode.
 
 Run it: python examples/middleware.py
 """
@@ -16,8 +16,8 @@ seen: list[str] = []
 
 
 @app.middleware
-async def told(call: RunCall, proceed: Proceed) -> Any:
-    """Say how each run of this app ends; around all others, for it is registered first."""
+async def logged(call: RunCall, proceed: Proceed) -> Any:
+    """Log how each run of this app ends. It is registered first, so it is the outermost."""
     try:
         value = await proceed()
     except BaseException as error:
@@ -28,13 +28,13 @@ async def told(call: RunCall, proceed: Proceed) -> Any:
 
 
 async def for_a_tenant(call: RunCall, proceed: Proceed) -> Any:
-    """Put the tenant where the handler, and all that it calls, finds it; plain handlers, too."""
+    """Put the tenant into a context variable, where the handler and its functions find it; also plain handlers."""
     tenant.set(call.kwargs["tenant"])
     return await proceed()
 
 
 async def not_in_maintenance(call: RunCall, proceed: Proceed) -> Any:
-    """Let the job wait without a charge while the shop is closed; what is raised here counts as the handler's."""
+    """Put the job back, uncharged, while the shop is closed. An exception raised here counts as the handler's."""
     if maintenance["on"]:
         raise Snooze("200ms", "the shop is closed")
     return await proceed()
@@ -46,7 +46,7 @@ def bill(cents: int, *, tenant: str) -> str:
 
 
 def whose() -> str:
-    """Return the tenant, from wherever in a run."""
+    """Return the tenant of the current run."""
     return tenant.get()
 
 

@@ -1,4 +1,4 @@
-"""Work that needs a processor, or that may crash, in processes of its own; the worker and all other jobs go on.
+"""Work that uses a whole processor core, or that may crash, in its own processes. The worker and all other jobs go on.
 
 Run it: python examples/processes.py
 """
@@ -14,46 +14,46 @@ app = Tenure("memory://", defaults=TaskOptions(retry=Retry(max_attempts=1), stal
 
 @app.task(run="process")
 def count(least: int, below: int) -> int:
-    """Count primes: nothing but work for a processor, which would keep threads and the event loop waiting."""
+    """Count primes. In the worker's process this would block threads and the event loop."""
     return sum(all(number % divisor for divisor in range(2, int(number**0.5) + 1)) for number in range(least, below))
 
 
 @app.task(run="process", timeout="500ms")
 def endless() -> None:
-    """Never end, and heed nothing: at its timeout its process is killed."""
+    """Never end, and ignore cancellation: at its timeout its process is killed."""
     while True:
         os.getpid()
 
 
 @app.task(run="process")
 async def crash() -> None:
-    """End its process, as a fault in a C library does."""
+    """Kill its own process, as a fault in a C library does."""
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 @app.task
 async def where() -> int:
-    """Run where the worker does."""
+    """Return the id of the process in which the handler runs."""
     return os.getpid()
 
 
 async def main() -> None:
     async with app, app.worker(concurrency=4):
         primes = await app.enqueue_many(count.call(start, start + 25_000) for start in (2, 25_002))
-        doomed = [await endless.enqueue(), await crash.enqueue()]
+        failing = [await endless.enqueue(), await crash.enqueue()]
         print("primes below 50,002:", sum([await job.result(timeout=60) for job in primes]))
-        for job in doomed:
+        for job in failing:
             try:
                 await job.result(timeout=60)
             except JobFailedError as error:
                 print(f"{(await job.info()).job.reason}: {str(error).splitlines()[0]}")
-        reasons = [(await job.info()).job.reason for job in doomed]
+        reasons = [(await job.info()).job.reason for job in failing]
         worker = await where.enqueue_and_wait()
 
     assert reasons == ["timeout", "crashed"]
     assert worker == os.getpid()
 
 
-# The processes load this file, too; they must not start a worker of their own.
+# The processes load this file, too, and must not start another worker.
 if __name__ == "__main__":
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Rates: so many starts a second across two workers, a limit for each host, and one set while jobs run.
+"""Rates: a limit of starts per second across two workers, a limit for each host, and a limit set at run time.
 
 Run it: python examples/rates.py
 """
@@ -38,13 +38,13 @@ def most_within_a_second(instants: list[float]) -> int:
 
 
 async def main() -> None:
-    # Two workers of one app: the rate is the storage's, taken with each claim.
+    # Two workers of one app share the rate, because the storage counts it with each claim.
     async with app, app.worker(), app.worker():
         jobs = await app.enqueue_many(call.call(number) for number in range(40))
         instants = sorted([await began(job) for job in jobs])
         busiest = most_within_a_second(instants)
         print(f"40 calls began within {instants[-1] - instants[0]:.1f} s, {busiest} in the busiest second")
-        # A burst of one: in each second no more than its 20, and one besides.
+        # With a burst of one, at most 21 jobs start in any second.
         assert busiest <= 21
         assert instants[-1] - instants[0] >= 1.8
 
@@ -55,7 +55,7 @@ async def main() -> None:
         for job in both:
             await job.result()
 
-        # At run time, for all jobs of a queue or of a task, and off again.
+        # A limit set at run time, for all jobs of a queue or a task, and removed again.
         await app.queue("mail").set_rate("2/s")
         jobs = await app.enqueue_many(send.call(number) for number in range(200))
         await asyncio.sleep(1)
@@ -64,7 +64,7 @@ async def main() -> None:
         assert waiting >= 190
         await app.queue("mail").set_rate(None)
         await jobs[-1].result(timeout="10s")
-        print("and none do without it")
+        print("without the limit, none waits")
 
 
 asyncio.run(main())

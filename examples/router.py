@@ -1,4 +1,4 @@
-"""A large app in parts: each is a router that knows nothing of the app, and the app takes them in.
+"""A large app in parts: each part is a router that does not import the app, and the app includes the routers.
 
 Run it: python examples/router.py
 """
@@ -48,7 +48,7 @@ async def main() -> None:
         for job in (await charge.enqueue(7, 100), await send_reminder.enqueue(7), await sweep.enqueue()):
             print(await job.result())
         await asyncio.wait_for(heard.wait(), 10)
-    print("heard of:", *completed)
+    print("events of:", *completed)
 
     assert sorted(app.tasks) == ["billing.cards.charge", "billing.remind", "sweep"]
     assert [charge.queue, send_reminder.queue, sweep.queue] == ["billing", "billing", "shop"]

@@ -1,6 +1,6 @@
-"""Schedules: an interval, a cron text, one made at run time; a pause, a trigger, and what an outage leaves behind.
+"""Schedules: an interval, a cron text, a schedule made at run time, a pause, a trigger, and ticks missed in an outage.
 
-python examples/schedules.py
+Run it: python examples/schedules.py
 """
 
 import asyncio
@@ -28,25 +28,25 @@ async def main() -> None:
         await asyncio.sleep(2.2)
         ticks = [tick for what, tick in ran if what == "each second" and tick is not None]
 
-        print("a schedule made at run time, triggered by hand:")
+        print("a schedule made at run time, and triggered:")
         await app.schedules.put("now and then", report.call("by hand"), every="1h")
         await (await app.schedules.trigger("now and then")).result(timeout=10)
 
-        print("and paused:")
+        print("a paused schedule:")
         paused = await app.schedules.pause("second")
         before = len(ran)
         await asyncio.sleep(1.2)
         quiet = len(ran) - before
         await app.schedules.resume("second")
 
-    print("nobody is there for 4 s; of the ticks that were missed, the newest one is made up for:")
+    print("no worker for 4 s; of the missed ticks, only the newest one gets a job:")
     await asyncio.sleep(4)
     before = len(ran)
     async with app.worker():
         await asyncio.sleep(0.3)
     storage = await app.opened()
     missed = [event for event in (await storage.events(limit=1000)).events if isinstance(event, ScheduleMissed)]
-    print(f"  given up: {sum(event.ticks for event in missed)}")
+    print(f"  ticks without a job: {sum(event.ticks for event in missed)}")
 
     print("the next days at four:")
     for tick in await app.schedules.next("workdays", 3):
@@ -62,7 +62,7 @@ async def main() -> None:
         and missed
     )
     await app.close()
-    sys.exit(0 if held else "that was not what was promised")
+    sys.exit(0 if held else "the schedules did not do what this example shows")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One job for many calls: unique, debounced and throttled ones, and what their callers are told.
+"""One job for many calls: unique, debounced and throttled calls, and what their callers get.
 
 Run it: python examples/uniqueness.py
 """
@@ -32,14 +32,14 @@ async def text_message(user: str) -> None: ...
 
 async def main() -> None:
     async with app, app.worker():
-        # Before anybody has run it, a second call comes to the job of the first.
+        # The first job has not run yet, so the second call gets that job.
         first, second = await app.enqueue_many([report.call(7), report.call(7)])
         print(f"{first.made}, then {second.made}: both wait for {await second.result()!r}")
         assert (first.made, second.made, second.id) == ("created", "duplicate", first.id)
-        # Its key is free once it is over.
+        # When the job has ended, its key is free.
         assert (await report.enqueue(7)).created
 
-        # Without a key, equal arguments are the same call; this one is held for an hour, whatever becomes of its job.
+        # Without a key, equal arguments are the same call. This key is held for an hour, however its job ends.
         reminder = await remind.enqueue("ann", about="tea")
         await reminder.result()
         try:
@@ -48,10 +48,10 @@ async def main() -> None:
             known = error.job_id
         else:
             raise AssertionError("a duplicate was enqueued")
-        print("told of a duplicate by an error")
+        print("a duplicate raised an error")
         assert known == reminder.id
 
-        # Each keystroke is a call; the last one counts, and all callers get its result.
+        # Each keystroke is a call. Only the last one runs, and all callers get its result.
         jobs = [await save.enqueue("notes", "tea and cake"[:length]) for length in range(1, 13)]
         assert {await job.result() for job in jobs} == {"tea and cake"}
         print(f"{len(jobs)} keystrokes were saved {len(saved)} time")

@@ -56,7 +56,7 @@ async def main() -> None:
 
             @old.on(JobReleased)
             async def left(event: JobReleased) -> None:
-                print(f"the old worker leaves {event.task!r} to others for {event.delay:g} s: {event.reason}")
+                print(f"the old worker puts {event.task!r} back for {event.delay:g} s: {event.reason}")
                 released.set()
 
             async with old.worker(reaper=False):

@@ -51,8 +51,8 @@ class RedisCluster(Startable):
     @property
     def masters(self) -> list[RedisServer]:
         """The nodes that hold slots now, in the order of their slots."""
-        holders = sorted((one for one in _view(self._up[0]) if one.slots), key=lambda one: one.slots)
-        return [self._at(one.port) for one in holders]
+        holders = sorted((item for item in _view(self._up[0]) if item.slots), key=lambda node: node.slots)
+        return [self._at(holder.port) for holder in holders]
 
     def start(self) -> None:
         """Start the nodes, give them slots, and return when each of them says that all is well."""
@@ -84,7 +84,9 @@ class RedisCluster(Startable):
     def holder(self, slot: int) -> RedisServer:
         """Return the master that has a slot."""
         return next(
-            self._at(one.port) for one in _view(self._up[0]) if any(first <= slot <= last for first, last in one.slots)
+            self._at(item.port)
+            for item in _view(self._up[0])
+            if any(first <= slot <= last for first, last in item.slots)
         )
 
     def move(self, slots: Iterable[int], to: RedisServer, *, batch: int = 100) -> None:
@@ -99,7 +101,7 @@ class RedisCluster(Startable):
             while keys := source.command("CLUSTER", "GETKEYSINSLOT", slot, batch):
                 source.command("MIGRATE", "127.0.0.1", to.port, "", 0, 5_000, "KEYS", *keys)
             # The new holder first: whoever asks the old one in between is still sent on to it.
-            for node in (to, source, *(one for one in self.masters if one not in (to, source))):
+            for node in (to, source, *(master for master in self.masters if master not in (to, source))):
                 node.command("CLUSTER", "SETSLOT", slot, "NODE", heir)
 
     def fail_over(self, master: RedisServer) -> RedisServer:
@@ -117,7 +119,7 @@ class RedisCluster(Startable):
     def replica_of(self, master: RedisServer) -> RedisServer:
         """Return a replica of a master."""
         name = _name(master)
-        return next(self._at(one.port) for one in _view(master) if one.follows == name)
+        return next(self._at(item.port) for item in _view(master) if item.follows == name)
 
     def _enthroned(self, heir: RedisServer) -> RedisServer:
         until(lambda: heir.command("ROLE")[0] == b"master", "the replica to take over")
@@ -153,7 +155,7 @@ def _view(node: RedisServer) -> frozenset[Member]:
         if {"handshake", "fail", "noaddr"}.isdisjoint(flags.split(",")):
             port = int(address.partition("@")[0].rpartition(":")[2])
             role = "master" if "master" in flags else "replica"
-            view.append(Member(name, port, role, follows, tuple(_range(one) for one in slots if one[0] != "[")))
+            view.append(Member(name, port, role, follows, tuple(_range(slot) for slot in slots if slot[0] != "[")))
     return frozenset(view)
 
 

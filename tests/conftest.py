@@ -1,6 +1,7 @@
 """What tests ask for: servers above all, and what becomes of these tests where there is none: never a silence."""
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -44,13 +45,47 @@ NEEDS = "needs a server: "
 ON_VALKEY = {
     "cli/test_doctor.py",
     "conformance/test_redis.py",
-    "storage/test_redis_cells_reading.py",
-    "storage/test_redis_guard.py",
     "storage/test_redis_partial.py",
+    "storage/test_redis_partitions_reading.py",
+    "storage/test_redis_server_checks.py",
     "system/test_redis_cluster.py",
 }
 """The tests that run on Valkey, too: of the promise, and of what a server is. TENURE_TEST_VALKEY=all has all of them
 do so, in some minutes more; that is for a new version of it."""
+
+if missing := [file for file in sorted(ON_VALKEY) if not (Path(__file__).parent / file).is_file()]:
+    raise pytest.UsageError(f"ON_VALKEY names files that do not exist, so their tests do not run on Valkey: {missing}")
+
+# --- logging ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Restore the logging of the process after each test: blocks of the docs, apps and commands configure it."""
+    manager = logging.root.manager
+    factory, last_resort, disabled = logging.getLogRecordFactory(), logging.lastResort, manager.disable
+    before = {logger: _logging_state(logger) for logger in _loggers()}
+    yield
+    logging.setLogRecordFactory(factory)
+    logging.lastResort = last_resort
+    if manager.disable != disabled:
+        logging.disable(disabled)
+    for logger in _loggers():
+        # A logger that the test made is as new.
+        kept = before.get(logger, (logging.NOTSET, True, False, [], []))
+        if _logging_state(logger) != kept:
+            level, logger.propagate, logger.disabled, logger.handlers[:], logger.filters[:] = kept
+            logger.setLevel(level)
+
+
+def _loggers() -> list[logging.Logger]:
+    made = [*logging.root.manager.loggerDict.values()]
+    return [logging.root, *(logger for logger in made if isinstance(logger, logging.Logger))]
+
+
+def _logging_state(logger: logging.Logger) -> tuple[int, bool, bool, list[logging.Handler], list[Any]]:
+    return logger.level, logger.propagate, logger.disabled, [*logger.handlers], [*logger.filters]
+
 
 # --- the rule --------------------------------------------------------------------------------------
 
@@ -437,5 +472,5 @@ def _starting(kind: type[Started], folder: Path, brand: Brand) -> Iterator[Calla
         return made[-1]
 
     yield start
-    for one in made:
-        one.kill()
+    for job in made:
+        job.kill()

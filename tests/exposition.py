@@ -22,7 +22,7 @@ class Family:
 
     def __getitem__(self, labels: dict[str, str]) -> float:
         """Return the value of the one sample that has these labels, besides others."""
-        found = [value for (_, given), value in self.samples.items() if labels.items() <= dict(given).items()]
+        found = [value for (_, sample), value in self.samples.items() if labels.items() <= dict(sample).items()]
         (value,) = found
         return value
 
@@ -30,8 +30,8 @@ class Family:
         """Return the sum of the samples of this name that have these labels."""
         return sum(
             value
-            for (sample, given), value in self.samples.items()
-            if sample == name and labels.items() <= dict(given).items()
+            for (sample, item), value in self.samples.items()
+            if sample == name and labels.items() <= dict(item).items()
         )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -109,8 +110,18 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "group": lambda: BaseExceptionGroup("several", [SystemExit(), KeyboardInterrupt()]),
 }
 
-PLACES = ("handler", "result", "payload", "middleware", "provider", "closing", "hook", "event")
+PLACES = ("handler", "result", "payload", "middleware", "provider", "closing", "hook", "event", "data")
 """Where user code may raise."""
+
+
+@dataclass(eq=False)
+class Incomparable:
+    """A value that raises when it is compared. The data of a job are compared when its run ends."""
+
+    kind: str
+
+    def __eq__(self, other: object) -> bool:
+        raise RAISED[self.kind]()
 
 
 class HostileCodec(JsonCodec):
@@ -156,6 +167,10 @@ def made(url: str, heard: list[str], **options: Any) -> Tenure:
     def work(place: str, kind: str) -> str:
         if place == "handler":
             raise RAISED[kind]()
+        if place == "data":
+            data = current_job().data
+            data["values"] = []
+            data["values"].append(Incomparable(kind))
         return f"encode {kind}" if place == "result" else kind
 
     @app.task(name="thread")
@@ -224,7 +239,7 @@ async def run_hostile_jobs(app: Tenure, way: str, place: str, *, within: float) 
             detail = await app.job(ref.id).info()
             assert detail is not None
             ended[kind] = f"{detail.job.state} {detail.job.reason} in {detail.job.starts}"
-            if place in ("event", "hook"):
+            if place in ("event", "hook", "data"):
                 continue
             assert detail.job.error is not None, kind
             assert detail.job.error.traceback, kind
@@ -234,7 +249,7 @@ async def run_hostile_jobs(app: Tenure, way: str, place: str, *, within: float) 
 def expected(place: str) -> dict[str, str]:
     """Return what becomes of a job at each place, for each exception."""
     match place:
-        case "event":
+        case "event" | "data":
             how = "completed None in 1"
         case "hook":
             how = "cancelled None in 1"

@@ -507,7 +507,7 @@ class SharedSchema:
         """Connect to a database in which a storage has made the schema of this address."""
         self.url = url
         self._connection = psycopg.connect(url.partition("?schema=")[0], autocommit=True)
-        self._connection.execute(f"SET search_path = {url.partition('?schema=')[2]}")
+        self._connection.execute(f"SET search_path = {url.partition('?schema=')[2]}".encode())
         tables = self._connection.execute(
             "SELECT relname, relispartition FROM pg_class"
             " WHERE relnamespace = current_schema::regnamespace AND relkind IN ('r', 'p')"

@@ -267,7 +267,7 @@ def _of_calls(contents: PartitionContents) -> Iterator[str]:
 def _of_the_log(contents: PartitionContents) -> Iterator[str]:
     entries = contents.events()
     numbers = [int(number.removeprefix("0-")) for number, _ in entries]
-    if any(other != one + 1 for one, other in pairwise(numbers)):
+    if any(other != pair + 1 for pair, other in pairwise(numbers)):
         yield f"the log has a gap: {numbers}"
     for number, fields in entries:
         if b"repaired" in fields[b"e"] and msgspec.msgpack.decode(fields[b"e"])["event"] == "repaired":

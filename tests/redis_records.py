@@ -1,4 +1,4 @@
-"""The records of a cell as maps of their fields and back, from outside: by nothing that the storage uses.
+"""The records of a partition as maps of their fields and back, from outside: by nothing that the storage uses.
 
 src/tenure/storage/redis/lua/parts/record_format.lua tells the form.
 """
@@ -80,9 +80,9 @@ def folded(job: dict[str, Any]) -> bytes:
     instants = [job.pop(name, -1) for name in IN_RUN]
     if holder and job.get("owner") == msgspec.msgpack.decode(holder)[0]:
         job.pop("owner")
-    told = {name: job.pop(name) for name in list(job) if name in RARE}
-    rare = msgspec.msgpack.encode(told) if told else b""
-    marks |= PLAIN if not told and not any(job.get(name) for name in SPECIAL) else 0
+    fields = {name: job.pop(name) for name in list(job) if name in RARE}
+    rare = msgspec.msgpack.encode(fields) if fields else b""
+    marks |= PLAIN if not fields and not any(job.get(name) for name in SPECIAL) else 0
     fixed = msgspec.msgpack.encode(job)
     has_run = any(run[0]) or any(run[1]) or instants[4] != -1
     marks |= RAN if has_run else 0

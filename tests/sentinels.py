@@ -34,7 +34,7 @@ class RedisSentinels(Startable):
     @property
     def url(self) -> str:
         """The address, without a namespace."""
-        return f"{self._scheme}+sentinel://{','.join(one.address for one in self.sentinels)}/{SERVICE}/0"
+        return f"{self._scheme}+sentinel://{','.join(sentinel.address for sentinel in self.sentinels)}/{SERVICE}/0"
 
     @property
     def master(self) -> RedisServer:
@@ -67,12 +67,14 @@ class RedisSentinels(Startable):
             self.sentinels.append(RedisServer(folder, brand=self._brand, mode="--sentinel", **watch))
             self.sentinels[-1].start()
             self.sentinels[-1].command("SENTINEL", "DEBUG", *HASTE)
-        until(lambda: all(self._acquainted(one) for one in self.sentinels), "the sentinels to know each other")
+        until(
+            lambda: all(self._acquainted(sentinel) for sentinel in self.sentinels), "the sentinels to know each other"
+        )
 
     def kill(self) -> None:
         """Kill them all, the sentinels first."""
-        for one in (*self.sentinels, *self.servers):
-            one.kill()
+        for sentinel in (*self.sentinels, *self.servers):
+            sentinel.kill()
 
     def settle(self) -> None:
         """Return when one server is the master, and all others that are up follow it."""
@@ -93,12 +95,12 @@ class RedisSentinels(Startable):
     def successor(self, before: RedisServer) -> RedisServer:
         """Wait until another than this one is the master to all sentinels, and return it."""
         until(
-            lambda: len(told := {_told(one) for one in self.sentinels}) == 1 and told != {before.port},
+            lambda: len(told := {_told(sentinel) for sentinel in self.sentinels}) == 1 and told != {before.port},
             "another master",
         )
         self.settle()
         # One that is still at work on the old master would take no notice of the new one's death.
-        until(lambda: all(_calm(one) for one in self.sentinels), "the sentinels to be done with the change")
+        until(lambda: all(_calm(sentinel) for sentinel in self.sentinels), "the sentinels to be done with the change")
         return self.master
 
     def _settled(self) -> bool:

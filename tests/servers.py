@@ -76,9 +76,9 @@ VALKEY = Brand("valkey")
 @cache
 def version_of(program: str) -> tuple[int, ...]:
     """Return the version that a server's program says it has."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\bv=([0-9.]+)", said)
-    assert found is not None, said
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv=([0-9.]+)", output)
+    assert found is not None, output
     return tuple(map(int, found[1].split(".")))
 
 

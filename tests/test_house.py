@@ -15,6 +15,7 @@ import tenure
 from tenure import errors
 from tenure.core.lifecycle import TRANSITIONS
 from tenure.storage.protocol import Storage
+from tests.conftest import ON_VALKEY
 
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "tenure"
@@ -241,6 +242,11 @@ def test_the_floors_on_a_page_are_those_tested(page: str) -> None:
                 assert (HOUSE / name).is_dir(), room
 
     assert floors == FLOORS
+
+
+def test_each_file_that_runs_on_valkey_too_exists() -> None:
+    """A renamed file would silently lose its tests on Valkey."""
+    assert [name for name in sorted(ON_VALKEY) if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_the_package_imports_no_test_dependency() -> None:
@@ -568,10 +574,11 @@ def test_the_links_of_the_readme_work_on_a_package_index() -> None:
     assert REPOSITORY.startswith(urls["Source"])
 
 
-def test_the_changelog_begins_with_unreleased_changes() -> None:
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
-    assert headings[:2] == ["Unreleased", tenure.__version__]
+    assert headings[0].removesuffix(" (unreleased)") == tenure.__version__
+    assert len(headings) == len(set(headings))
 
 
 def members(node: ast.ClassDef) -> set[str]:

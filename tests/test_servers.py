@@ -216,28 +216,28 @@ def outcome(
 
 @pytest.mark.system
 def test_a_run_without_a_server_reports_skipped_tests_and_the_remedy(tmp_path: Path) -> None:
-    said = outcome(path=str(tmp_path))
+    output = outcome(path=str(tmp_path))
 
-    assert "3 skipped" in said
-    assert "NOT TESTED" in said
-    assert "2 skipped: no redis-server on the PATH\n" in said
-    assert "1 skipped: no redis-server on the PATH and TENURE_TEST_REDIS_URL is not set\n" in said
-    assert "NOT TESTED: valkey (no valkey-server on the PATH)" in said
-    assert "make servers" in said
+    assert "3 skipped" in output
+    assert "NOT TESTED" in output
+    assert "2 skipped: no redis-server on the PATH\n" in output
+    assert "1 skipped: no redis-server on the PATH and TENURE_TEST_REDIS_URL is not set\n" in output
+    assert "NOT TESTED: valkey (no valkey-server on the PATH)" in output
+    assert "make servers" in output
 
 
 @pytest.mark.system
 def test_a_test_for_valkey_only_is_reported_as_skipped_without_valkey(tmp_path: Path) -> None:
-    said = outcome(path=str(tmp_path), chosen="once_it_is_on_both_disks", of="tests/storage/test_redis_replicated.py")
+    output = outcome(path=str(tmp_path), chosen="once_it_is_on_both_disks", of="tests/storage/test_redis_replicated.py")
 
-    assert "2 skipped: no valkey-server on the PATH\n" in said
+    assert "2 skipped: no valkey-server on the PATH\n" in output
 
 
 @pytest.mark.system
 def test_a_server_that_runs_already_does_for_those_that_share_one(redis_server: RedisServer, tmp_path: Path) -> None:
-    said = outcome(path=str(tmp_path), TENURE_TEST_REDIS_URL=redis_server.url)
+    output = outcome(path=str(tmp_path), TENURE_TEST_REDIS_URL=redis_server.url)
 
-    assert "1 passed" in said
+    assert "1 passed" in output
 
 
 @pytest.mark.system

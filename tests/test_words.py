@@ -67,10 +67,11 @@ LONGEST = 70
 
 
 def files() -> list[Path]:
-    """Return the files whose words count: the code that is shipped, the docs, the pages of the project."""
+    """Return the files whose words count: the shipped code, the docs, the examples, the pages of the project."""
     found = [path for kind in ("*.py", "*.sql", "*.lua") for path in (ROOT / "src").rglob(kind)]
+    found += [path for kind in ("*.py", "*.md", "*.y*ml", "*.service") for path in (ROOT / "examples").rglob(kind)]
     found += [path for path in (ROOT / "docs").rglob("*.md") if "evidence" not in path.parts]
-    return sorted([*found, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
+    return sorted([*found, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"))])
 
 
 def banned_in(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What the type checkers must know of the public face. Read by mypy and pyright, never run.
 
-Each line that must be an error carries an ignore; both checkers are told to complain about an ignore without need.
+Each line that must be an error carries an ignore; both checkers are configured to report an unneeded ignore.
 """
 
 import sqlite3
@@ -48,7 +48,7 @@ from tenure import (
     current_job,
 )
 from tenure.client.collecting import AsyncCollectTask
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 
 app = Tenure("memory://")
 
@@ -462,7 +462,7 @@ async def gathering() -> None:
     assert_type(index, AsyncCollectTask[Doc, int])
     job = await index.enqueue(Doc("a"))
     assert_type(job, Job[int])
-    assert_type(job.made, Made)
+    assert_type(job.made, EnqueueAction)
     assert_type(index.enqueue_sync(Doc("a")).result_sync(), int)
     assert_type(await index.enqueue_and_wait(Doc("a")), int)
     assert_type(await index.options(priority=5, fair_key="a", fair_weight=3).enqueue(Doc("a")), Job[int])

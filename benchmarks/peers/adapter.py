@@ -142,7 +142,7 @@ async def _obey_async(peer: AsyncPeer, order: Order) -> None:
     async with _Timed(made):
         await (_pace_async if order.do == "pace" else _enqueue_async)(peer, order, made)
     if (ran := _ran(await asyncio.to_thread(_heard))) is not None:
-        await _read_async(peer, order, [one for one in made if one[0] in ran])
+        await _read_async(peer, order, [job for job in made if job[0] in ran])
 
 
 async def _enqueue_async(peer: AsyncPeer, order: Order, made: list[tuple[int, object]]) -> None:
@@ -213,7 +213,7 @@ def _obey(peer: SyncPeer, order: Order) -> None:
     with _Timed(made):
         (_pace if order.do == "pace" else _enqueue)(peer, order, made)
     if (ran := _ran(_heard())) is not None:
-        _read(peer, order, [one for one in made if one[0] in ran])
+        _read(peer, order, [job for job in made if job[0] in ran])
 
 
 def _enqueue(peer: SyncPeer, order: Order, made: list[tuple[int, object]]) -> None:

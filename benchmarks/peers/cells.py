@@ -135,13 +135,13 @@ def enqueue(*, callers: int = 1, batch: int = 1) -> Callable[[Place, Known], Fou
             producer.hear("ready", STARTING)
             producer.tell("go")
             server = _cpu(at)
-            said = producer.hear("enqueued", SECONDS + FILLING)
+            output = producer.hear("enqueued", SECONDS + FILLING)
             server = _cpu(at) - server
-        jobs = said["jobs"]
+        jobs = output["jobs"]
         if not jobs:
             raise Failed("enqueued nothing")
         return Found(
-            {"rate": jobs / said["seconds"], "cpu": 1000 * said["cpu"] / jobs, "server_cpu": 1000 * server / jobs}
+            {"rate": jobs / output["seconds"], "cpu": 1000 * output["cpu"] / jobs, "server_cpu": 1000 * server / jobs}
         )
 
     return measure
@@ -170,10 +170,10 @@ def process(*, concurrency: int, processes: int = 1, echo: bool = False) -> Call
             if echo:
                 newest = _readable(at.ran())
                 producer.tell(f"read {newest.start} {newest.stop - 1}")
-                said = producer.hear("read", FILLING)
-                if said["wrong"]:
-                    raise Failed(f"{said['wrong']} of {said['jobs']} results are not what was returned")
-                found.figures["read"] = said["jobs"] / said["seconds"]
+                output = producer.hear("read", FILLING)
+                if output["wrong"]:
+                    raise Failed(f"{output['wrong']} of {output['jobs']} results are not what was returned")
+                found.figures["read"] = output["jobs"] / output["seconds"]
         return found
 
     return measure
@@ -206,10 +206,10 @@ def _filled(at: Place, order: Order) -> Generator[tuple[Adapter, int]]:
     with at.order(fastest) as producer:
         producer.hear("ready", STARTING)
         producer.tell("go")
-        said = producer.hear("enqueued", 2 * FILLING)
-        if not said["jobs"]:
+        output = producer.hear("enqueued", 2 * FILLING)
+        if not output["jobs"]:
             raise Failed("enqueued nothing")
-        yield producer, said["jobs"]
+        yield producer, output["jobs"]
 
 
 class _Look(Struct, frozen=True):

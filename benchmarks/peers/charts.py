@@ -81,7 +81,7 @@ def charts(found: Found, growth: Growth | None) -> list[Chart]:
 
 def _bars(found: Found) -> Iterator[Chart]:
     for file, storage, title, wanted in BARS:
-        panels = [panel for one in wanted if (panel := _panel(found, storage, one))["bars"]]
+        panels = [panel for item in wanted if (panel := _panel(found, storage, item))["bars"]]
         if panels:
             yield {"kind": "bars", "file": file, "title": title, "panels": panels, "log": file in DECADES}
 

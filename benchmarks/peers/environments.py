@@ -167,12 +167,12 @@ def main() -> None:
     """Make, or renew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", nargs="*", metavar="KEY", help="these peers, or all")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     # A requirement that pip finds satisfied by the user's own packages would not be pinned.
     os.environ["PYTHONNOUSERSITE"] = "1"
     known = sources()
-    if asked.renew is not None:
-        for key in asked.renew or [key for key, source in known.items() if source.wants]:
+    if args.renew is not None:
+        for key in args.renew or [key for key, source in known.items() if source.wants]:
             print(f"renewing {key}", file=sys.stderr)
             _write(key, _renewed(key))
             (MADE / key / ".made").write_text(_fingerprint(sources()[key]))

@@ -148,5 +148,5 @@ def _save(figure: Any, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for one in json.load(sys.stdin):
-        draw(one, Path(sys.argv[1]))
+    for item in json.load(sys.stdin):
+        draw(item, Path(sys.argv[1]))

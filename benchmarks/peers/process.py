@@ -97,12 +97,12 @@ class Adapter:
             Cannot: it says that the peer has nothing of the kind.
             Failed: it ended, was silent for longer, or said something else.
         """
-        said: dict[str, Any] = json.loads(self._line(time.monotonic() + within, word))
-        if said["say"] == "cannot":
-            raise Cannot(said["why"])
-        if said["say"] != word:
-            raise Failed(f"said {said['say']} where {word} was due")
-        return said
+        parsed: dict[str, Any] = json.loads(self._line(time.monotonic() + within, word))
+        if parsed["say"] == "cannot":
+            raise Cannot(parsed["why"])
+        if parsed["say"] != word:
+            raise Failed(f"said {parsed['say']} where {word} was due")
+        return parsed
 
     def tell(self, word: str) -> None:
         """Say a word to it.
@@ -185,8 +185,8 @@ def cpu_of(pid: int) -> float:
 def family(pid: int) -> list[int]:
     """Return a process and its descendants; Linux only."""
     found = [pid]
-    for one in found:
-        for thread in Path(f"/proc/{one}/task").glob("*/children"):
+    for item in found:
+        for thread in Path(f"/proc/{item}/task").glob("*/children"):
             try:
                 found += [int(child) for child in thread.read_text().split()]
             except OSError:

@@ -349,16 +349,16 @@ def main() -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks", help="the folder to write to"
     )
-    asked = parser.parse_args()
-    raw = asked.results.read_bytes()
+    args = parser.parse_args()
+    raw = args.results.read_bytes()
     found = Found(msgspec.json.decode(raw, type=Results))
-    growth = msgspec.json.decode(asked.growth.read_bytes(), type=Growth) if asked.growth.exists() else None
-    drawn = _draw(found, growth, asked.output / "plots")
-    (asked.output / "results.json").write_bytes(raw)
+    growth = msgspec.json.decode(args.growth.read_bytes(), type=Growth) if args.growth.exists() else None
+    drawn = _draw(found, growth, args.output / "plots")
+    (args.output / "results.json").write_bytes(raw)
     if growth is not None:
-        (asked.output / "growth.json").write_bytes(asked.growth.read_bytes())
-    (asked.output / "README.md").write_text(page(found, growth, drawn))
-    print(f"written to {asked.output}")
+        (args.output / "growth.json").write_bytes(args.growth.read_bytes())
+    (args.output / "README.md").write_text(page(found, growth, drawn))
+    print(f"written to {args.output}")
 
 
 if __name__ == "__main__":

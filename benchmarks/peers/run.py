@@ -32,8 +32,8 @@ from benchmarks.peers.server import SETTINGS, Server, a_server
 class Run:
     """One run: what is measured, and what it has found so far."""
 
-    def __init__(self, asked: argparse.Namespace, server: Server) -> None:
-        self._asked = asked
+    def __init__(self, args: argparse.Namespace, server: Server) -> None:
+        self._asked = args
         self._server = server
         self._sources: dict[str, Source] = {}
         self._commands: dict[str, list[str]] = {}
@@ -146,10 +146,10 @@ def _described(key: str, source: Source, words: list[str], server: Server) -> En
     url = server.url if source.storage == "redis" else f"{source.storage}:///nowhere"
     with tempfile.TemporaryDirectory() as folder, Adapter(words, Order("describe", url=url, tally=folder)) as adapter:
         try:
-            said = adapter.hear("described", STARTING)
+            output = adapter.hear("described", STARTING)
         except Cannot as why:
             raise Failed(str(why)) from None
-    return msgspec.convert({**said, "key": key, "storage": source.storage}, Entry)
+    return msgspec.convert({**output, "key": key, "storage": source.storage}, Entry)
 
 
 def _machine(server: Server) -> Machine:
@@ -169,10 +169,10 @@ def _machine(server: Server) -> Machine:
 
 def _processor() -> str:
     try:
-        told = Path("/proc/cpuinfo").read_text()
+        output = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in output.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 
@@ -199,21 +199,21 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=7, help="decides the order of the cells (7)")
     parser.add_argument("-o", "--output", type=Path, default=MADE / "results.json", help="where the JSON goes")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        chosen(asked.cells)
+        chosen(args.cells)
     except ValueError as error:
         parser.error(str(error))
 
     def write(results: Results) -> None:
-        asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-        _tell(f"written to {asked.output}")
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+        _tell(f"written to {args.output}")
 
     # So that whoever ends this ends the adapters and servers too.
     signal.signal(signal.SIGTERM, _end)
     with a_server() as server:
-        run = Run(asked, server)
+        run = Run(args, server)
         run.prepare()
         run.measure(write)
 

@@ -40,8 +40,8 @@ class Server:
         return int(self._told("total_commands_processed"))
 
     def _told(self, name: str) -> str:
-        told = self._client.info()  # pyright: ignore[reportUnknownMemberType]
-        return str(told[name])
+        info = self._client.info()  # pyright: ignore[reportUnknownMemberType]
+        return str(info[name])
 
 
 @contextmanager

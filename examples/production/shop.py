@@ -1,7 +1,7 @@
-"""The app of a small shop: three tasks that reach into the world outside, each of which may be run twice.
+"""The app of a small shop: three tasks with effects in other systems, each of which may safely run twice.
 
-Workers and reapers load it as `shop:app`; where the jobs lie, TENURE_URL says. As a program it stands for the web
-application that takes orders: `python shop.py 100` takes a hundred and prints a line for each once it is kept.
+Workers and reapers load it as `shop:app`. TENURE_URL names the storage. As a program it plays the web application that
+takes orders: `python shop.py 100` takes a hundred orders and prints a line for each stored job.
 """
 
 import asyncio
@@ -18,27 +18,27 @@ app = Tenure(
     # How long a host may be silent before its jobs run elsewhere; see docs/howto/operate.md.
     timing=Timing(lease=os.environ.get("SHOP_LEASE", "20s")),
     defaults=TaskOptions(
-        # Nothing here may hang for ever, and whoever adds a task need not think of it.
+        # A default for all tasks, so that no handler can hang for ever.
         timeout="1m",
         retry=Retry(max_attempts=5, base="1s"),
-        # A run that was lost with its worker may be repeated: all that these tasks do, they do once.
+        # A run that was lost with its worker may be repeated, because each effect of these tasks happens once.
         stall=Stall(max_count=3),
     ),
 )
 
 
 class ProviderBusyError(Exception):
-    """The payment provider asks to come again."""
+    """The payment provider asks for another try."""
 
 
 class CardDeclinedError(Exception):
-    """The payment provider has said no, and will say so again."""
+    """The payment provider has refused the card; another try would get the same answer."""
 
 
 @app.task(name="mail", queue="mail", timeout="30s", retry=Retry(max_attempts=8, cap="5m"))
 async def send_mail(to: str, subject: str) -> str:
-    """Send a mail: the provider drops what comes a second time under one message id."""
-    # The same in each run of this job. A provider that knows no such key may send a mail twice.
+    """Send a mail. The provider ignores a second mail with the same message id."""
+    # The same in each run of this job. A provider without such a key may send a mail twice.
     message_id = current_job().idempotency_key
     await provider("mail", message_id, f"{to}: {subject}")
     return message_id
@@ -50,32 +50,32 @@ async def send_mail(to: str, subject: str) -> str:
     timeout="20s",
     priority=10,
     retry=Retry(max_attempts=5, base="500ms", never=CardDeclinedError),
-    # While one job of an order is unfinished, a second call of that order (a second click) makes none.
+    # While a job of an order is unfinished, a second call for that order (a second click) creates no job.
     unique="payment:{order}",
 )
 async def charge(order: str, cents: int, customer: str) -> str:
-    """Charge a card: the key is the order's, for a second job of one order must not charge again either."""
+    """Charge a card. The key is that of the order, because a second job of an order must not charge it again."""
     if cents > 100_000:
         raise CardDeclinedError(f"{cents} cents are above the limit")
     if order.endswith("7") and current_job().attempt == 1:
-        raise ProviderBusyError("come again")
+        raise ProviderBusyError("try again")
     receipt = await provider("payment", order, f"{cents} cents")
-    # By a name of its own: a second run of this job comes to the mail that the first one made.
+    # With a fixed id, so that a second run of this job does not send a second mail.
     await send_mail.options(id=f"receipt-{order}").enqueue(customer, f"your receipt for order {order}")
     return receipt
 
 
 @app.task(name="export", queue="exports", timeout="30m", heartbeat_timeout="1m", singleton=True)
 def export_orders(day: str, rows: int) -> int:
-    """Write a day's orders into a file, which is there as a whole or not at all. Runs in a thread."""
+    """Write the orders of a day to a file, completely or not at all. Runs in a thread."""
     job = current_job()
     target = DATA / "export" / f"{day}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Under the fence: a run that is lost and does not know it writes beside its successor, not into it.
+    # The name contains the fence: a run that was lost without noticing writes another file than its successor.
     draft = target.with_suffix(f".{job.id}-{job.fence}")
     with draft.open("w") as file:
         for row in range(rows):
-            # A thread cannot be cancelled from outside. Once a row it asks, and tells that it gets on.
+            # A thread cannot be cancelled from outside, so it checks for a cancel at each row and reports its progress.
             job.raise_if_cancelled()
             job.progress(row / rows)
             file.write(f"{day},{row}\n")
@@ -85,7 +85,7 @@ def export_orders(day: str, rows: int) -> int:
 
 
 async def provider(kind: str, key: str, text: str) -> str:
-    """Stand for a service that honours an idempotency key: what it has done under a key, it does not do again."""
+    """Play a service with idempotency keys: a second call with the same key has no effect."""
     await asyncio.sleep(0.1)
     done = DATA / kind / key
     done.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ async def provider(kind: str, key: str, text: str) -> str:
 
 
 async def take_orders(count: int) -> None:
-    """Stand for the web application: an order is answered once its jobs are kept."""
+    """Play the web application: it answers an order when the jobs are stored."""
     async with app:
         for number in range(count):
             order, customer = f"order-{number:04}", f"customer-{number % 7}@example.org"

@@ -39,7 +39,7 @@ from tenure.clock import Clock, SystemClock, entropy
 from tenure.core.check import flag, named, of_kind, several, shown, whole
 from tenure.core.duration import Duration
 from tenure.core.events import Event
-from tenure.core.job import NewJob, Ref
+from tenure.core.job import JobRecord, NewJob, Ref
 from tenure.core.schedule import Schedule
 from tenure.core.size import Size, size
 from tenure.core.suggestion import did_you_mean
@@ -290,10 +290,12 @@ class Tenure(Decorators):
         rng: Random | None = None,
         side: Callable[[str], LoopRunner] | None = None,
         outermost: Middleware | None = None,
+        check_wait: Callable[[JobRecord], None] | None = None,
     ) -> Generator[None]:
         """Use another storage, clock and the like within the context; for tests, see `tenure.testing.JobTester`.
 
-        `outermost`: a middleware around all others. Workers and reapers keep what was in use when they were created.
+        `outermost`: a middleware around all others. `check_wait`: called with a job for which a caller has waited for a
+        second; what it raises ends the wait. Workers and reapers keep what was in use when they were created.
         """
         before = self._clock, self._rng, self._side, self._make_id, self._middleware
         self._clock, self._rng = clock or self._clock, rng or self._rng
@@ -301,7 +303,7 @@ class Tenure(Decorators):
         self._make_id = JobIds(self._clock, self._rng).make
         self._middleware = [*([] if outermost is None else [valid_middleware(outermost)]), *self._middleware]
         try:
-            with self._client.using(storage):
+            with self._client.using(storage, check_wait):
                 yield
         finally:
             self._clock, self._rng, self._side, self._make_id, self._middleware = before

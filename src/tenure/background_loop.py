@@ -22,10 +22,10 @@ STOP_TIMEOUT = 5.0
 class LoopRunner(Protocol):
     """Runs a coroutine (an agent) next to the main loop: in a thread in production, on the same loop in a simulation.
 
-    `apart`: whether it is a separate thread, which continues while the main loop is blocked.
+    `own_thread`: whether it is a separate thread, which continues while the main loop is blocked.
     """
 
-    apart: bool
+    own_thread: bool
 
     def run(self, agent: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start an agent.
@@ -43,7 +43,7 @@ class LoopRunner(Protocol):
 class BackgroundLoop:
     """A daemon thread with an event loop; started by its first use."""
 
-    apart = True
+    own_thread = True
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -122,7 +122,7 @@ class BackgroundLoop:
 class SameLoop:
     """Runs agents on the running loop instead of a separate thread."""
 
-    apart = False
+    own_thread = False
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -50,33 +50,33 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     parser.add_argument(
         "--evidence", type=Path, metavar="PATH", help="try the mutants as well, and write PATH.md and PATH.json"
     )
-    asked = parser.parse_args(argv)
-    if asked.seed is not None:
-        return _replay(asked.seed, asked.scenario, asked.without, full=asked.full)
+    args = parser.parse_args(argv)
+    if args.seed is not None:
+        return _replay(args.seed, args.scenario, args.without, full=args.full)
     clock = clock or SystemClock()
     began, commit, figures = clock.uptime(), evidence.commit(), WorldFigures()
-    for one in run_worlds(asked.seeds, scenario=asked.scenario, without=asked.without, processes=asked.processes):
-        figures.add(one)
-        for failure in one.failures:
+    for world in run_worlds(args.seeds, scenario=args.scenario, without=args.without, processes=args.processes):
+        figures.add(world)
+        for failure in world.failures:
             if len(figures.failures) <= REPORTED:
-                _report(failure, asked.without, shrink=len(figures.failures) <= SHRUNK)
-            if asked.keep is not None:
-                keep(asked.keep, failure)
+                _report(failure, args.without, shrink=len(figures.failures) <= SHRUNK)
+            if args.keep is not None:
+                keep(args.keep, failure)
     trials: list[Trial] = []
-    if asked.evidence is not None:
-        trials += spread(tried, MUTANTS, asked.processes)
-    took, alone = clock.uptime() - began, processor_seconds(asked.processes)
+    if args.evidence is not None:
+        trials += spread(tried, MUTANTS, args.processes)
+    took, alone = clock.uptime() - began, processor_seconds(args.processes)
     rows = figures.rows()
     if trials:
         rows.append(("mutants caught", caught_of(trials)))
     rows.append(("speed", f"{figures.seeds / took:.1f} worlds a second, {took:.0f} s ({alone:.0f} s with a core each)"))
-    _say("\n".join(f"{name:<20}  {said}" for name, said in rows))
-    if asked.evidence is not None:
+    _say("\n".join(f"{name:<20}  {row}" for name, row in rows))
+    if args.evidence is not None:
         words = " ".join(["python -m tenure_testing.simulate", *(sys.argv[1:] if argv is None else argv)])
-        written = evidence.write(asked.evidence, figures, trials, command=words, at=commit, clock=clock, took=took)
+        written = evidence.write(args.evidence, figures, trials, command=words, at=commit, clock=clock, took=took)
         _say(f"{'written':<20}  {', '.join(map(str, written))}")
-    if asked.within is not None and alone > asked.within:
-        _say(f"{'too slow':<20}  {alone:.0f} s with a core each, more than {asked.within:.0f} s")
+    if args.within is not None and alone > args.within:
+        _say(f"{'too slow':<20}  {alone:.0f} s with a core each, more than {args.within:.0f} s")
         return 1
     return 1 if figures.failures or not all(trial.passed for trial in trials) else 0
 
@@ -92,7 +92,7 @@ def _replay(seed: int, scenario: str, without: Sequence[str], *, full: bool) -> 
     _say(str(world.plan))
     trace = world.trace_text().splitlines()
     _say("\n".join(trace if full else trace[-SHOWN:]))
-    _say("\n".join(f"{name:<20}  {said}" for name, said in WorldFigures.of(world, violation).rows()))
+    _say("\n".join(f"{name:<20}  {row}" for name, row in WorldFigures.of(world, violation).rows()))
     return 0 if violation is None else 1
 
 

@@ -44,7 +44,7 @@ def found(*entries: Entry, rounds: int = 5, **rates: float) -> Found:
 
 
 def goal(goals: list[Judged], words: str) -> Judged:
-    return next(one for one in goals if words in one.goal and "processed" in one.what and "100" in one.what)
+    return next(item for item in goals if words in item.goal and "processed" in item.what and "100" in item.what)
 
 
 class TestGoals:
@@ -94,7 +94,7 @@ class TestPage:
         )
         order = in_order(run.on("redis"), run, "process_100", "rate", most=True)
 
-        assert [one.key for one in order] == ["tenure", "taskiq", "saq", "huey", "floor"]
+        assert [item.key for item in order] == ["tenure", "taskiq", "saq", "huey", "floor"]
 
     def test_a_page_shows_versions_settings_spread_and_failures(self) -> None:
         run = found(entry("tenure", versions={"tenure": "1.0"}), entry("saq"), tenure=1_000, saq=100)

@@ -187,7 +187,7 @@ def edit_job(case: ChaosEvidence, job: str, **changes: object) -> None:
 
 def edit_run(case: ChaosEvidence, job: str, number: int, **changes: object) -> None:
     found = case.jobs[job]
-    runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
+    runs = [structs.replace(item, **changes) if item.number == number else item for item in found.runs]
     case.jobs[job] = structs.replace(found, runs=tuple(runs))
 
 

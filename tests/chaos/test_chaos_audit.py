@@ -78,7 +78,9 @@ def test_an_audit_of_a_run_without_jobs_fails() -> None:
 def test_the_figures_show_each_recovery_and_its_delay() -> None:
     found = audit(honest())
 
-    assert [(one.job, one.cause, one.delay, one.bound, one.seen) for one in found.recoveries] == [
+    assert [
+        (recovery.job, recovery.cause, recovery.delay, recovery.bound, recovery.seen) for recovery in found.recoveries
+    ] == [
         ("struck", "kill worker", SECOND // 10 - 10, SECOND, True),
         ("held", "stop worker", 22 * SECOND, BOUNDS.silence, False),
     ]
@@ -220,7 +222,7 @@ def damaged(case: ChaosEvidence) -> None:
 
 
 def repaired(case: ChaosEvidence) -> None:
-    case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", mended="put back"))
+    case.events.append(JobRepaired(queue="chaos", id="plain", task="t", found="no index", repair="put back"))
 
 
 def clock_set(case: ChaosEvidence) -> None:
@@ -308,7 +310,7 @@ def test_an_outage_extends_the_bound_by_its_length_and_a_lost_sweep() -> None:
     case = honest()
     outage(case, at=BEGAN + 4 * SECOND, until=BEGAN + 9 * SECOND)
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+    recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
     assert recovery.bound == BOUNDS.silence + 5 * SECOND + BOUNDS.outage
     assert not recovery.clear
@@ -320,7 +322,7 @@ def test_only_the_loss_of_the_leading_reaper_extends_the_bound(pid: int, times: 
     at = BEGAN + 5 * SECOND
     case.deeds.append(Deed(kind="kill reaper", effect="death", where="reaper-0", pids=(pid,), at=at, until=at + SECOND))
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+    recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
     assert recovery.bound == BOUNDS.silence + times * BOUNDS.reaper
     assert recovery.clear == (times == 0)
@@ -331,7 +333,7 @@ def test_a_worker_that_cannot_release_its_jobs_is_a_separate_cause() -> None:
     case.deeds[1].effect = "leave"
     outage(case, at=BEGAN + SECOND, until=BEGAN + 5 * SECOND)
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+    recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
     assert recovery.cause == "stop worker"
     assert recovery.bound == BOUNDS.silence + BOUNDS.leave + 3 * SECOND + BOUNDS.outage
@@ -346,7 +348,7 @@ def test_a_run_reclaimed_twice_is_counted_from_its_first_loss() -> None:
         Deed(kind="kill worker", effect="death", where="host-1", pids=(STOPPED.pid,), at=at, until=at, alone=True)
     )
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+    recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
     assert (recovery.cause, recovery.delay, recovery.seen) == ("stop worker", 22 * SECOND, False)
     assert recovery.bound == BOUNDS.silence + BOUNDS.reaper
@@ -360,7 +362,7 @@ def test_a_run_with_a_lost_claim_answer_is_timed_from_the_claim() -> None:
     drop_lines(case, "held", "done")
     case.lines += [line for line in honest().lines if (line.job, line.run) == ("held", 2)]
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "held")
+    recovery = next(item for item in audit(case).recoveries if item.job == "held")
 
     assert CAUSE not in red(case)
     assert (recovery.cause, recovery.delay) == ("full disk", 24 * SECOND)
@@ -370,7 +372,7 @@ def test_a_death_that_no_supervisor_saw_has_the_bound_of_a_silence() -> None:
     case = honest()
     case.deeds[0].alone = False
 
-    recovery = next(one for one in audit(case).recoveries if one.job == "struck")
+    recovery = next(item for item in audit(case).recoveries if item.job == "struck")
 
     assert (recovery.seen, recovery.bound) == (False, BOUNDS.silence)
 

@@ -60,7 +60,7 @@ def test_a_list_can_be_narrowed_and_goes_on_at_its_cursor(there: Terminal) -> No
 
     first = there.read("dead", "list", "--limit", "2", "--error", "ValueError")
     second = there.read("dead", "list", "--limit", "2", "--error", "ValueError", "--after", first["next"])
-    assert [one["id"] for page in (first, second) for one in page["letters"]] == ids[::-1]
+    assert [event["id"] for page in (first, second) for event in page["letters"]] == ids[::-1]
     assert second["next"] is None
     lines = there.run("dead", "list", "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["id"] for line in lines] == ids[::-1]
@@ -88,7 +88,7 @@ def test_a_redrive_is_limited_and_a_repeated_one_has_no_effect(there: Terminal) 
 
     first = there.read("dead", "redrive", "--limit", "2", "--yes")
     assert [ref["id"] for ref in first["done"]] == ids[:2]
-    assert (first["refused"], first["gone"], first["left"], first["takes"]) == ([], [], 1, 0.0)
+    assert (first["refused"], first["gone"], first["left"], first["duration"]) == ([], [], 1, 0.0)
     assert there.run("dead", "redrive", "--yes").stdout == "1 dead letter was put back into their queues\n"
     assert there.run("dead", "redrive", "--yes").stdout == "0 dead letters were put back into their queues\n"
     assert there.run("dead", "redrive").stdout == "0 dead letters were put back into their queues\n"
@@ -158,10 +158,10 @@ def test_invalid_arguments_print_one_line_and_exit_with_2(there: Terminal) -> No
 def test_an_invalid_cursor_is_refused(there: Terminal, cursor: str) -> None:
     fail(there, 1)
 
-    said = there.refused("dead", "list", "--after", cursor)
-    assert said.startswith(f"error: --after {cursor[:1] and repr(cursor)[:2]}")
-    assert "is not a cursor; use the one at the end of the previous page" in said
-    assert len(said) < 200
+    output = there.refused("dead", "list", "--after", cursor)
+    assert output.startswith(f"error: --after {cursor[:1] and repr(cursor)[:2]}")
+    assert "is not a cursor; use the one at the end of the previous page" in output
+    assert len(output) < 200
 
 
 @pytest.mark.parametrize("instant", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])

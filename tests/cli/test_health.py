@@ -107,9 +107,9 @@ SERVING = [("serve",), ("worker", "tasks:app"), ("worker", "tasks:app", "--proce
 def test_nothing_listens_beyond_this_machine_without_a_token(
     tasks: Terminal, command: tuple[str, ...], address: str
 ) -> None:
-    said = tasks.refused(*command, "--http", address)
+    output = tasks.refused(*command, "--http", address)
 
-    assert "no token is asked for; set TENURE_HTTP_TOKEN or give --http-token-file, or listen on 127.0.0.1" in said
+    assert "no token is asked for; set TENURE_HTTP_TOKEN or give --http-token-file, or listen on 127.0.0.1" in output
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_health_needs_to_know_one_storage(tasks: Terminal) -> None:
 
 
 def test_serve_refuses_a_place_where_no_storage_can_ever_be(there: Terminal) -> None:
-    said = there.refused("serve", "--http", "0", "--url", f"sqlite:///{there.place}/nowhere/jobs.db")
+    output = there.refused("serve", "--http", "0", "--url", f"sqlite:///{there.place}/nowhere/jobs.db")
 
-    assert "does not exist" in said
+    assert "does not exist" in output
 
 
 @pytest.mark.parametrize("backlog", ["x", "=5", "mail=", "mail=-1", "-1", "1.5", "mail"])
@@ -244,7 +244,7 @@ def test_serve_needs_no_worker_and_checks_a_token_from_any_source(tasks: Termina
         head = probe(port, "/health/queues", token="s3cret", method="HEAD")
         words = [(probe(port, path).status, probe(port, path).body) for path in ("/live", "/ready")]
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
 
     assert (closed.status, closed.body) == (wrong.status, wrong.body) == (401, b'{"error":"unauthorized"}')
     assert "www-authenticate" in closed.headers
@@ -255,7 +255,7 @@ def test_serve_needs_no_worker_and_checks_a_token_from_any_source(tasks: Termina
     assert "server" not in seen.headers
     assert words == [(200, b"yes"), (200, b"yes")]
     assert process.returncode == 0
-    assert "s3cret" not in said
+    assert "s3cret" not in output
 
 
 @pytest.mark.system
@@ -277,7 +277,7 @@ def test_serve_waits_for_a_storage_that_is_not_there_yet(there: Terminal) -> Non
 
 
 def test_serve_needs_to_know_one_storage(tasks: Terminal) -> None:
-    said = tasks.refused("serve", "tasks:app", "--url", "sqlite:///other.db")
+    output = tasks.refused("serve", "tasks:app", "--url", "sqlite:///other.db")
 
-    assert "give either --url or the app" in said
+    assert "give either --url or the app" in output
     assert not Path("other.db").exists()

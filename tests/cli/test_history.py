@@ -18,9 +18,9 @@ def runs(*ended: tuple[str | None, str | None] | tuple[str | None, str | None, s
     return [
         RunRecord(
             number=number, fence=number, owner="o", start=0,
-            ended=one[0], reason=one[1], detail=one[2] if len(one) == 3 else None,
+            ended=run[0], reason=run[1], detail=run[2] if len(run) == 3 else None,
         )
-        for number, one in enumerate(ended, first)
+        for number, run in enumerate(ended, first)
     ]  # fmt: skip
 
 

@@ -137,9 +137,9 @@ def test_runs_far_beyond_the_typical_duration_are_listed(there: Terminal) -> Non
     slow = there.read("info")["slow"]
 
     assert slow[0].keys() == {"queue", "id", "task", "run", "owner", "ran", "usual"}
-    assert [one["id"] for one in slow] == ids
-    assert [(one["task"], one["run"], one["owner"], one["usual"]) for one in slow] == [("add", 1, ann.id, 1.0)] * 2
-    assert all(300 < one["ran"] < 400 for one in slow)
+    assert [job["id"] for job in slow] == ids
+    assert [(item["task"], item["run"], item["owner"], item["usual"]) for item in slow] == [("add", 1, ann.id, 1.0)] * 2
+    assert all(300 < run["ran"] < 400 for run in slow)
     text = there.run("info").stdout
     assert f"job {ids[0]} (add) has run for 5." in text
     assert " m; 95 % of its task's runs take at most 1.0 s\n" in text

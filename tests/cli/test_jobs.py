@@ -41,6 +41,23 @@ def test_a_list_can_be_narrowed_by_state_queue_and_task(there: Terminal) -> None
     ]
 
 
+@EVERYWHERE
+def test_a_list_can_be_narrowed_by_the_time_of_the_enqueue(there: Terminal) -> None:
+    job = there.enqueue("add", 1, 2)
+
+    def listed(*options: str) -> list[str]:
+        return [found["id"] for found in there.read("jobs", "list", *options)["jobs"]]
+
+    assert (
+        listed("--since", "1h") == listed("--since", "2020-01-01T10:00:00Z") == listed("--until", "2099-01-01") == [job]
+    )
+    assert listed("--until", "1h") == listed("--since", "2099-01-01") == []
+    assert "--since = 'soon' is not a duration" in there.refused("jobs", "list", "--since", "soon")
+    assert "--since = 1:00:00 ago must lie before --until = 2:00:00 ago" in there.refused(
+        "jobs", "list", "--since", "1h", "--until", "2h"
+    )
+
+
 def test_quiet_lists_ids_and_jsonl_one_job_a_line(there: Terminal) -> None:
     ids = [there.enqueue("add", number, 1) for number in range(2)][::-1]
 

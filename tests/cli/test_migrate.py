@@ -1,4 +1,4 @@
-"""`tenure migrate`: from nothing, and again."""
+"""`tenure migrate`: creates a storage, and may be repeated."""
 
 import pytest
 

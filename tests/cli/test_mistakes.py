@@ -54,11 +54,11 @@ def test_an_app_that_cannot_be_had_is_named_with_the_remedy(
     done = tasks.ended("worker", target, "--burst")
 
     assert done.returncode == 2
-    *trace, said = done.stderr.splitlines()
-    assert said.startswith("error: ")
-    assert named in said
-    assert remedy in said
-    assert bool(trace) == ("fails to load" in said)
+    *trace, output = done.stderr.splitlines()
+    assert output.startswith("error: ")
+    assert named in output
+    assert remedy in output
+    assert bool(trace) == ("fails to load" in output)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_a_working_directory_that_is_gone_is_named(
 def test_output_that_is_not_taken_is_one_line_on_stderr(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
     with open("/dev/full", "w") as full, there.start("jobs", "list", stdout=full) as process:
-        _, said = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
 
     assert process.returncode == 1
-    assert one_line(said) == "error: stdout: No space left on device"
+    assert one_line(output) == "error: stdout: No space left on device"
 
 
 def test_a_command_whose_output_is_closed_does_its_work_anyway(there: Terminal) -> None:
@@ -321,10 +321,10 @@ def test_a_worker_without_a_migration_that_it_needs_says_so_once(terminal: Termi
     "args", [("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "redrive", "x"), ("jobs", "cancel", "x")]
 )
 def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Terminal, args: tuple[str, ...]) -> None:
-    said = there.refused(*args)
+    output = there.refused(*args)
 
-    assert "no database exists at" in said
-    assert "--url" in said
+    assert "no database exists at" in output
+    assert "--url" in output
     assert not list(there.place.iterdir())
 
 

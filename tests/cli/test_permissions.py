@@ -58,10 +58,10 @@ def refused(folder: Path, *args: str) -> str:
 @pytest.mark.parametrize("args", [("info",), ("queues", "pause", "default"), ("migrate",)])
 def test_a_directory_without_write_permission_is_named(folder: Path, args: tuple[str, ...]) -> None:
     folder.chmod(0o555)
-    said = refused(folder, *args)
+    output = refused(folder, *args)
 
-    assert f"may not write the directory {folder} (dr-xr-xr-x, owner " in said
-    assert "give the right to write (w) on the directory" in said
+    assert f"may not write the directory {folder} (dr-xr-xr-x, owner " in output
+    assert "give the right to write (w) on the directory" in output
 
 
 def test_a_directory_that_may_not_be_entered_is_named(folder: Path) -> None:
@@ -75,17 +75,17 @@ def test_a_file_without_write_permission_is_named(folder: Path, name: str) -> No
     folder.chmod(0o777)
     for file in folder.iterdir():
         file.chmod(0o444 if file.name == name else 0o666)
-    said = refused(folder, "queues", "pause", "default", "--force")
+    output = refused(folder, "queues", "pause", "default", "--force")
 
-    assert f"may not write {folder / name} (-r--r--r--, owner " in said
-    assert "give the right to write (w)" in said
+    assert f"may not write {folder / name} (-r--r--r--, owner " in output
+    assert "give the right to write (w)" in output
 
 
 def test_a_file_without_read_permission_is_named(folder: Path) -> None:
     folder.chmod(0o777)
     for file in folder.iterdir():
         file.chmod(0o000 if file.name == "jobs.db" else 0o666)
-    said = refused(folder, "info")
+    output = refused(folder, "info")
 
-    assert os.geteuid() or f"user {pwd.getpwuid(65534).pw_name} may" in said
-    assert f"may not read or write {folder / 'jobs.db'} (----------, owner " in said
+    assert os.geteuid() or f"user {pwd.getpwuid(65534).pw_name} may" in output
+    assert f"may not read or write {folder / 'jobs.db'} (----------, owner " in output

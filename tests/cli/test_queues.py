@@ -113,11 +113,11 @@ def test_rates_are_set_and_taken_off_by_name(there: Terminal) -> None:
 
 def test_a_rate_is_shown_as_it_is_written(there: Terminal) -> None:
     there.enqueue("add", 1, 2)
-    for given, message in (
+    for rate, shown in (
         *(("7/s", "7/s"), ("1/s", "1/s"), ("2/ms", "2000/s"), ("5/30s", "10/m"), ("7/m", "7/m"), ("1/7s", "1/7s")),
         *(("11/h", "11/h"), ("3/2d", "1/16h"), ("3/d", "3/d"), ("999/s", "999/s"), ("1/2.5s", "24/m")),
     ):
-        assert there.run("queues", "rate", given, "default").stdout == f"queue default is limited to {message}\n"
+        assert there.run("queues", "rate", rate, "default").stdout == f"queue default is limited to {shown}\n"
 
 
 def test_a_list_shows_the_settings_of_tasks(there: Terminal) -> None:
@@ -200,3 +200,34 @@ def test_stats_keep_their_headings_on_a_narrow_terminal(there: Terminal) -> None
     assert ["queue", "state", "wait", "done", "fail", "cancel", "expire", "/min", "waited", "ran", "why"] in [
         line.split() for line in there.drawn("queues", "stats").splitlines()
     ]
+
+
+@EVERYWHERE
+def test_a_purge_deletes_the_jobs_that_have_not_started(there: Terminal) -> None:
+    failed = there.enqueue("bad", 1, work=True)
+    there.enqueue("add", 1, 2)
+    there.enqueue("add", 1, 2, delay="1h")
+    kept = there.enqueue("elsewhere")
+
+    assert there.run("queues", "purge", "default", "--dry-run").stdout == "2 jobs would be deleted\n"
+    assert "Delete 2 jobs of queue default for good?" in there.refused("queues", "purge", "default")
+    assert there.read("queues", "purge", "default", "--yes") == {"matched": 2, "deleted": 2, "changed": 0}
+    assert [job["id"] for job in there.read("jobs", "list")["jobs"]] == [kept, failed]
+    assert there.run("queues", "purge", "default", "--yes").stdout == "0 jobs were deleted\n"
+
+
+def test_a_purge_can_be_narrowed_by_state_and_task(there: Terminal) -> None:
+    failed = there.enqueue("bad", 1, work=True)
+    added = there.enqueue("add", 1, 2)
+
+    assert there.run("queues", "purge", "default", "--task", "hang", "--yes").stdout == "0 jobs were deleted\n"
+    assert there.run("queues", "purge", "default", "--state", "failed", "--yes").stdout == "1 job was deleted\n"
+    assert [job["id"] for job in there.read("jobs", "list")["jobs"]] == [added]
+    assert failed not in there.run("jobs", "list").stdout
+
+
+def test_a_purge_of_an_unknown_queue_deletes_nothing(there: Terminal) -> None:
+    there.enqueue("add", 1, 2)
+
+    assert "queue 'defualt' is unknown" in there.refused("queues", "purge", "defualt", "--yes", code=4)
+    assert len(there.read("jobs", "list")["jobs"]) == 1

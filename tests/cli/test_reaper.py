@@ -30,13 +30,13 @@ def test_a_reaper_recovers_jobs_of_a_dead_worker_and_exits_on_a_signal(
     timing = ("--sweep", "50ms", "--grace", "50ms", "--leader-ttl", "10s")
     with there.start("reaper", *timing, *election) as process:
         assert process.stderr is not None
-        said: list[str] = []
+        messages: list[str] = []
         for line in process.stderr:
-            said.append(line)
+            messages.append(line)
             if "recovered" in line:
                 process.send_signal(signal.SIGTERM)
 
-    text = "".join(said)
+    text = "".join(messages)
     assert process.returncode == 0
     assert ("is now the leader" in text) is not bool(election)
     assert ("has lost the leadership: resigned" in text) is not bool(election)

@@ -58,7 +58,7 @@ def test_schedules_are_paused_and_resumed_by_name(some: Terminal) -> None:
     assert some.run("schedules", "pause", "often", "nightly").stdout == (
         "schedule often is paused\nschedule nightly is paused\n"
     )
-    assert [one["paused"] for one in some.read("schedules", "list")] == [True, True]
+    assert [item["paused"] for item in some.read("schedules", "list")] == [True, True]
     paused = [part.strip() for part in some.run("schedules", "list").stdout.splitlines()[1].split("  ") if part]
     assert (paused[4], paused[-1]) == ("-", "paused")
 
@@ -132,7 +132,7 @@ def test_removing_is_asked_for_and_for_good(some: Terminal) -> None:
     assert "Remove schedule often for good?" in some.refused("schedules", "remove", "often")
     assert "Remove 2 schedules for good?" in some.refused("schedules", "remove", "often", "nightly")
     assert some.run("schedules", "remove", "often", "--yes").stdout == "schedule often is removed\n"
-    assert [one["name"] for one in some.read("schedules", "list")] == ["nightly"]
+    assert [item["name"] for item in some.read("schedules", "list")] == ["nightly"]
     assert some.read("schedules", "remove", "nightly", "--yes") == ["nightly"]
     assert some.read("schedules", "list") == []
 

@@ -77,5 +77,5 @@ def test_a_worker_runs_jobs(there: Terminal, without_rich: dict[str, str]) -> No
 def test_the_extra_cli_requires_rich_and_nothing_else_does() -> None:
     required = [Requirement(text) for text in distribution("tenure").requires or ()]
 
-    assert {one.name for one in required if one.marker is None} == {"click", "msgspec"}
-    assert [str(one.marker) for one in required if one.name == "rich"] == ['extra == "cli"']
+    assert {item.name for item in required if item.marker is None} == {"click", "msgspec"}
+    assert [str(requirement.marker) for requirement in required if requirement.name == "rich"] == ['extra == "cli"']

@@ -121,7 +121,7 @@ def test_a_schedule_changed_in_the_code_fires_no_old_ticks(tasks: Terminal, opti
     done = tasks.ended("worker", "scheduled:app", "--burst", *options)
 
     assert done.returncode == 0
-    assert [one["every"] for one in tasks.read("schedules", "list")] == [365 * 86_400.0]
+    assert [item["every"] for item in tasks.read("schedules", "list")] == [365 * 86_400.0]
     assert tasks.read("jobs", "list")["jobs"] == []
 
 
@@ -159,9 +159,9 @@ def test_a_signal_lets_it_leave_its_lifespan(tasks: Terminal) -> None:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["entered\n", "alive\n"]
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
 
-    assert (process.returncode, said) == (0, "left\n")
+    assert (process.returncode, output) == (0, "left\n")
     assert tasks.read("jobs", "show", job)["releases"] == 1
 
 

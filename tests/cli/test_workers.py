@@ -1,4 +1,4 @@
-"""`tenure workers`: how they do, orders for them, and where their runs are."""
+"""`tenure workers`: the states of workers, orders for them, and the stacks of their runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ INFO = WorkerInfo(("default", "mail"), 10, 1, lag=250_000, memory=64 << 20)
 
 
 def beat(there: Terminal, *beats: RenewRequest) -> None:
-    """Let workers beat."""
+    """Send beats of workers."""
     app = there.app()
 
     async def go() -> None:
         async with app:
-            for one in beats:
-                await app.storage.renew(one)
+            for item in beats:
+                await app.storage.renew(item)
 
     asyncio.run(go())
 
@@ -48,7 +48,7 @@ def running(there: Terminal, owner: Owner, *traces: str | None) -> list[str]:
 
 
 def orders(there: Terminal, owner: Owner) -> Sequence[str]:
-    """Return what a worker is told with its next beat."""
+    """Return the orders that a worker gets with its next beat."""
     app = there.app()
 
     async def go() -> Sequence[str]:
@@ -98,13 +98,13 @@ def test_a_worker_that_stops_or_is_silent_says_so(there: Terminal) -> None:
 def test_a_worker_that_died_is_said_to_have_died_wherever_it_is_shown(there: Terminal) -> None:
     app = there.app()
 
-    async def bury() -> None:
+    async def one_dies() -> None:
         async with app:
             for owner in (ANN, BOB):
                 await app.storage.renew(RenewRequest(owner, worker=INFO))
             await app.storage.reclaim(BOB.id, ANN)
 
-    asyncio.run(bury())
+    asyncio.run(one_dies())
 
     assert [worker["state"] for worker in there.read("workers", "list")] == ["alive", "died"]
     info = there.read("info")["workers"]
@@ -139,7 +139,7 @@ def test_a_worker_can_be_made_quiet_and_resumed(there: Terminal) -> None:
 def test_several_workers_can_be_stopped_with_one_command(there: Terminal) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
-    assert [one["stop"] for one in there.read("workers", "stop", "7", "bob", "8")] == [True, True]
+    assert [item["stop"] for item in there.read("workers", "stop", "7", "bob", "8")] == [True, True]
     assert (orders(there, ANN), orders(there, BOB)) == (("stop",), ("stop",))
 
 
@@ -147,7 +147,7 @@ def test_several_workers_can_be_stopped_with_one_command(there: Terminal) -> Non
 def test_a_worker_is_found_by_id_prefix_name_or_process(there: Terminal, name: str) -> None:
     beat(there, RenewRequest(ANN, worker=INFO), RenewRequest(BOB, worker=INFO))
 
-    assert [one["owner"] for one in there.read("workers", "quiet", name)] == [ANN.id]
+    assert [item["owner"] for item in there.read("workers", "quiet", name)] == [ANN.id]
 
 
 def test_an_unknown_or_ambiguous_worker_name_is_refused_without_effect(there: Terminal) -> None:
@@ -156,8 +156,8 @@ def test_an_unknown_or_ambiguous_worker_name_is_refused_without_effect(there: Te
     assert "no worker 'carol' exists; see tenure workers list" in there.refused(
         "workers", "stop", "bob", "carol", code=4
     )
-    said = there.refused("workers", "stop", "a1")
-    assert f"several workers ({ANN.id} (host:7), {BOB.id} (bob))" in said
+    output = there.refused("workers", "stop", "a1")
+    assert f"several workers ({ANN.id} (host:7), {BOB.id} (bob))" in output
     assert orders(there, BOB) == ()
 
 
@@ -186,8 +186,8 @@ def test_stack_shows_the_position_of_each_run_and_its_age(there: Terminal) -> No
     assert "where run 1 is, as of a beat of its worker\n" in shown
     assert '    File "tasks.py", line 3, in add' in shown
     assert "where run" not in there.run("jobs", "show", young).stdout
-    assert [one["id"] for one in there.read("workers", "stack")] == [known, young, other]
-    assert [one["id"] for one in there.read("workers", "stack", "--limit", "1")] == [known]
+    assert [item["id"] for item in there.read("workers", "stack")] == [known, young, other]
+    assert [run["id"] for run in there.read("workers", "stack", "--limit", "1")] == [known]
 
 
 def test_a_worker_without_runs_has_no_stack(there: Terminal) -> None:

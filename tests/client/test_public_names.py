@@ -21,7 +21,7 @@ def names_of(thing: Any) -> list[str]:
     names, left_out = set(dir(thing)), set[str]()
     if inspect.isclass(thing):
         # A dataclass has no attribute for a field without a default.
-        names |= {name for one in inspect.getmro(thing) for name in inspect.get_annotations(one)}
+        names |= {name for item in inspect.getmro(thing) for name in inspect.get_annotations(item)}
         left_out |= set(getattr(thing, "_internal", ()))
         # The names of built-in bases differ between versions of Python.
         left_out |= {name for base in (Exception, str) if issubclass(thing, base) for name in dir(base)}
@@ -36,8 +36,8 @@ def objects() -> dict[str, Any]:
     async def work() -> None: ...
 
     made = [app, work, app.declare(name="declared")(work.function), app.queue("mail"), app.job("id"), app.worker()]
-    found = {type(one).__name__: one for one in (*made, app.jobs, app.dead, app.schedules, Router(), Reaper(app))}
-    return {name.replace("AsyncTask", "Task"): one for name, one in found.items()}
+    found = {type(job).__name__: job for job in (*made, app.jobs, app.dead, app.schedules, Router(), Reaper(app))}
+    return {name.replace("AsyncTask", "Task"): item for name, item in found.items()}
 
 
 def public_names() -> dict[str, list[str]]:
@@ -76,7 +76,7 @@ def test_help_lists_the_options_of_a_task_and_a_call() -> None:
     for function, options in ((app.task, TaskSettings), (app.declare, TaskSettings), (work.options, CallOptions)):
         signature = inspect.signature(function)
         assert set(options.__annotations__) <= set(signature.parameters)
-        assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+        assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         assert "Options:\n\n- `" in (inspect.getdoc(function) or "")
         assert "Raises:" in (inspect.getdoc(function) or "")
 

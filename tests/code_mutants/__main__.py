@@ -22,18 +22,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--changed", type=int, metavar="HOURS", help="run those of files changed in the last HOURS, and a tenth"
     )
-    told = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     mutants = load()
-    if told.names:
-        mutants = [one for one in mutants if any(name in one.name or name in one.file for name in told.names)]
-    if told.changed is not None:
-        mutants = chosen(mutants, changed_files(told.changed), head())
-    if told.list:
+    if args.names:
+        mutants = [item for item in mutants if any(name in item.name or name in item.file for name in args.names)]
+    if args.changed is not None:
+        mutants = chosen(mutants, changed_files(args.changed), head())
+    if args.list:
         for mutant in mutants:
             print(f"{mutant.name:48} {mutant.file:40} {mutant.breaks}")
         print(f"{len(mutants)} mutants")
         return 0
-    return _run(mutants, processes=told.processes, within=told.within)
+    return _run(mutants, processes=args.processes, within=args.within)
 
 
 def _run(mutants: Sequence[Mutant], *, processes: int, within: float | None) -> int:

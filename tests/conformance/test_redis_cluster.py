@@ -1,4 +1,4 @@
-"""The Redis storage passes the suite on a Cluster, its queues in several cells on three shards."""
+"""The Redis storage passes the suite on a Cluster, its queues in several partitions on three shards."""
 
 from collections.abc import AsyncIterator
 

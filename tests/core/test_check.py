@@ -36,7 +36,7 @@ def test_valid_values_are_returned_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("check", "message"),
     [
         (lambda: named("", field="queue"), "queue = '' must be a text of 1 to 1,024 bytes"),
         (lambda: named("ü" * 513, field="queue"), "must be a text of 1 to 1,024 bytes"),
@@ -55,11 +55,11 @@ def test_valid_values_are_returned_unchanged() -> None:
         (lambda: no_others(["tll"], ["ttl", "queue"]), "option 'tll' is unknown; known are ttl, queue"),
     ],
 )
-def test_an_error_has_the_field_the_value_and_the_remedy(check: Callable[[], object], said: str) -> None:
+def test_an_error_has_the_field_the_value_and_the_remedy(check: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         check()
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_value_is_shortened_and_shown_although_its_repr_fails() -> None:

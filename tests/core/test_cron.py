@@ -356,11 +356,11 @@ def test_ticks_strictly_rise_and_none_lies_between_two(rhythm: Rhythm, start: in
 
     assert ticks
     assert ticks[0] > start
-    for one, other in pairwise(ticks):
-        assert one < other
-        assert rhythm.next_after(one) == other
+    for pair, other in pairwise(ticks):
+        assert pair < other
+        assert rhythm.next_after(pair) == other
         assert rhythm.next_after(other - 1) == other
-        assert rhythm.next_after((one + other) // 2) == other
+        assert rhythm.next_after((pair + other) // 2) == other
 
 
 @settings(deadline=None)

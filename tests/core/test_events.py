@@ -101,7 +101,7 @@ SAMPLES: tuple[AnyEvent, ...] = (
     JobExpired(queue=QUEUE, id=ID, task=TASK, ttl=60.0, age=61.5, on_expire="discard"),
     JobRedriven(queue=QUEUE, id=ID, task=TASK, run=2, by="ops", was="failed"),
     JobDeleted(queue=QUEUE, id=ID, task=TASK, run=2, by="ops", was="completed"),
-    JobRepaired(queue=QUEUE, id=ID, task=TASK, run=2, found="active without a lease", mended="suspected"),
+    JobRepaired(queue=QUEUE, id=ID, task=TASK, run=2, found="active without a lease", repair="suspected"),
     RunFenced(queue=QUEUE, id=ID, task=TASK, run=2, fence=NOW, current_fence=NOW + 1, owner=OWNER, write="settle"),
     LeaseLost(queue=QUEUE, id=ID, task=TASK, run=2, fence=NOW, owner=OWNER, reason="unreachable"),
     QueuePaused(queue="mail", by="ops"),
@@ -203,8 +203,16 @@ def leaves(kind: type[Event]) -> list[type[Event]]:
     return [leaf for child in below for leaf in leaves(child)] if below else [kind]
 
 
+COMPLETED = '{"event":"completed","queue":"q","id":"i","task":"t","run":1,"attempt":1,"duration":0.5,"result":'
+
+
 @pytest.mark.parametrize(
-    "body", ['{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}']
+    "body",
+    [
+        *('{"event":"from_the_future","x":1}', "{}", "not json", '{"event":"completed","id":7}'),
+        *(f'{COMPLETED}"not base64"}}', f"{COMPLETED}{'[' * 50_000}"),
+    ],
+    ids=["unknown", "empty", "not json", "wrong type", "not base64", "deep"],
 )
 def test_an_undecodable_event_becomes_an_unreadable_event(body: str) -> None:
     assert from_log(body) == UnreadableEvent(body=body)

@@ -156,7 +156,7 @@ def test_a_queues_setting_lies_over_all_that_a_call_left_open() -> None:
 
 
 def limits(**changes: int | None) -> tuple[int | None, int | None]:
-    given: dict[str, int | None] = {
+    fields: dict[str, int | None] = {
         "timeout": 60 * SECOND,
         "deadline": None,
         "heartbeat_timeout": 15 * SECOND,
@@ -166,7 +166,7 @@ def limits(**changes: int | None) -> tuple[int | None, int | None]:
         "silent": None,
         **changes,
     }
-    return renewed_limits(NOW, lease=LENGTH, **given)
+    return renewed_limits(NOW, lease=LENGTH, **fields)
 
 
 def test_a_renewal_that_measured_nothing_leaves_the_limits_of_its_run() -> None:

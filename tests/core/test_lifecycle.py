@@ -1,4 +1,4 @@
-"""The table of moves, read as a graph."""
+"""The table of state transitions, read as a graph."""
 
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, TRANSITIONS, State
 
@@ -11,7 +11,7 @@ def test_every_state_can_be_reached() -> None:
     assert reached == {None, *State}
 
 
-def test_every_state_that_is_not_the_end_leads_to_one() -> None:
+def test_every_state_leads_to_a_final_state() -> None:
     ending: set[State | None] = set(TERMINAL)
     while more := {before for before, after in TRANSITIONS if after in ending} - ending:
         ending |= more
@@ -36,7 +36,7 @@ def test_a_job_completes_or_fails_in_a_run_only() -> None:
         assert {before for before, after in TRANSITIONS if after is end} == {State.ACTIVE}
 
 
-def test_a_run_begins_in_the_line_only() -> None:
+def test_a_run_begins_only_from_waiting_or_after_another_run() -> None:
     assert {before for before, after in TRANSITIONS if after is State.ACTIVE} == {State.WAITING, State.ACTIVE}
 
 
@@ -44,7 +44,7 @@ def test_a_running_job_does_not_expire() -> None:
     assert (State.ACTIVE, State.EXPIRED) not in TRANSITIONS
 
 
-def test_the_states_are_the_seven_words() -> None:
+def test_there_are_seven_states() -> None:
     assert [str(state) for state in State] == [
         "delayed",
         "waiting",

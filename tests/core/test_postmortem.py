@@ -47,8 +47,8 @@ def said(number: int, message: str = "sent", **fields: str) -> LogLine:
 
 def text(**options: Any) -> str:
     job = options.pop("job", None) or taken()
-    given: dict[str, Any] = {"silent_for": 3_200_000, "died": True, **options}
-    return post_mortem(job, "its process died", **given)
+    fields: dict[str, Any] = {"silent_for": 3_200_000, "died": True, **options}
+    return post_mortem(job, "its process died", **fields)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rates: what one number for each keeps, in every stretch of time."""
+"""Rates: how many jobs may start in any period, with one number for each rate."""
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,12 @@ TENTH = RateKey("mail", 100_000)
 
 
 def starts(rate: RateKey, looks: list[int]) -> list[int]:
-    """Start as many as may, whenever somebody looks."""
+    """Return the instants of the starts, if at each check as many jobs start as may."""
     return began_from(RateReservation(), rate, looks)
 
 
 def began_from(until: RateReservation, rate: RateKey, looks: list[int]) -> list[int]:
-    """Do so where time is taken already."""
+    """Return the instants of the starts of a rate whose time is already taken up to `until`."""
     began = list[int]()
     for now in looks:
         for _ in range(free(until, rate, now)):

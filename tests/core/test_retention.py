@@ -1,4 +1,4 @@
-"""How long what is over is kept, and which word counts."""
+"""Retention: the built-in rule of each final state, and which rule applies."""
 
 import pytest
 
@@ -10,7 +10,7 @@ DAY = 86_400 * SECOND
 SHORT, LONG = KeepRule(SECOND), KeepRule(DAY, 5)
 
 
-def test_every_end_has_a_time_that_is_built_in() -> None:
+def test_every_final_state_has_a_built_in_rule() -> None:
     assert set(KEPT) == TERMINAL
     assert KEPT[State.COMPLETED] == KeepRule(3600 * SECOND, 10_000)
     assert KEPT[State.FAILED] == KeepRule(30 * DAY)

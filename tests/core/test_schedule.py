@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.duration import moment
 from tenure.core.events import ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import NewJob, Ref
@@ -100,7 +100,7 @@ def test_a_tick_looks_at_every_unfinished_job_of_the_earlier_ones(
         ("duplicate", "duplicate"),
     ],
 )
-def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: Made, fate: Fate) -> None:
+def test_a_tick_has_its_job_if_its_call_made_one_or_was_taken_in(made: EnqueueAction, fate: Fate) -> None:
     assert fate_of(made, Ref("mail", "x")) == fate
 
 

@@ -29,19 +29,19 @@ def define(**options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"timeout": 5000}, 'timeout = 5000 is a number of seconds, 83.3 minutes; did you mean 5s? Write timeout="5s"'),
         ({"heartbeat_timeout": 30_000}, "heartbeat_timeout = 30000 is a number of seconds, 8.33 hours"),
         ({"ttl": 5000}, "did you mean 5s?"),
     ],
 )
-def test_a_definition_warns_once_at_the_line_of_the_user(options: dict[str, Any], said: str) -> None:
+def test_a_definition_warns_once_at_the_line_of_the_user(options: dict[str, Any], message: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         define(**options)
 
-    assert [said in str(warning.message) for warning in caught] == [True]
+    assert [message in str(warning.message) for warning in caught] == [True]
     assert caught[0].filename == __file__
 
 

@@ -134,33 +134,33 @@ def test_a_stall_with_a_cancel_request_records_only_a_cancellation(max_stalls: i
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_a_settlement_has_its_run_and_its_decision(outcome: Outcome) -> None:
-    asked = settlement(lease(), outcome, Random(5))
+    sent = settlement(lease(), outcome, Random(5))
 
-    assert (asked.ref, asked.fence) == (Ref("mail", "a"), ACTIVE.fence)
-    assert asked.decision == decide(ACTIVE, outcome, Random(5))
-    assert asked.ended == run_end(outcome, asked.decision)
-    assert all((event.queue, event.id, event.task, event.run) == ("mail", "a", "send", 4) for event in asked.events)
+    assert (sent.ref, sent.fence) == (Ref("mail", "a"), ACTIVE.fence)
+    assert sent.decision == decide(ACTIVE, outcome, Random(5))
+    assert sent.ended == run_end(outcome, sent.decision)
+    assert all((event.queue, event.id, event.task, event.run) == ("mail", "a", "send", 4) for event in sent.events)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 def test_the_end_of_a_job_is_recorded_once_and_a_put_back_is_not_an_end(outcome: Outcome) -> None:
     for job in (active(), active(failures=2, stalls=1), active(cancelled=True)):
-        asked = settlement(lease(job), outcome, Random(0))
-        ends = [event for event in asked.events if isinstance(event, JobCompleted | JobFailed | JobCancelled)]
+        sent = settlement(lease(job), outcome, Random(0))
+        ends = [event for event in sent.events if isinstance(event, JobCompleted | JobFailed | JobCancelled)]
 
-        assert len(ends) == isinstance(asked.decision, Finish)
-        assert asked.events
+        assert len(ends) == isinstance(sent.decision, Finish)
+        assert sent.events
 
 
 @pytest.mark.parametrize("outcome", [Raised(ERROR), Interrupted("shutdown"), Stalled("lease_expired")])
 def test_a_put_back_of_a_cancelled_job_becomes_its_end(outcome: Outcome) -> None:
-    asked = settlement(lease(), outcome, Random(0))
+    sent = settlement(lease(), outcome, Random(0))
     cancelled = active(cancelled=True)
-    ended = when_cancelling(asked, cancelled)
+    ended = when_cancelling(sent, cancelled)
 
-    assert isinstance(asked.decision, PutBack)
+    assert isinstance(sent.decision, PutBack)
     assert ended.decision == Finish(state=State.CANCELLED, reason="enough")
-    assert (ended.ref, ended.fence, ended.ended) == (asked.ref, asked.fence, asked.ended)
+    assert (ended.ref, ended.fence, ended.ended) == (sent.ref, sent.fence, sent.ended)
     assert ended.events == (JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", was="active"),)
 
 
@@ -172,22 +172,22 @@ def test_a_put_back_of_a_cancelled_job_becomes_its_end(outcome: Outcome) -> None
     ],
 )
 def test_an_end_of_a_job_with_a_cancel_request_counts(outcome: Outcome, event: JobEvent) -> None:
-    asked = settlement(lease(), outcome, Random(0), took=1.5)
-    ended = when_cancelling(asked, active(cancelled=True))
+    sent = settlement(lease(), outcome, Random(0), took=1.5)
+    ended = when_cancelling(sent, active(cancelled=True))
 
     assert (ended.decision, ended.ended, ended.ref, ended.fence) == (
-        asked.decision,
-        asked.ended,
-        asked.ref,
-        asked.fence,
+        sent.decision,
+        sent.ended,
+        sent.ref,
+        sent.fence,
     )
     assert ended.events == (event,)
 
 
-@pytest.mark.parametrize(("said", "by"), [(None, "ops"), ("itself", "itself")])
-def test_a_cancellation_says_whose_wish_it_was(said: str | None, by: str) -> None:
+@pytest.mark.parametrize(("canceller", "by"), [(None, "ops"), ("itself", "itself")])
+def test_a_cancellation_says_whose_wish_it_was(canceller: str | None, by: str) -> None:
     job = structs.replace(active(cancelled=True), cancel_by="ops")
-    ended = when_cancelling(settlement(lease(), Cancelled("enough", said), Random(0)), job)
+    ended = when_cancelling(settlement(lease(), Cancelled("enough", canceller), Random(0)), job)
 
     assert ended.events == (
         JobCancelled(queue="mail", id="a", task="send", run=4, reason="enough", by=by, was="active"),
@@ -196,9 +196,9 @@ def test_a_cancellation_says_whose_wish_it_was(said: str | None, by: str) -> Non
 
 def test_a_second_counted_put_back_in_a_row_is_recorded_as_a_stall() -> None:
     job = structs.replace(active(), put_back_used=True)
-    asked = settlement(lease(job), Interrupted("worker_failed", begun=True), Random(0))
-    (event,) = asked.events
+    sent = settlement(lease(job), Interrupted("worker_failed", begun=True), Random(0))
+    (event,) = sent.events
 
     assert isinstance(event, JobStalled)
     assert (event.count, event.action, event.reason, event.owner) == (1, "recovered", "process_died", ACTIVE.owner)
-    assert (asked.ended.ended, asked.ended.reason) == ("stalled", "process_died")
+    assert (sent.ended.ended, sent.ended.reason) == ("stalled", "process_died")

@@ -135,7 +135,7 @@ CHANGED: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "path", "what"), CHANGED, ids=lambda one: repr(one)[:30])
+@pytest.mark.parametrize(("value", "path", "what"), CHANGED, ids=lambda value: repr(value)[:30])
 def test_a_value_that_would_change_is_refused_with_its_path_and_remedy(value: Any, path: str, what: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)
@@ -152,23 +152,39 @@ def test_a_value_that_would_change_is_refused_with_its_path_and_remedy(value: An
             bare.call(value)
 
 
+ANOTHER, ANNOTATE = "pass another value", "annotate the parameter with the type, or pass plain data"
+
+
 @pytest.mark.parametrize(
-    ("value", "path"),
+    ("value", "path", "remedy"),
     [
-        ("\ud800", "value"),
-        ({"a": ["\udfff"]}, "value['a'][0]"),
-        ({"\ud800": 1}, "value['\\ud800']"),
-        ([10**4300], "value[0]"),
-        ({"a": {None: 1}}, "value['a']"),
-        ([object()], "value[0]"),
+        ("\ud800", "value", ANOTHER),
+        ({"a": ["\udfff"]}, "value['a'][0]", ANOTHER),
+        ({"\ud800": 1}, "value['\\ud800']", ANOTHER),
+        ([10**4300], "value[0]", ANOTHER),
+        ({"a": {None: 1}}, "value['a']", ANNOTATE),
+        ([object()], "value[0]", ANNOTATE),
     ],
     ids=["text", "inner", "key", "integer", "keys", "object"],
 )
-def test_a_value_that_cannot_be_encoded_is_refused_with_its_path(value: Any, path: str) -> None:
+def test_a_value_that_cannot_be_encoded_is_refused_with_path_and_remedy(value: Any, path: str, remedy: str) -> None:
     with pytest.raises(UsageError) as raised:
         free.call(value)
 
     assert f"argument {path!r} cannot be encoded" in str(raised.value)
+    assert str(raised.value).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"), [(str, "\ud800"), (list[str], ["\udfff"]), (int, 10**4300)], ids=["text", "inner", "integer"]
+)
+def test_for_a_typed_value_without_encoding_the_remedy_is_another_value(hint: Any, value: Any) -> None:
+    async def takes_hint(value: Any) -> None: ...
+
+    takes_hint.__annotations__["value"] = hint
+    task: Any = Tenure("memory://").task(takes_hint)
+    with pytest.raises(UsageError, match=r"argument 'value' cannot be encoded .*; pass another value$"):
+        task.call(value)
 
 
 @pytest.mark.parametrize(

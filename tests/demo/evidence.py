@@ -47,7 +47,7 @@ def honest() -> DemoEvidence:
         expected={path: facts(path) for path in ENQUEUED.values()},
         details={job: detail(job, runs[job]) for job in ENQUEUED},
         found=[Ref("demo", job) for job in ENQUEUED],
-        lines=[line for job in ENQUEUED for one in runs[job] for line in noted(job, one)],
+        lines=[line for job in ENQUEUED for item in runs[job] for line in noted(job, item)],
         events=[
             stalled("struck", KILLED, "process_died", START + SECOND // 10),
             stalled("held", PAUSED, "lease_expired", START + 3 * SECOND),
@@ -143,7 +143,7 @@ def edit_job(case: DemoEvidence, job: str, **changes: object) -> None:
 def edit_run(case: DemoEvidence, job: str, number: int, **changes: object) -> None:
     found = case.details[job]
     assert found is not None
-    runs = [structs.replace(one, **changes) if one.number == number else one for one in found.runs]
+    runs = [structs.replace(item, **changes) if item.number == number else item for item in found.runs]
     case.details[job] = structs.replace(found, runs=tuple(runs))
 
 

@@ -31,16 +31,16 @@ def run(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
 def test_the_demo_kills_pauses_audits_and_ends_well(tmp_path: Path) -> None:
     done = run(tmp_path, "--jobs", "150", "--plain")
 
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    assert told.count("\nok  ") == CHECKS, told
-    assert told.count("SIGKILL  ") == 2, told
-    assert "SIGSTOP  " in told, told
-    assert "SIGCONT  " in told, told
-    assert "process_died" in told, told
-    assert "lease_expired" in told, told
-    assert told.count("GIL HELD  ") == told.count("  kept  ") == 1, told
-    assert "bad_handlers.py" in told.partition("post-mortem: its process was killed by signal 9")[2], told
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert output.count("\nok  ") == CHECKS, output
+    assert output.count("SIGKILL  ") == 2, output
+    assert "SIGSTOP  " in output, output
+    assert "SIGCONT  " in output, output
+    assert "process_died" in output, output
+    assert "lease_expired" in output, output
+    assert output.count("GIL HELD  ") == output.count("  kept  ") == 1, output
+    assert "bad_handlers.py" in output.partition("post-mortem: its process was killed by signal 9")[2], output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -55,9 +55,9 @@ def test_the_demo_prints_its_report_as_one_json_object(tmp_path: Path) -> None:
     assert [fault["kind"] for fault in report["faults"]] == ["kill", "pause"]
     assert len(report["checks"]) == CHECKS
     extra, stalled = report["runs"] - 150, len(report["recoveries"])
-    [told] = [check["told"] for check in report["checks"] if check["name"] == "every extra run was announced"]
-    # What was claimed ahead and had not begun is handed back, and no recovery.
-    assert told == f"{extra} extra runs: {stalled} after a stall, {extra - stalled} after a release"
+    [summary] = [check["summary"] for check in report["checks"] if check["name"] == "every extra run was announced"]
+    # A job that was claimed ahead and had not begun is handed back, which is not a recovery.
+    assert summary == f"{extra} extra runs: {stalled} after a stall, {extra - stalled} after a release"
 
 
 @pytest.mark.system
@@ -123,9 +123,9 @@ def workers_of(folder: Path) -> set[int]:
     found: set[int] = set()
     for place in Path("/proc").glob("[0-9]*/environ"):
         try:
-            told = place.read_bytes()
+            output = place.read_bytes()
         except OSError:
             continue
-        if f"TENURE_DEMO_RUN_LOG={folder}".encode() in told:
+        if f"TENURE_DEMO_RUN_LOG={folder}".encode() in output:
             found.add(int(place.parent.name))
     return found

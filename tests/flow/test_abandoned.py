@@ -43,13 +43,13 @@ def ran(record: JobRecord) -> float:
 def test_a_handler_that_ignores_its_timeout_loses_its_slot_and_is_fenced(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app(defaults=ONCE)
-        said: list[bool] = []
+        messages: list[bool] = []
 
         @app.task(timeout="5s")
         async def deaf() -> str:
             await deafly(20)
             current_job().progress(1.0)
-            said.append(current_job().cancelled)
+            messages.append(current_job().cancelled)
             return "late"
 
         @app.task
@@ -67,13 +67,13 @@ def test_a_handler_that_ignores_its_timeout_loses_its_slot_and_is_fenced(play: P
         assert 7.0 <= (await behind.result()) - began < 7.2
 
         async def returned() -> bool:
-            return bool(said)
+            return bool(messages)
 
         await stage.until(returned)
         await asyncio.sleep(10)
         late = await record_of(job)
 
-        assert said == [True]
+        assert messages == [True]
         assert (late.state, late.result, late.progress) == (State.FAILED, None, None)
 
     play(scenario)

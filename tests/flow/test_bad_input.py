@@ -241,7 +241,7 @@ def test_a_result_of_a_subclass_comes_back_as_the_class_that_is_annotated(play: 
 
         assert told == [1, 1.0, noon.date(), noon.date(), [noon.date()] * 2, {"all": (1, "a")}]
         assert await (await based.enqueue()).result() == [Closed(1), Closed(3)]
-        assert [type(one) for one in told[:4]] == [int, float, date, date]
+        assert [type(item) for item in told[:4]] == [int, float, date, date]
         with pytest.raises(JobFailedError, match="the result does not fit the handler's return annotation"):
             await (await strict.enqueue()).result()
 

@@ -159,7 +159,7 @@ def test_a_failure_of_a_whole_batch_reaches_each_caller_with_its_id(kind: type[S
         made = [noted.options(id=f"job-{number}") for number in range(20)]
 
         outcomes = await asyncio.gather(
-            *(one.enqueue(number) for number, one in enumerate(made)), return_exceptions=True
+            *(item.enqueue(number) for number, item in enumerate(made)), return_exceptions=True
         )
 
         assert [outcome.job_ids for outcome in outcomes if isinstance(outcome, kind)] == [
@@ -169,7 +169,7 @@ def test_a_failure_of_a_whole_batch_reaches_each_caller_with_its_id(kind: type[S
 
         # Whoever tries again with the id makes no second job.
         storage.lose_answer = None
-        again = await asyncio.gather(*(one.enqueue(number) for number, one in enumerate(made)))
+        again = await asyncio.gather(*(task.enqueue(number) for number, task in enumerate(made)))
         assert not any(job.created for job in again)
         assert len(storage.model.records) == 20
 
@@ -186,7 +186,10 @@ def test_a_caller_that_is_cancelled_takes_no_other_along() -> None:
         tasks[5].cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
 
-        assert [number for number, one in enumerate(outcomes) if isinstance(one, asyncio.CancelledError)] == [4, 5]
+        assert [number for number, outcome in enumerate(outcomes) if isinstance(outcome, asyncio.CancelledError)] == [
+            4,
+            5,
+        ]
         assert storage.sizes == [1, 8]
         # The one had not been sent, the other had.
         assert sorted(numbers(storage.model.records.values())) == [0, 1, 2, 3, 5, 6, 7, 8, 9]

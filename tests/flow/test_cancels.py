@@ -755,9 +755,9 @@ def test_a_failing_hook_is_logged_without_arguments_and_cancels_the_job(
         assert [line.level for line in log] == ["error"]
         if failure is ValueError:
             assert "cannot tidy up xyzzy" in log[0].fields["traceback"]
-        said = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
-        assert {jobs[0].id in entry.getMessage() for entry in said} == {True, False}
-        assert all("(mail)" in entry.getMessage() for entry in said)
+        record_ = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+        assert {jobs[0].id in entry.getMessage() for entry in record_} == {True, False}
+        assert all("(mail)" in entry.getMessage() for entry in record_)
         assert "xyzzy" not in caplog.text
         caplog.clear()
 
@@ -815,7 +815,7 @@ def test_no_hook_is_called_for_a_job_cancelled_before_it_began(play: Play) -> No
 def test_a_lost_run_calls_no_hook_and_stops_a_running_hook(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
         app, other = stage.app(timing=FAST), stage.app(timing=FAST)
-        told: list[str] = []
+        messages: list[str] = []
 
         @app.task(name="task")
         async def task(name: str) -> None:
@@ -823,9 +823,9 @@ def test_a_lost_run_calls_no_hook_and_stops_a_running_hook(play: Play) -> None:
 
         @task.on_cancel
         async def tidy(name: str) -> None:
-            told.append(f"{name} began")
+            messages.append(f"{name} began")
             await asyncio.sleep(20)
-            told.append(f"{name} done")
+            messages.append(f"{name} done")
 
         node = await stage.start(app.worker(), "first")
         at_work, lost = await task.enqueue("at work"), await task.enqueue("lost")
@@ -842,7 +842,7 @@ def test_a_lost_run_calls_no_hook_and_stops_a_running_hook(play: Play) -> None:
 
         # The reaper has ended both, without the hook.
         assert states == [State.CANCELLED, State.CANCELLED]
-        assert told == ["at work began"]
+        assert messages == ["at work began"]
         assert len(await stage.events_of(JobCancelled)) == 2
 
     play(scenario)
@@ -928,8 +928,8 @@ def test_a_hook_that_cannot_be_called_as_its_handler_is_refused() -> None:
         (needs_b, "'b'"),
         (more, "'d'"),
     ]
-    for hook, told in hooks:
-        with pytest.raises(UsageError, match=told):
+    for hook, item in hooks:
+        with pytest.raises(UsageError, match=item):
             task.on_cancel(hook)
 
     assert task.on_cancel(takes_all) is takes_all

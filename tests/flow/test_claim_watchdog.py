@@ -261,11 +261,11 @@ def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None
         storage, scoreboard = Closed(clock), Scoreboard.new(3)
         stage = Stage(loop, clock, storage)
         worker = stage.app().worker()
-        asked = 0
+        calls = 0
 
         async def answered_meanwhile() -> str:
-            nonlocal asked
-            asked += 1
+            nonlocal calls
+            calls += 1
             storage.shut = lambda owner, verb: False
             await asyncio.sleep(2 * POLL)
             return "a stack"
@@ -276,7 +276,7 @@ def test_an_answer_that_comes_while_the_stack_is_read_saves_the_worker() -> None
         storage.shut = lambda owner, verb: owner == worker.owner and verb == "exchange"
         await asyncio.sleep(3 * LONGEST_LIMIT)
 
-        assert asked == 1
+        assert calls == 1
         assert condemned == []
 
     simulate(main)

@@ -391,7 +391,7 @@ def takes_the_rest(*docs: list[int]) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (takes_none, r"takes \(\) -> None, and a task that collects takes one list of items"),
         (takes_two, "a task that collects takes one list of items"),
@@ -399,8 +399,8 @@ def takes_the_rest(*docs: list[int]) -> None: ...
         (takes_the_rest, "a task that collects takes one list of items"),
     ],
 )
-def test_a_handler_that_takes_no_list_is_refused(function: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_handler_that_takes_no_list_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Tenure("memory://").task(collect=Collect())(function)
 
 
@@ -418,14 +418,14 @@ ATTEMPTS: list[tuple[Attempt, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), ATTEMPTS)
-def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("call", "message"), ATTEMPTS)
+def test_a_call_that_does_not_fit_is_refused(call: Attempt, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         call(indexing(Tenure("memory://"), []))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"unique": Unique()}, "unique and collect contradict each other"),
         ({"ttl": "1s"}, "delay = 1s is not under the ttl"),
@@ -437,13 +437,13 @@ def test_a_call_that_does_not_fit_is_refused(call: Attempt, told: str) -> None:
         ({"collect": "1s"}, "collect = '1s' must be a Collect; write collect=Collect"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         indexing(Tenure("memory://"), [], **options)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Collect(delay=0), "Collect.delay"),
         (lambda: Collect(delay="20s"), "Collect.max_wait = 10s is under its delay of 20s"),
@@ -451,8 +451,8 @@ def test_options_that_do_not_fit_are_refused_when_the_task_is_defined(options: d
         (lambda: Collect(max_size=10_001), "Collect.max_size = 10001 must be 10,000 or less"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()
 
 

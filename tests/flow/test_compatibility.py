@@ -68,7 +68,7 @@ def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "message"),
     [
         (fewer, "parameter 'b' was removed"),
         (strict, "parameter 'b' has no default any more"),
@@ -78,8 +78,8 @@ def test_changes_that_older_jobs_fit_are_passed(after: Callable[..., Any]) -> No
         (kept, "parameter 'b' was removed"),
     ],
 )
-def test_breaking_changes_are_reported_unless_the_version_is_raised(after: Callable[..., Any], told: str) -> None:
-    assert incompatible(seen(base), seen(after)) == [f"task 'task': {told}"]
+def test_breaking_changes_are_reported_unless_the_version_is_raised(after: Callable[..., Any], message: str) -> None:
+    assert incompatible(seen(base), seen(after)) == [f"task 'task': {message}"]
     assert incompatible(seen(base), seen(after, version=2)) == []
 
 
@@ -93,11 +93,11 @@ def test_a_breaking_change_is_one_that_a_new_worker_cannot_decode() -> None:
         retyped: [{"a": "x"}, {"a": "x", "b": "y"}],
         optional: [{}, {"a": 1}, {"b": "x"}],
     }
-    for before, given in calls.items():
+    for before, call in calls.items():
         for after in functions:
             app = Tenure("memory://")
             old, new = app.task(name="old")(before), app.task(name="new")(after)
-            payloads = [old.call(**arguments).job.payload for arguments in given]
+            payloads = [old.call(**arguments).job.payload for arguments in call]
 
             assert all(_readable(app, new, payload) for payload in payloads) == (
                 incompatible(seen(before), seen(after)) == []

@@ -340,7 +340,7 @@ def test_a_paced_redrive_continues_after_its_caller_has_left(play: Play, monkeyp
         starts = [(await job.info()).runs[-1].start for job in jobs]
 
         assert took < 1
-        assert (len(report.done), report.takes) == (8, timedelta(seconds=14))
+        assert (len(report.done), report.duration) == (8, timedelta(seconds=14))
         assert all(later - earlier >= timedelta(seconds=2) for earlier, later in pairwise(dues))
         assert [round((due - dues[0]).total_seconds()) for due in dues] == [0, 2, 4, 6, 8, 10, 12, 14]
         assert [round((start - starts[0]).total_seconds()) for start in starts] == [0, 2, 4, 6, 8, 10, 12, 14]

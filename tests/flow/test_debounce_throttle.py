@@ -97,9 +97,9 @@ def test_the_later_call_brings_all_its_options_along(play: Play) -> None:
         save = saving(app, [], debounce=Debounce(delay="5s"))
         job = await save.enqueue("a")
         await save.options(priority=7, tags=["late"]).enqueue("a", 1)
-        told = (await job.info()).job
+        info = (await job.info()).job
 
-        assert (told.state, told.priority, told.tags) == (State.DELAYED, 7, ("late",))
+        assert (info.state, info.priority, info.tags) == (State.DELAYED, 7, ("late",))
 
     play(scenario)
 
@@ -208,12 +208,12 @@ def test_a_throttled_handle_cannot_change_the_job_of_another_caller(play: Play) 
         app = stage.app(timing=FAST)
         save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
         latest, skipped = await save.enqueue("a", 1), await save.enqueue("a", 2)
-        for asked in (
+        for item in (
             *(skipped.state, skipped.info, skipped.cancel, skipped.redrive),
             *(lambda: skipped.reschedule("1h"), lambda: skipped.retain("1h"), lambda: anext(skipped.events())),
         ):
             with pytest.raises(ThrottledError) as raised:
-                await asked()
+                await item()
             assert raised.value is skipped.refusal
         before = await latest.state()
         await stage.start(app.worker())
@@ -264,7 +264,7 @@ def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"unique": True, "debounce": Debounce(delay=1)}, "unique and debounce contradict each other"),
         (
@@ -282,8 +282,8 @@ def test_a_call_without_a_key_goes_its_own_way(play: Play) -> None:
         ({"debounce": Debounce(delay="1h"), "ttl": "1h"}, "delay = 1h is not under the ttl of 1h"),
     ],
 )
-def test_contradicting_options_are_refused_when_the_task_is_defined(options: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_contradicting_options_are_refused_when_the_task_is_defined(options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         saving(Tenure("memory://"), [], **options)
 
 
@@ -328,7 +328,7 @@ def test_a_task_can_switch_off_options_of_the_app() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Debounce(delay=0), "Debounce.delay = 0 must be longer than zero"),
         (lambda: Debounce(delay="5s", max_wait="1s"), "Debounce.max_wait = 1s is under its delay of 5s"),
@@ -336,6 +336,6 @@ def test_a_task_can_switch_off_options_of_the_app() -> None:
         (lambda: Debounce("", delay="5s"), "debounce = ''"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()

@@ -311,7 +311,7 @@ def loose(to: Any, *copies: Any, subject: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (without, "does not take to: str"),
         (listed, r"does not take \*copies: int"),
@@ -323,8 +323,8 @@ def loose(to: Any, *copies: Any, subject: Any = None) -> Any:
         (5, "cannot be called"),
     ],
 )
-def test_an_implementation_that_breaks_its_declaration_is_refused(function: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_an_implementation_that_breaks_its_declaration_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         of(function)
 
     assert of(loose).name == "send"

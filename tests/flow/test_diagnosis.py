@@ -28,13 +28,13 @@ def queue(name: str = "q", *, settings: Settings | None = None, **counts: int) -
 
 
 def job(id_: str = "a", state: State = State.ACTIVE, **fields: Any) -> JobRecord:
-    told: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "score": 0, "run_at": NOW, "created": NOW}
-    return JobRecord(id=id_, state=state, **(told | fields))
+    options_: dict[str, Any] = {"queue": "q", "task": "t", "payload": b"[]", "score": 0, "run_at": NOW, "created": NOW}
+    return JobRecord(id=id_, state=state, **(options_ | fields))
 
 
 def found(survey: Survey = WELL, **evidence: Any) -> list[Finding]:
     """Return what is not well; each of it has a remedy."""
-    host: dict[str, Any] = {"asked": NOW, "answered": NOW}
+    host: dict[str, Any] = {"asked_at": NOW, "answered_at": NOW}
     findings = [
         finding
         for finding in diagnose(DiagnosisInput(survey=survey, **(host | evidence)), Timing())
@@ -50,7 +50,7 @@ def one(survey: Survey = WELL, **evidence: Any) -> Finding:
 
 
 def test_a_healthy_diagnosis_lists_all_subjects() -> None:
-    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, tasks={}), Timing())
+    findings = diagnose(DiagnosisInput(survey=WELL, asked_at=NOW, answered_at=NOW, tasks={}), Timing())
 
     assert {finding.level for finding in findings} == {"ok"}
     assert {finding.subject for finding in findings} == {
@@ -59,22 +59,22 @@ def test_a_healthy_diagnosis_lists_all_subjects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered", "said"),
+    ("asked", "answered", "message"),
     [
         (-2 * SECOND, -2 * SECOND, "2.0 s ahead of"),
         (3 * SECOND, 4 * SECOND, "3.0 s behind"),
         (-5 * SECOND, -1 * SECOND, "1.0 s ahead of"),
     ],
 )
-def test_clocks_that_differ_by_more_than_the_call_took_are_reported(asked: int, answered: int, said: str) -> None:
-    finding = one(asked=NOW + asked, answered=NOW + answered)
+def test_clocks_that_differ_by_more_than_the_call_took_are_reported(asked: int, answered: int, message: str) -> None:
+    finding = one(asked_at=NOW + asked, answered_at=NOW + answered)
 
     assert (finding.level, finding.subject) == ("warning", "clock")
-    assert said in finding.message
+    assert message in finding.message
 
 
 def test_a_slow_answer_is_not_a_difference_of_clocks() -> None:
-    assert found(asked=NOW - 3 * SECOND, answered=NOW + 3 * SECOND) == []
+    assert found(asked_at=NOW - 3 * SECOND, answered_at=NOW + 3 * SECOND) == []
 
 
 def test_active_jobs_without_any_sweep_are_an_error() -> None:
@@ -171,9 +171,9 @@ def test_a_job_parked_under_a_free_key_is_an_error() -> None:
     ids=["held", "somebody is next in line", "not all was seen", "a rate lets it in"],
 )
 def test_a_job_parked_under_a_held_key_is_not_a_finding(evidence: dict[str, Any]) -> None:
-    told: dict[str, Any] = {"pending": (parked("a"),)} | evidence
+    fields: dict[str, Any] = {"pending": (parked("a"),)} | evidence
 
-    assert found(**told) == []
+    assert found(**fields) == []
 
 
 def test_a_slot_held_for_hours_by_a_run_without_limit_is_a_warning() -> None:
@@ -224,7 +224,9 @@ def test_tasks_without_a_timeout_and_jobs_of_unknown_tasks_are_warnings() -> Non
 
 
 def test_without_an_app_the_finding_on_tasks_names_the_command() -> None:
-    findings = diagnose(DiagnosisInput(survey=WELL, asked=NOW, answered=NOW, pending=(job(task="gone"),)), Timing())
+    findings = diagnose(
+        DiagnosisInput(survey=WELL, asked_at=NOW, answered_at=NOW, pending=(job(task="gone"),)), Timing()
+    )
     (tasks,) = [finding for finding in findings if finding.subject == "tasks"]
 
     assert tasks.level == "ok"

@@ -77,7 +77,7 @@ def test_a_silent_singleton_stalls_and_max_count_holds(play: Play) -> None:
         assert (record.state, record.reason) == (State.FAILED, "stalled")
         assert (handlers.runs, handlers.most) == (2, 1)
         stalls = await stage.events_of(JobStalled)
-        assert [(one.reason, one.action, one.count) for one in stalls] == [
+        assert [(stall.reason, stall.action, stall.count) for stall in stalls] == [
             ("no_progress", "recovered", 1),
             ("no_progress", "failed", 2),
         ]
@@ -109,7 +109,7 @@ def test_a_silent_worker_is_charged_with_every_kind_of_right(
         assert (record.state, record.reason) == (State.FAILED, "stalled")
         assert (record.starts, record.stalls, record.releases) == ((1, 1, 0) if once else (2, 2, 0))
         reason = "no_progress" if "heartbeat_timeout" in silence else "lease_expired"
-        assert {one.reason for one in await stage.events_of(JobStalled)} == {reason}
+        assert {item.reason for item in await stage.events_of(JobStalled)} == {reason}
 
     play(scenario)
 
@@ -178,21 +178,21 @@ def test_a_right_is_kept_until_a_deaf_coroutine_ends(play: Play, limit: dict[str
         assert await second.state() is State.WAITING
         ignored = await stage.events_of(JobStopIgnored)
         reason = "cancelled" if not limit else "timeout" if "timeout" in limit else "no_progress"
-        assert [(one.id, one.reason) for one in ignored] == [(first.id, reason)]
+        assert [(event.id, event.reason) for event in ignored] == [(first.id, reason)]
         workers = (await stage.storage.survey()).workers
-        assert [one.unstopped for one in workers] == [(first.ref,)]
+        assert [worker.unstopped for worker in workers] == [(first.ref,)]
         # Its slot is another's, but its key is not.
         assert handlers.now == 1
 
         await asyncio.gather(ended(first), ended(second))
         charged: list[type[Event]] = [
-            type(one) for one in await stage.events_of(JobStalled, JobRetried, JobCancelled) if one.id == first.id
+            type(item) for item in await stage.events_of(JobStalled, JobRetried, JobCancelled) if item.id == first.id
         ]
         assert charged == [JobCancelled if not limit else JobRetried if "timeout" in limit else JobStalled]
         assert (await record_of(first)).releases == 0
         assert handlers.most == 1
         await asyncio.sleep(5)
-        assert [one.unstopped for one in (await stage.storage.survey()).workers] == [()]
+        assert [worker.unstopped for worker in (await stage.storage.survey()).workers] == [()]
 
     play(scenario)
 
@@ -223,7 +223,7 @@ def test_a_right_is_kept_until_a_deaf_cancel_hook_ends(play: Play, limit: dict[s
         record = await record_of(first)
         assert (record.state, record.starts, record.owner is not None) == (State.ACTIVE, 1, True)
         assert await second.state() is State.WAITING
-        assert [(one.id, one.reason) for one in await stage.events_of(JobStopIgnored)] == [(first.id, "cancelled")]
+        assert [(item.id, item.reason) for item in await stage.events_of(JobStopIgnored)] == [(first.id, "cancelled")]
 
         await asyncio.gather(ended(first), ended(second))
         assert await first.state() is State.CANCELLED
@@ -248,7 +248,7 @@ def test_an_unsupervised_worker_runs_other_jobs_while_a_run_keeps_a_right(play: 
         job = await deaf.enqueue()
         await stage.start(app.worker(concurrency=1))
         await asyncio.sleep(10)
-        assert [one.id for one in await stage.events_of(JobStopIgnored)] == [job.id]
+        assert [item.id for item in await stage.events_of(JobStopIgnored)] == [job.id]
 
         # It cannot be replaced, and to claim nothing would stop all its queues for one handler.
         assert await (await plain.enqueue()).result(timeout=1) == "done"

@@ -84,8 +84,8 @@ def test_a_worker_with_a_failed_loop_releases_its_runs(caplog: pytest.LogCapture
         assert worker.ended
         assert took < 3
         assert sorted(stopped) == [0, 1, 2, 3, 4]
-        assert {(one.state, one.failures, one.stalls) for one in records} == {(State.WAITING, 0, 0)}
-        assert [one.releases for one in records] == [1, 1, 1, 1, 1, 0]
+        assert {(record.state, record.failures, record.stalls) for record in records} == {(State.WAITING, 0, 0)}
+        assert [item.releases for item in records] == [1, 1, 1, 1, 1, 0]
         assert [event.reason for event in await stage.events_of(JobReleased)] == ["worker_failed"] * 5
         assert [event.reason for event in await stage.events_of(WorkerStopping)] == ["failed"]
         await stage.start(app.worker(), "two")
@@ -172,9 +172,9 @@ def test_a_partly_started_claim_releases_only_jobs_that_did_not_begin(
 
         # Before: the first ones were handed back while they ran, and ran twice at a time.
         assert overlaps == []
-        counts = [(one.starts, one.releases, one.stalls, one.failures) for one in records]
+        counts = [(record.starts, record.releases, record.stalls, record.failures) for record in records]
         assert counts == [(1, 0, 0, 0)] * bad + [(2, 1, 0, 0)] * (4 - bad)
-        released = {one.id: one.reason for one in await stage.events_of(JobReleased)}
+        released = {item.id: item.reason for item in await stage.events_of(JobReleased)}
         assert released == {job.id: "prefetch" for job in jobs[bad + 1 :]} | {jobs[bad].id: "worker_failed"}
 
     senseless(scenario)

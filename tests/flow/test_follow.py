@@ -57,9 +57,9 @@ def test_past_events_come_first_and_new_ones_as_they_happen(play: Play) -> None:
         done = await many(stage, quick, 250)
         late: list[float] = []
         async with contextlib.aclosing(follow(stage.storage, "0")) as events:
-            told: list[AnyEvent] = []
-            while sum(isinstance(event, JobCompleted) for event in told) < 250:
-                told += await some(events, 1)
+            seen_events: list[AnyEvent] = []
+            while sum(isinstance(event, JobCompleted) for event in seen_events) < 250:
+                seen_events += await some(events, 1)
             for number in range(5):
                 await asyncio.sleep(3)
                 coming = asyncio.create_task(some(events, 1))
@@ -67,12 +67,12 @@ def test_past_events_come_first_and_new_ones_as_they_happen(play: Play) -> None:
                 job = await quick.enqueue(number)
                 await job.result()
                 began = stage.now
-                told += await coming
+                seen_events += await coming
                 late.append(stage.now - began)
                 done.append(job.id)
 
-        assert [event.id for event in told if isinstance(event, JobCompleted)] == done
-        assert [event.cursor for event in told] == [event.cursor for event in await stage.events_of()]
+        assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == done
+        assert [event.cursor for event in seen_events] == [event.cursor for event in await stage.events_of()]
         assert max(late) < AT_ONCE
 
     play(scenario)
@@ -103,9 +103,9 @@ def test_following_from_the_end_yields_only_new_events(play: Play) -> None:
             coming = asyncio.create_task(some(events, 2))
             await asyncio.sleep(0.3)
             new = await many(stage, quick, 2)
-            told = await coming
+            seen_events = await coming
 
-        assert [event.id for event in told if isinstance(event, JobEvent)] == new
+        assert [event.id for event in seen_events if isinstance(event, JobEvent)] == new
 
     play(scenario)
 
@@ -123,10 +123,10 @@ def test_one_job_can_be_followed_through_its_life(play: Play) -> None:
         async with contextlib.aclosing(follow(stage.storage, "0", ref=job.ref)) as events:
             coming = asyncio.create_task(some(events, 2))
             await many(stage, quick, 20)
-            told = await coming
+            seen_events = await coming
 
-        assert [type(event).__name__ for event in told] == ["JobRetried", "JobFailed"]
-        assert all(isinstance(event, JobEvent) and event.id == job.id for event in told)
+        assert [type(event).__name__ for event in seen_events] == ["JobRetried", "JobFailed"]
+        assert all(isinstance(event, JobEvent) and event.id == job.id for event in seen_events)
 
     play(scenario)
 
@@ -140,14 +140,14 @@ def test_a_late_follower_gets_a_trimmed_event_first(play: Play) -> None:
         last = (await many(stage, quick, 1))[0]
         await stage.storage.sweep(SweepRequest(Owner("0123456789abcdef", "sweeper"), term=None))
         async with contextlib.aclosing(follow(stage.storage, "1")) as events:
-            told: list[AnyEvent] = []
-            while not (told and isinstance(told[-1], JobCompleted)):
-                told += await some(events, 1)
+            seen_events: list[AnyEvent] = []
+            while not (seen_events and isinstance(seen_events[-1], JobCompleted)):
+                seen_events += await some(events, 1)
 
-        assert isinstance(told[0], EventsTrimmed)
-        assert told[0].oldest >= "10"
-        assert not any(isinstance(event, EventsTrimmed) for event in told[1:])
-        assert [event.id for event in told if isinstance(event, JobCompleted)] == [last]
+        assert isinstance(seen_events[0], EventsTrimmed)
+        assert seen_events[0].oldest >= "10"
+        assert not any(isinstance(event, EventsTrimmed) for event in seen_events[1:])
+        assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == [last]
 
     play(scenario)
 
@@ -201,7 +201,7 @@ def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureF
         await stage.start(app.worker(reaper=False))
         done = await many(stage, quick, 1)
         async with contextlib.aclosing(follow(storage, "0", rng=Random(0))) as events:
-            told = await some(events, 2)
+            seen_events = await some(events, 2)
             coming = asyncio.create_task(some(events, 1, within=200))
             await asyncio.sleep(1)
             storage.failure, storage.reads = StorageUnavailableError("out of reach"), 0
@@ -210,9 +210,9 @@ def test_an_outage_is_waited_out_with_rests_that_grow(caplog: pytest.LogCaptureF
             await asyncio.sleep(60)
             tries = storage.reads
             storage.failure = None
-            told += await coming
+            seen_events += await coming
 
-        assert [event.id for event in told if isinstance(event, JobCompleted)] == done
+        assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == done
         assert 10 < tries < 30
 
     moody(scenario)
@@ -351,15 +351,15 @@ async def test_an_unreadable_event_does_not_stop_later_events(tmp_path: Path) ->
             for job in jobs[1:]:
                 await job.result(timeout=10)
             await done(2)
-        told: list[AnyEvent] = []
+        seen_events: list[AnyEvent] = []
         async with contextlib.aclosing(follow(storage, begun)) as events:
-            while sum(isinstance(event, JobCompleted) for event in told) < 2:
-                told += await some(events, 1)
+            while sum(isinstance(event, JobCompleted) for event in seen_events) < 2:
+                seen_events += await some(events, 1)
 
-    unreadable = [event for event in told if isinstance(event, UnreadableEvent)]
+    unreadable = [event for event in seen_events if isinstance(event, UnreadableEvent)]
     assert [event.body for event in unreadable] == ['{"event":"from_the_future"}']
-    assert told[0] is unreadable[0]
-    assert [event.id for event in told if isinstance(event, JobCompleted)] == [job.id for job in jobs[1:]]
+    assert seen_events[0] is unreadable[0]
+    assert [event.id for event in seen_events if isinstance(event, JobCompleted)] == [job.id for job in jobs[1:]]
     assert [event.body for event in heard if isinstance(event, UnreadableEvent)] == ['{"event":"from_the_future"}']
 
 

@@ -441,7 +441,7 @@ def test_a_cancelled_enqueue_of_many_ends_its_layers(play: Play) -> None:
         ({str(number): "" for number in range(17)}, "headers has '16' as its number 17, and a job may have 16"),
         ({"short": "x", "long": "ü" * 2048}, "the limit is 4,096; the longest is 'long' with 4,100"),
     ],
-    ids=lambda one: str(one)[:30],
+    ids=lambda value: str(value)[:30],
 )
 async def test_headers_that_do_not_fit_are_refused_by_name(headers: Any, message: str) -> None:
     app = Tenure("memory://")

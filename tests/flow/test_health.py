@@ -240,10 +240,10 @@ def test_an_idle_worker_with_a_short_beat_is_never_stale(play: Play, timing: Tim
         health = app.health(token=TOKEN)
         states: set[str] = set()
         for _ in range(200):
-            states |= {one["state"] for one in (await ask(health, headers=BEARER)).json["workers"]}
+            states |= {item["state"] for item in (await ask(health, headers=BEARER)).json["workers"]}
             # What `tenure info --check` goes by.
             info = info_view(await stage.storage.survey(), url="", timing=timing)
-            states |= {*info.complaints, *("stale" for one in info.workers if one.stale)}
+            states |= {*info.complaints, *("stale" for worker in info.workers if worker.stale)}
             await asyncio.sleep(0.1)
         await stage.stop(node, worker)
 
@@ -459,7 +459,7 @@ def test_many_questions_at_once_are_one_to_the_storage(play: Play) -> None:
         async with asyncio.TaskGroup() as crowd:
             asked = [crowd.create_task(ask(health, headers=BEARER)) for _ in range(50)]
 
-        assert {one.result().status for one in asked} == {503}
+        assert {item.result().status for item in asked} == {503}
         assert storage.asked == 1
 
     play(scenario)
@@ -626,9 +626,9 @@ async def test_a_request_without_the_token_gets_401_without_a_storage_call(
 
 
 @pytest.mark.statement(46)
-@pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
-async def test_with_the_token_as_a_bearer_or_as_a_password_it_is_answered(given: str) -> None:
-    seen = await ask(Tenure("memory://").health(token=TOKEN), headers={"authorization": given})
+@pytest.mark.parametrize("header", [f"Bearer {TOKEN}", f"bearer  {TOKEN} ", basic(TOKEN), basic(TOKEN, user="")])
+async def test_with_the_token_as_a_bearer_or_as_a_password_it_is_answered(header: str) -> None:
+    seen = await ask(Tenure("memory://").health(token=TOKEN), headers={"authorization": header})
 
     assert seen.status == 200
 
@@ -764,7 +764,7 @@ def test_a_known_queue_without_jobs_is_healthy_and_an_unknown_one_is_not(play: P
 
         assert (well["status"], well["queues"][known]["known"]) == ("ok", True)
         assert (ill["status"], ill["queues"]["deflaut"]["known"]) == ("degraded", False)
-        assert [one for one in ill["complaints"] if "deflaut" in one] == [
+        assert [item for item in ill["complaints"] if "deflaut" in item] == [
             "queue 'deflaut': unknown: it never had a job and no task uses it; check the spelling"
         ]
 
@@ -884,7 +884,7 @@ def test_metrics_of_an_unreachable_storage_show_local_counters(play: Play) -> No
 
 
 async def test_liveness_fails_once_the_loop_is_blocked_for_too_long() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     async def opened() -> Any:
         raise StorageUnavailableError("gone")
@@ -894,10 +894,10 @@ async def test_liveness_fails_once_the_loop_is_blocked_for_too_long() -> None:
         timing=Timing,
         clock=SystemClock(),
         unprotected=True,
-        process_health=lambda: ProcessHealth(dead="".join(said)),
+        process_health=lambda: ProcessHealth(dead="".join(messages)),
     )
     before = await ask(health, "/live")
-    said.append(blocked(601.25, 600))
+    messages.append(blocked(601.25, 600))
     after = await ask(health, "/live")
 
     assert blocked(600, 600) == ""

@@ -890,7 +890,7 @@ class Unhashable:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("provider", "says"),
     [
         ("db", r"Inject\('db'\) is not a provider; give the function itself"),
         (Inject(get_db), r"Inject\(Inject\(get_db\)\) is not a provider"),
@@ -899,11 +899,11 @@ class Unhashable:
         (dict, "wrap it in a function that takes nothing"),
     ],
 )
-def test_an_invalid_provider_is_refused(given: Any, says: str) -> None:
+def test_an_invalid_provider_is_refused(provider: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Inject(given)
+        Inject(provider)
     with pytest.raises(UsageError, match=says.replace("Inject\\(", "override\\(", 1)):
-        Tenure("memory://").override(get_db, given).__enter__()
+        Tenure("memory://").override(get_db, provider).__enter__()
 
 
 def test_providers_in_a_circle_are_refused_where_the_task_is_defined() -> None:

@@ -1,14 +1,20 @@
 """A job's data, which its handler keeps for the next run, and progress objects: what is stored, found and refused."""
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 from msgspec import json
 
-from tenure import PayloadTooLargeError, Retry, Snooze, UsageError, current_job
+from tenure import JobFailedError, PayloadTooLargeError, Retry, Snooze, UsageError, current_job
+from tenure.core.job import Owner
+from tenure.core.outcome import Interrupted
+from tenure.core.settlement import settlement
+from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest
 from tests.flow.conftest import FAST, Play, Stage
 
+OTHER = Owner("00000000000000cc", "other", "here", 3)
 AGAIN = Retry(max_attempts=5, base="1s", jitter=False)
 
 
@@ -55,6 +61,32 @@ def test_a_retry_finds_the_data_of_the_run_before(play: Play) -> None:
             case _:
                 pass
         return int(data["page"])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"a":"\xff"}', b'{"a":' + b"[" * 30_000], ids=["cut off", "not UTF-8", "deep"]
+)
+def test_damaged_data_are_reported_as_such(play: Play, body: bytes) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def reads() -> None:
+            current_job().data["a"] = 1
+
+        job = await reads.enqueue()
+        (lease,) = (await stage.storage.exchange(OTHER, (), ClaimRequest(("default",), 1))).leases
+        damage = LeaseRenewal(lease.ref, lease.fence, data=body, data_number=1)
+        await stage.storage.renew(RenewRequest(OTHER, (damage,)))
+        with pytest.raises(UsageError, match=f"the data of job {job.id} cannot be read"):
+            await job.data()
+        await stage.storage.exchange(OTHER, [settlement(lease, Interrupted("shutdown"), Random(1))])
+        await stage.start(app.worker())
+
+        with pytest.raises(JobFailedError, match=r"UsageError: the stored data of '.*reads' cannot be read"):
+            await job.result()
 
     play(scenario)
 

@@ -279,7 +279,7 @@ def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         ("account:{acount}", "names 'acount', which task 'charge' does not take; it takes account, number"),
         ("account:{", "is not a template"),
@@ -292,8 +292,8 @@ def test_a_singleton_may_not_be_sent_to_another_queue() -> None:
         ("paused:{account}", "begins with a reserved word"),
     ],
 )
-def test_a_key_that_cannot_be_made_is_refused_when_the_task_is_defined(key: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_key_that_cannot_be_made_is_refused_when_the_task_is_defined(key: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         keyed(Tenure("memory://"), Gauge(lambda: 0.0), concurrency_key=key)
 
 

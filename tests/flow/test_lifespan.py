@@ -460,7 +460,7 @@ async def of_nothing() -> AsyncGenerator[None]:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("lifespan", "says"),
     [
         ({"db": 1}, "lifespan = .* must be a function of the app, made with asynccontextmanager"),
         (undecorated, "is not an async context manager; decorate it with contextlib.asynccontextmanager"),
@@ -468,9 +468,9 @@ async def of_nothing() -> AsyncGenerator[None]:
         (of_nothing, "cannot be called with the app: too many positional arguments; give it one parameter"),
     ],
 )
-def test_an_invalid_lifespan_is_refused_when_the_app_is_created(given: Any, says: str) -> None:
+def test_an_invalid_lifespan_is_refused_when_the_app_is_created(lifespan: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        Tenure("memory://", lifespan=given)
+        Tenure("memory://", lifespan=lifespan)
 
 
 @contextmanager
@@ -481,12 +481,14 @@ def plain(app: Tenure) -> Generator[None]:
 def nothing(app: Tenure) -> None: ...
 
 
-@pytest.mark.parametrize("given", [plain, nothing])
-def test_a_lifespan_without_an_async_context_manager_is_refused_at_start(play: Play, given: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("lifespan", [plain, nothing])
+def test_a_lifespan_without_an_async_context_manager_is_refused_at_start(
+    play: Play, lifespan: Callable[..., Any]
+) -> None:
     async def scenario(stage: Stage) -> None:
         with pytest.raises(
             UsageError, match=r"not an async context manager; decorate .* with contextlib\.asynccontext"
         ):
-            await stage.start(stage.app(lifespan=given).worker())
+            await stage.start(stage.app(lifespan=lifespan).worker())
 
     play(scenario)

@@ -343,12 +343,12 @@ def test_a_queue_keeps_its_jobs_for_its_retention(play: Play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("given", [None, "7d", Keep("1d")])
-def test_an_invalid_retention_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("rule", [None, "7d", Keep("1d")])
+def test_an_invalid_retention_is_refused(rule: Any) -> None:
     queue = Tenure("memory://").queue("q")
 
     with pytest.raises(UsageError, match="retention"):
-        asyncio.run(queue.set_retention(given))
+        asyncio.run(queue.set_retention(rule))
 
 
 def test_a_keep_has_an_age_and_a_count() -> None:
@@ -470,10 +470,10 @@ def test_results_and_events_arrive_without_notifications() -> None:
         storage.trouble = "deaf"
         job = await task.options(delay="5s").enqueue(7)
         await stage.start(app.worker())
-        told = asyncio.create_task(_story(job))
+        events = asyncio.create_task(_story(job))
 
         assert await job.result(timeout="10s") == 7
-        assert await told == ["JobStarted", "JobCompleted"]
+        assert await events == ["JobStarted", "JobCompleted"]
 
     on_moody(scenario)
 

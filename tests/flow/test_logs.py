@@ -26,14 +26,6 @@ def named(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord
     return [record for record in caplog.records if record.name == name]
 
 
-@pytest.fixture(autouse=True)
-def former_factory() -> Any:
-    """Restore the process's record factory after each test."""
-    former = logging.getLogRecordFactory()
-    yield
-    logging.setLogRecordFactory(former)
-
-
 def test_a_worker_says_at_its_start_what_it_is(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tenure")
 

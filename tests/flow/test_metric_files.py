@@ -49,8 +49,8 @@ def metrics() -> dict[str, tuple[str, set[str]]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    (told,) = documents((HERE / "alerts.yaml").read_text())
-    for group in told["groups"]:
+    (output,) = documents((HERE / "alerts.yaml").read_text())
+    for group in output["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
     for panel in json.loads((HERE / "grafana.json").read_text())["panels"]:
@@ -74,13 +74,13 @@ def test_every_expression_uses_existing_metrics_and_labels(where: str, expressio
     used = re.findall(r"(?:by|on) ?\(([^)]*)\)", expression) + re.findall(r"[{,](\w+) ?!?=~?\"", expression)
 
     assert asked
-    assert {label.strip() for one in used for label in one.split(",") if label.strip()} <= given
-    assert [expression.count(one) for one in "([{"] == [expression.count(one) for one in ")]}"]
+    assert {label.strip() for item in used for label in item.split(",") if label.strip()} <= given
+    assert [expression.count(mark) for mark in "([{"] == [expression.count(mark) for mark in ")]}"]
 
 
 def test_every_alert_has_a_severity_and_a_description() -> None:
-    (told,) = documents((HERE / "alerts.yaml").read_text())
-    rules: list[Any] = told["groups"][0]["rules"]
+    (output,) = documents((HERE / "alerts.yaml").read_text())
+    rules: list[Any] = output["groups"][0]["rules"]
 
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
@@ -104,6 +104,8 @@ def test_the_dashboard_is_one() -> None:
 def test_every_metric_is_documented_with_its_kind_and_its_labels() -> None:
     text = (ROOT / "docs" / "howto" / "health.md").read_text()
     rows = re.findall(r"^\| `(tenure_\w+)(?:\{([\w, ]*)\})?` \| (\w+) \| (.+) \|$", text, re.MULTILINE)
-    told = {name: (kind, {one.strip() for one in labels.split(",") if one.strip()}) for name, labels, kind, _ in rows}
+    told = {
+        name: (kind, {label.strip() for label in labels.split(",") if label.strip()}) for name, labels, kind, _ in rows
+    }
 
     assert told == metrics()

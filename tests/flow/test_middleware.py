@@ -103,7 +103,7 @@ def test_it_sees_the_run_and_may_change_the_arguments_and_the_result(play: Play)
         @app.middleware
         async def double(call: RunCall, proceed: Proceed) -> Any:
             seen.append((call.task, call.job.id, call.job is current_job(), call.args, dict(call.kwargs)))
-            call.args = tuple(2 * one for one in call.args)
+            call.args = tuple(2 * arg for arg in call.args)
             call.kwargs["note"] += "!"
             return [await proceed(), "replaced"]
 
@@ -190,7 +190,7 @@ def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "ended"),
+    ("error", "state", "ended"),
     [
         (RetryLater("10s"), State.DELAYED, "raised"),
         (Snooze("10s"), State.DELAYED, "released"),
@@ -200,7 +200,7 @@ def test_calling_proceed_twice_fails_the_run_and_names_the_middleware(play: Play
 )
 @pytest.mark.parametrize("after", [False, True])
 def test_exceptions_of_middleware_count_like_those_of_the_handler(
-    play: Play, said: Exception, state: State, ended: str, after: bool
+    play: Play, error: Exception, state: State, ended: str, after: bool
 ) -> None:
     async def scenario(stage: Stage) -> None:
         app = stage.app()
@@ -208,7 +208,7 @@ def test_exceptions_of_middleware_count_like_those_of_the_handler(
         async def raising(call: RunCall, proceed: Proceed) -> Any:
             if after:
                 await proceed()
-            raise said
+            raise error
 
         @app.task(middleware=[raising], retry=Retry(max_attempts=3, base="10s"))
         async def task() -> None: ...
@@ -380,22 +380,22 @@ def no_coroutine(call: RunCall, proceed: Proceed) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("layer", "says"),
     [
         (7, "must be a coroutine function: async def layer"),
         (no_coroutine, "must be a coroutine function"),
         (of_one, "too many positional arguments; write async def layer"),
     ],
 )
-def test_invalid_middleware_is_refused_at_once(given: Any, says: str) -> None:
+def test_invalid_middleware_is_refused_at_once(layer: Any, says: str) -> None:
     app = Tenure("memory://")
 
     with pytest.raises(UsageError, match=says):
-        app.middleware(given)
+        app.middleware(layer)
     with pytest.raises(UsageError, match=says):
-        app.task(middleware=[given])
+        app.task(middleware=[layer])
     with pytest.raises(UsageError, match=says):
-        TaskOptions(middleware=[given])
+        TaskOptions(middleware=[layer])
 
 
 def test_a_single_middleware_without_a_list_is_refused() -> None:

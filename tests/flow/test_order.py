@@ -116,7 +116,7 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"lifo": True, "fair_key": "{tenant}"}, "lifo and fair_key contradict each other"),
         ({"lifo": True, "strict": True}, "lifo and strict contradict each other"),
@@ -129,8 +129,8 @@ def test_the_single_high_one_overtakes_ten_thousand_low_ones(play: Play) -> None
         ({"fair_weight": "3"}, "fair_weight = '3' must be a whole number from 1 to 1000, or a function"),
     ],
 )
-def test_an_order_that_cannot_be_is_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_an_order_that_cannot_be_is_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         listing(Tenure("memory://"), [], **options)
 
 

@@ -30,7 +30,7 @@ async def told(stage: Stage, owner: Owner, settings: Settings) -> None:
 
 async def seen(stage: Stage, owner: Owner) -> WorkerSurvey:
     """Return what a worker says of itself."""
-    [found] = [one for one in (await stage.storage.survey()).workers if one.owner.id == owner.id]
+    [found] = [worker for worker in (await stage.storage.survey()).workers if worker.owner.id == owner.id]
     return found
 
 
@@ -91,9 +91,11 @@ def test_a_worker_that_is_ordered_to_stop_drains_and_takes_its_leave(play: Play)
         await worker.wait()
 
         assert (worker.ended, worker.dismissed) == (True, True)
-        assert [one.owner.id for one in (await stage.storage.survey()).workers] == [other.owner.id]
-        [why] = [one.reason for one in await stage.events_of(WorkerStopping) if one.owner == worker.owner.id]
-        [released] = [one.released for one in await stage.events_of(WorkerStopped) if one.owner == worker.owner.id]
+        assert [listed.owner.id for listed in (await stage.storage.survey()).workers] == [other.owner.id]
+        [why] = [item.reason for item in await stage.events_of(WorkerStopping) if item.owner == worker.owner.id]
+        [released] = [
+            event.released for event in await stage.events_of(WorkerStopped) if event.owner == worker.owner.id
+        ]
         assert (why, released) == ("ordered", 0)
 
         for job in jobs:

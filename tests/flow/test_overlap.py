@@ -42,14 +42,14 @@ class Remote(MemoryStorage):
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
-        number, keys = len(self.calls), {(asked.ref, asked.fence) for asked in settlements}
+        number, keys = len(self.calls), {(sent.ref, sent.fence) for sent in settlements}
         assert not any(keys & others for others, _ in self.under_way.values())
         self.under_way[number] = keys, 0 if order is None else order.room
         self.calls.append((len(keys), None if order is None else order.room, len(self.under_way)))
         try:
             await asyncio.sleep(self.takes() / 2)
             answer = await super().exchange(owner, settlements, order)
-            self.active += len(answer.leases) - sum(one.verdict == "done" for one in answer.verdicts)
+            self.active += len(answer.leases) - sum(verdict.verdict == "done" for verdict in answer.verdicts)
             self.most = max(self.most, self.active)
             await asyncio.sleep(self.takes() / 2)
             if self.fails(number):

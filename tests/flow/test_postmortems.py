@@ -61,7 +61,7 @@ class Odd(MemoryStorage):
 
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         line = LogLine(at=10**30, run=1, level="info", message="from another age")
-        return [JobDetail(one.job, one.runs, (line,)) for one in await super().get(refs) if one is not None]
+        return [JobDetail(item.job, item.runs, (line,)) for item in await super().get(refs) if item is not None]
 
 
 class Counting(MemoryStorage):
@@ -239,7 +239,7 @@ async def test_the_fourth_death_in_a_row_is_charged_to_an_isolated_run() -> None
     storage = MemoryStorage()
     apart, waiting = await held(storage, "send", "resize")
     evidence = CrashEvidence(
-        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+        DEATH.ending, suspects=frozenset(), isolated=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     for _ in range(2 * FREE_DEATHS + 2):
         await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
@@ -260,12 +260,12 @@ async def test_deaths_with_another_cause_do_not_count_as_deaths_by_a_run(cause: 
     storage = MemoryStorage()
     apart, other = await held(storage, "send", "resize", max_stalls=10)
     refs, none = frozenset({apart.ref}), frozenset[Ref]()
-    unknown = CrashEvidence(DEATH.ending, suspects=none, apart=refs)
+    unknown = CrashEvidence(DEATH.ending, suspects=none, isolated=refs)
     known = {
         "not begun": CrashEvidence(DEATH.ending, suspects=none, waiting=refs),
-        "another": CrashEvidence(DEATH.ending, suspects=none, apart=refs, causes=frozenset({other.ref})),
-        "blocked": CrashEvidence(DEATH.ending, suspects=none, apart=refs, hung=True),
-        "from outside": CrashEvidence(DEATH.ending, suspects=none, apart=refs, blameless=True),
+        "another": CrashEvidence(DEATH.ending, suspects=none, isolated=refs, causes=frozenset({other.ref})),
+        "blocked": CrashEvidence(DEATH.ending, suspects=none, isolated=refs, hung=True),
+        "from outside": CrashEvidence(DEATH.ending, suspects=none, isolated=refs, blameless=True),
     }[cause]
     # None of the known deaths is charged, and none counts for the unknown ones.
     for evidence in (*[known] * (FREE_DEATHS + 1), *[unknown] * FREE_DEATHS, known, unknown):
@@ -281,7 +281,7 @@ async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
     storage = MemoryStorage()
     apart, waiting, unheard = await held(storage, "send", "resize", "resize")
     evidence = CrashEvidence(
-        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+        DEATH.ending, suspects=frozenset(), isolated=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unheard)]
@@ -292,7 +292,7 @@ async def test_no_run_is_charged_for_a_worker_death_if_none_had_begun() -> None:
 async def test_with_unknown_runs_only_known_innocent_runs_are_not_charged() -> None:
     storage = MemoryStorage()
     apart, waiting, unknown = await held(storage, "send", "resize", "resize")
-    evidence = CrashEvidence(DEATH.ending, apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
+    evidence = CrashEvidence(DEATH.ending, isolated=frozenset({apart.ref}), waiting=frozenset({waiting.ref}))
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     jobs = [(await detail_of(storage, lease)).job for lease in (apart, waiting, unknown)]
 
@@ -304,7 +304,7 @@ async def test_an_unbegun_job_runs_after_its_worker_died_although_it_runs_once()
     policy = Policy(on_worker_lost="fail")
     apart, waiting = await held(storage, "send", "resize", policy=policy)
     evidence = CrashEvidence(
-        DEATH.ending, suspects=frozenset(), apart=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
+        DEATH.ending, suspects=frozenset(), isolated=frozenset({apart.ref}), waiting=frozenset({waiting.ref})
     )
     await settle_stalled(storage, TAKER, await taken(storage), Random(0), evidence=evidence)
     lost, free = [(await detail_of(storage, lease)).job for lease in (apart, waiting)]

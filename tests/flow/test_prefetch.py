@@ -107,7 +107,7 @@ def test_a_prefetched_job_that_waits_too_long_is_released_to_another(play: Play)
         released = await stage.events_of(JobReleased)
         assert {event.reason for event in released} == {"prefetch"}
         charged = [(await job.info()).job for job in jobs]
-        assert {(one.failures, one.stalls) for one in charged} == {(0, 0)}
+        assert {(item.failures, item.stalls) for item in charged} == {(0, 0)}
         work.opened.set()
         assert [await job.result() for job in jobs] == list(range(60))
         assert len(await stage.events_of(JobCompleted)) == 160

@@ -175,7 +175,7 @@ def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "told"),
+    ("rate", "message"),
     [
         ("10", 'rate = \'10\' is not a rate; write rate="10/s", "100/m" or Rate'),
         ("10 a second", "is not a rate"),
@@ -186,13 +186,13 @@ def test_a_job_that_waits_for_its_rate_holds_no_slot(play: Play) -> None:
         (("10/s", "600/m"), "has two rates with the same period and key"),
     ],
 )
-def test_a_rate_that_cannot_be_is_refused(rate: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_rate_that_cannot_be_is_refused(rate: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Tenure("memory://").task(name="call", rate=rate)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Rate(0), "Rate.max = 0"),
         (lambda: Rate(1, per="-1s"), "Rate.per"),
@@ -201,8 +201,8 @@ def test_a_rate_that_cannot_be_is_refused(rate: Any, told: str) -> None:
         (lambda: Rate(1, key=5), "rate = 5 must be a template"),  # type: ignore[arg-type]
     ],
 )
-def test_a_rate_is_checked_when_it_is_made(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_rate_is_checked_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()
 
 

@@ -355,7 +355,7 @@ def test_turned_by_hand_the_first_sweep_suspects_and_a_later_one_resolves(play: 
 @pytest.mark.parametrize(
     "option",
     [{"timing": FAST}, {"logger": logging.getLogger("mine")}, {"codec": JsonCodec()}],
-    ids=lambda one: min(one),
+    ids=lambda value: min(value),
 )
 def test_a_reaper_of_an_app_refuses_options_of_the_app(play: Play, option: dict[str, Any]) -> None:
     async def scenario(stage: Stage) -> None:

@@ -215,7 +215,7 @@ def test_health_reports_a_task_that_no_live_worker_knew_for_ten_minutes(play: Pl
         after = judged_now(await stage.storage.survey(), stage.now)
 
         assert (before.status, before.queues["default"].no_handler) == ("ok", ())
-        assert [(one.task, one.version) for one in after.queues["default"].no_handler] == [("new", 1)]
+        assert [(item.task, item.version) for item in after.queues["default"].no_handler] == [("new", 1)]
         assert after.status == "degraded"
         assert ["no_handler" in complaint for complaint in after.complaints] == [True]
 

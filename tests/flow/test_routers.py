@@ -223,7 +223,7 @@ def test_a_router_with_two_tasks_of_one_name_is_refused_at_inclusion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "message"),
     [
         (lambda: Loose(prefix=5), "prefix = 5 must be a text"),
         (lambda: Loose(prefix=None), "prefix = None must be a text"),
@@ -241,8 +241,8 @@ def test_a_router_with_two_tasks_of_one_name_is_refused_at_inclusion() -> None:
         (lambda: LooseApp("memory://").include(LooseApp("memory://")), "must be a Router; write"),
     ],
 )
-def test_bad_input_to_a_router_is_refused_where_it_is_said(made: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_bad_input_to_a_router_is_refused_where_it_is_said(made: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         made()
 
 
@@ -367,7 +367,7 @@ def takes_one(number: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("made", "message"),
     [
         (lambda: Loose().cron("61 * * * *")(takes_one), "61"),
         (lambda: Loose().every("-1s")(takes_one), "every"),
@@ -381,8 +381,8 @@ def takes_one(number: int) -> None: ...
         (lambda: Loose().middleware(takes_one), "must be a coroutine function"),
     ],
 )
-def test_invalid_schedules_and_middleware_of_a_router_are_refused_at_once(made: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_invalid_schedules_and_middleware_of_a_router_are_refused_at_once(made: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         made()
 
 

@@ -262,16 +262,16 @@ def test_a_schedule_that_cannot_be_read_holds_up_nothing_else(play: Play) -> Non
         job = NewJob(queue="default", id="", task="work", payload=b"{}")
         lost = Schedule(name="lost", job=job, cron="0 4 * * *", tz="Mars/Olympus", next_tick=EPOCH + SECOND)
         await stage.storage.plan([PutSchedule(lost)])
-        reaper, told = Reaper(app), list[ReaperFailed]()
-        reaper.on(ReaperFailed)(told.append)
+        reaper, events = Reaper(app), list[ReaperFailed]()
+        reaper.on(ReaperFailed)(events.append)
         await reaper.start()
         await asyncio.sleep(5.5)
         await reaper.stop()
 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 6)]
-        assert len(told) == 1
-        assert "schedule 'lost'" in told[0].error
-        assert "Mars/Olympus" in told[0].error
+        assert len(events) == 1
+        assert "schedule 'lost'" in events[0].error
+        assert "Mars/Olympus" in events[0].error
 
     play(scenario)
 
@@ -285,9 +285,9 @@ def test_a_sweep_full_of_unreadable_schedules_still_fires_others(play: Play) -> 
             for n in range(2 * DUE_LIMIT)
         ]
         for start in range(0, len(lost), DUE_LIMIT):
-            await stage.storage.plan([PutSchedule(one) for one in lost[start : start + DUE_LIMIT]])
-        reaper, told = Reaper(app), list[ReaperFailed]()
-        reaper.on(ReaperFailed)(told.append)
+            await stage.storage.plan([PutSchedule(schedule) for schedule in lost[start : start + DUE_LIMIT]])
+        reaper, events = Reaper(app), list[ReaperFailed]()
+        reaper.on(ReaperFailed)(events.append)
         await reaper.start()
         await asyncio.sleep(130.5)
         await reaper.stop()
@@ -296,9 +296,9 @@ def test_a_sweep_full_of_unreadable_schedules_still_fires_others(play: Play) -> 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 131)]
         assert all(event.late_by < 0.5 for event in await stage.events_of(ScheduleFired))
         # Each of them was looked at again and again, and told of once.
-        assert len(told) == len({event.error for event in told}) == len(lost)
-        assert {known[one.name].last_tick for one in lost} == {EPOCH}
-        assert all((known[one.name].next_tick or 0) > EPOCH + 120 * SECOND for one in lost)
+        assert len(events) == len({event.error for event in events}) == len(lost)
+        assert {known[item.name].last_tick for item in lost} == {EPOCH}
+        assert all((known[schedule.name].next_tick or 0) > EPOCH + 120 * SECOND for schedule in lost)
 
     play(scenario)
 
@@ -319,14 +319,14 @@ def test_a_schedule_that_the_storage_refuses_holds_up_nothing_else() -> None:
         stage = Stage(loop, clock, Refusing(clock=clock))
         app = scheduled(stage, lambda app: app.every("1s", name="often", overlap="allow"))
         app.every("1s", name="bad")(app.tasks["work"])
-        reaper, told = Reaper(app), list[ReaperFailed]()
-        reaper.on(ReaperFailed)(told.append)
+        reaper, events = Reaper(app), list[ReaperFailed]()
+        reaper.on(ReaperFailed)(events.append)
         await reaper.start()
         await asyncio.sleep(3.5)
         await reaper.stop()
 
         assert await ticks_of(stage, "often") == [after(number) for number in range(1, 4)]
-        assert [event.error for event in told] == ["schedule 'bad': ValueError('not this one')"]
+        assert [event.error for event in events] == ["schedule 'bad': ValueError('not this one')"]
 
     simulate(main)
 

@@ -213,7 +213,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
 
 
 @pytest.mark.parametrize(
-    ("verb", "given", "options", "told"),
+    ("verb", "when", "options", "message"),
     [
         ("cron", "0 4 * *", {}, "cron = '0 4 * *' has 4 fields, not 5 or 6"),
         ("cron", "0 4 * * *", {"tz": "Mars/Olympus"}, "tz = 'Mars/Olympus' is not a time zone"),
@@ -236,7 +236,7 @@ def test_a_schedule_that_is_not_there_is_named_with_those_that_are(play: Play, v
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
-    verb: str, given: Any, options: dict[str, Any], told: str
+    verb: str, when: Any, options: dict[str, Any], message: str
 ) -> None:
     app = Tenure("memory://")
 
@@ -244,8 +244,8 @@ def test_a_schedule_that_cannot_be_is_refused_where_it_is_declared(
     @app.task(name="work")
     async def work() -> None: ...
 
-    with pytest.raises(UsageError, match=re.escape(told)):
-        getattr(app, verb)(given, **options)(work)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        getattr(app, verb)(when, **options)(work)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_invalid_number_of_missed_ticks_is_refused(most: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "told"),
+    ("when", "message"),
     [
         ({}, "give either cron="),
         ({"cron": "@daily", "every": "1h"}, "give either cron="),
@@ -296,13 +296,13 @@ def test_an_invalid_number_of_missed_ticks_is_refused(most: Any) -> None:
         ({"cron": "0 0 30 2 *"}, "is never due"),
     ],
 )
-async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[str, Any], told: str) -> None:
+async def test_a_schedule_that_cannot_be_is_refused_where_it_is_put(when: dict[str, Any], message: str) -> None:
     app = Tenure("memory://")
 
     @app.task(name="work")
     async def work() -> None: ...
 
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         await app.schedules.put("nightly", work.call(), **when)
     with pytest.raises(UsageError, match="run_at contradicts a schedule"):
         await app.schedules.put("nightly", work.options(run_at=START).call(), every="1h")

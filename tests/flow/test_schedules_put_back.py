@@ -58,5 +58,5 @@ async def test_schedules_are_put_back_though_an_attempt_fails(error: Exception) 
     with contextlib.suppress(asyncio.CancelledError):
         await putting
 
-    assert [one.name for one in stored] == ["hourly"]
+    assert [job.name for job in stored] == ["hourly"]
     assert not ended

@@ -70,7 +70,7 @@ def test_a_tasks_stall_options_are_merged_with_the_apps_field_by_field(play: Pla
 
         terms = [(await record_of(await task.enqueue())).stall for task in (plain, own)]
 
-        assert [(one.lease, one.max_stalls) for one in terms] == [(15_000_000, 2), (15_000_000, 5)]
+        assert [(term.lease, term.max_stalls) for term in terms] == [(15_000_000, 2), (15_000_000, 5)]
 
     play(scenario)
 
@@ -340,7 +340,7 @@ def test_an_option_without_a_valid_value_is_refused_when_it_is_made(made: object
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "told"),
+    ("kind", "options", "message"),
     [
         (Stall, {"max_count": "1"}, "Stall.max_count = '1' must be a whole number, 0 or more; 0 fails a job"),
         (Stall, {"max_count": 1.5}, "Stall.max_count = 1.5 must be a whole number"),
@@ -369,9 +369,9 @@ def test_an_option_without_a_valid_value_is_refused_when_it_is_made(made: object
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_naming_field_and_remedy(
-    kind: Callable[..., object], options: dict[str, object], told: str
+    kind: Callable[..., object], options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         kind(**options)
 
 

@@ -410,8 +410,8 @@ def test_a_worker_without_a_storage_leaves_within_5_s_of_its_drain(
 
         # The process around it gets 0.3 s to close its storage, and its supervisor what is left of the 5 s.
         assert 25 <= took <= 25 + 3.75
-        (said,) = [record.getMessage() for record in caplog.records if "unrecorded outcomes" in record.getMessage()]
-        assert re.search(r"with 3 unrecorded outcomes, \d unrecorded events, and its record", said)
+        (records,) = [record.getMessage() for record in caplog.records if "unrecorded outcomes" in record.getMessage()]
+        assert re.search(r"with 3 unrecorded outcomes, \d unrecorded events, and its record", records)
         await stage.start(app.worker(), "two")
         assert [await job.result() for job in jobs] == [2, 2, 2]
 

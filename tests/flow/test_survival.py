@@ -132,8 +132,8 @@ def test_an_outcome_that_cannot_be_recorded_fails_its_own_job_only() -> None:
         app = stage.app()
 
         def choke(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
-            for asked in settlements:
-                if any(isinstance(event, JobCompleted) and event.result == b"13" for event in asked.events):
+            for sent in settlements:
+                if any(isinstance(event, JobCompleted) and event.result == b"13" for event in sent.events):
                     raise ValueError("thirteen")
 
         @app.task
@@ -163,9 +163,9 @@ def test_a_run_that_cannot_be_recorded_stalls_and_is_not_released() -> None:
         runs: list[int] = []
 
         def choke(settlements: Sequence[Settlement], order: ClaimRequest | None) -> None:
-            for asked in settlements:
-                told = any(isinstance(event, JobReleased | JobStalled) for event in asked.events)
-                if len(runs) == 1 and not told:
+            for sent in settlements:
+                events = any(isinstance(event, JobReleased | JobStalled) for event in sent.events)
+                if len(runs) == 1 and not events:
                     raise ValueError("not to be written")
 
         @app.task
@@ -746,7 +746,7 @@ def test_a_polite_stop_repeats_no_event_and_cuts_no_handler_short(play: Play) ->
         await asyncio.sleep(60)
 
         for what in ("begun", "done"):
-            assert [job_id for job_id, said in heard if said == what] == [job.id for job in jobs]
+            assert [job_id for job_id, item in heard if item == what] == [job.id for job in jobs]
 
     play(scenario)
 

@@ -82,8 +82,8 @@ async def test_a_job_without_a_thread_to_run_in_is_released_uncharged(
             await reached(app, job.id, State.DELAYED, within=10)
         details = [await job.info() for job in jobs]
 
-    assert [(one.job.failures, one.job.stalls, one.job.releases) for one in details] == [(0, 0, 1)] * 3
-    assert {one.runs[0].reason for one in details} == {"prefetch"}
+    assert [(detail.job.failures, detail.job.stalls, detail.job.releases) for detail in details] == [(0, 0, 1)] * 3
+    assert {item.runs[0].reason for item in details} == {"prefetch"}
     # What remains is for somebody else to see to, who is told once.
     assert caplog.text.count("the machine has no thread for its plain handlers; restart it soon") == 1
 

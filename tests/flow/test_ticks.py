@@ -225,9 +225,9 @@ def test_each_tick_follows_its_policies_through_an_hour_with_deaths(overlap: Any
             return end is not None and end <= at
 
         def heeded(at: int, *, claimed_by: int) -> list[JobDetail]:
-            beside = [one for one in details if one.job.created < at and not over(one.job.finished, at)]
-            runs = [any(run.start <= claimed_by and not over(run.end, at) for run in one.runs) for one in beside]
-            return [one for one, active in zip(beside, runs, strict=True) if overlap == "skip" or not active]
+            beside = [detail for detail in details if detail.job.created < at and not over(detail.job.finished, at)]
+            runs = [any(run.start <= claimed_by and not over(run.end, at) for run in item.runs) for item in beside]
+            return [detail for detail, active in zip(beside, runs, strict=True) if overlap == "skip" or not active]
 
         assert {event.reason for event in skipped} == {"overlap"}
         assert len(jobs) + len(skipped) == (clock.now() - EPOCH) // (5 * SECOND)

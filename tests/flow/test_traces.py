@@ -20,7 +20,7 @@ class Counting(MemoryStorage):
     async def renew(self, beat: RenewRequest) -> RenewResult:
         if self.away:
             raise StorageUnavailableError("out of reach")
-        self.sent += [(one.ref.id, one.trace) for one in beat.renewals if one.trace is not None]
+        self.sent += [(renewal.ref.id, renewal.trace) for renewal in beat.renewals if renewal.trace is not None]
         return await super().renew(beat)
 
 
@@ -45,7 +45,7 @@ def test_a_trace_is_sent_after_one_beat_and_again_when_it_changes(play: Play) ->
         await asyncio.sleep(25)
 
         # However often it beats: once for each place. A run that is over before it is a beat old costs nothing.
-        assert [(one, trace.count("sleep(10)"), trace.count("sleep(20)")) for one, trace in storage.sent] == [
+        assert [(call, trace.count("sleep(10)"), trace.count("sleep(20)")) for call, trace in storage.sent] == [
             (job.id, 1, 0),
             (job.id, 0, 1),
         ]
@@ -78,6 +78,6 @@ def test_a_trace_that_did_not_get_through_comes_with_a_later_beat(play: Play) ->
         await asyncio.sleep(5)
 
         assert await job.state() is State.ACTIVE
-        assert [one for one, _ in storage.sent] == [job.id]
+        assert [call for call, _ in storage.sent] == [job.id]
 
     play(scenario)

@@ -258,7 +258,7 @@ def test_values_arrive_and_return_as_the_annotated_class(play: Play) -> None:
 def sorted_like(seen: list[Any], values: list[tuple[Any, Any]]) -> list[Any]:
     """Return the arrived values in the order of the sent ones."""
     left = list(seen)
-    return [left.pop(next(place for place, one in enumerate(left) if one == value)) for _, value in values]
+    return [left.pop(next(place for place, item in enumerate(left) if item == value)) for _, value in values]
 
 
 def test_a_model_in_args_kwargs_and_defaults_arrives_as_a_model(play: Play) -> None:
@@ -576,7 +576,7 @@ UNDECODABLE: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "message"), UNDECODABLE, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("hint", "message"), UNDECODABLE, ids=lambda value: str(value)[:40])
 def test_a_type_that_cannot_be_decoded_is_refused_with_the_task(hint: Any, message: str) -> None:
     async def give() -> Any: ...
 

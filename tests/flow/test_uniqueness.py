@@ -70,6 +70,52 @@ def test_a_call_whose_key_is_held_gets_the_job_that_holds_it(play: Play) -> None
     play(scenario)
 
 
+def test_the_job_that_holds_a_key_is_found_without_a_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        send = sending(app)
+        assert await send.unique_job(7) is None
+        first = await send.enqueue(7, "one")
+        other = await send.options(unique="vip").enqueue(7)
+
+        for holder, job in ((await send.unique_job(7), first), (await send.options(unique="vip").unique_job(7), other)):
+            assert holder is not None
+            assert (holder.id, holder.queue) == (job.id, job.queue)
+        assert await send.unique_job(8) is None
+        await first.cancel()
+        assert await send.unique_job(7) is None
+        assert (await send.enqueue(7)).made == "created"
+
+    play(scenario)
+
+
+def test_a_key_of_queued_jobs_is_not_held_by_a_running_one(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app(timing=FAST)
+        held: list[bool] = []
+
+        @app.task(name="sync", unique=Unique("all", scope="queued"))
+        async def sync() -> None:
+            held.append(await sync.unique_job() is not None)
+
+        job = await sync.enqueue()
+        assert (await sync.unique_job()) is not None
+        await stage.start(app.worker())
+        await job.result()
+        assert held == [False]
+
+    play(scenario)
+
+
+def test_a_call_without_a_unique_key_has_no_holder(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        send = sending(stage.app(timing=FAST))
+        with pytest.raises(UsageError, match="this call of task 'send' has no unique key"):
+            await send.options(unique=False).unique_job(7)
+
+    play(scenario)
+
+
 @pytest.mark.fault("W-T14")
 def test_a_key_is_free_after_its_jobs_end_and_held_during_retries(play: Play) -> None:
     async def scenario(stage: Stage) -> None:
@@ -221,11 +267,11 @@ async def tenants(what: set[Tenant]) -> None: ...
     ],
 )
 def test_unordered_arguments_are_compared_by_content(handler: Any, one: Any, same: Any, other: Any) -> None:
-    def key(given: Any) -> str:
+    def key(value: Any) -> str:
         make: Any = Tenure("memory://").task(name="sort", unique=True)
-        return cast(str, make(handler).call(given).job.merge.key)
+        return cast(str, make(handler).call(value).job.merge.key)
 
-    keys = [key(given) for given in (one, same, other)]
+    keys = [key(item) for item in (one, same, other)]
 
     assert keys[0] == keys[1] != keys[2]
 
@@ -379,7 +425,7 @@ async def _send(user: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"unique": "user:{usr}"}, "unique = 'user:{usr}' names 'usr', which task 'send' does not take"),
         ({"unique": 7}, "unique = 7 must be a template"),
@@ -388,13 +434,13 @@ async def _send(user: int) -> None: ...
         ({"throttle": 5}, "throttle = 5 must be a Throttle; write throttle=Throttle"),
     ],
 )
-def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         sending(Tenure("memory://"), **options)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (
             lambda: Unique(scope="unfinishd"),
@@ -409,8 +455,8 @@ def test_options_that_cannot_be_are_refused_when_the_task_is_defined(options: di
         (lambda: Throttle(max=1, window="1m", on_limit="drop"), "Throttle.on_limit = 'drop' is unknown"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_policy_that_cannot_be_is_refused_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make()
 
 

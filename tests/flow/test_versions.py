@@ -284,7 +284,7 @@ def yielding(arguments: Arguments) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("version", "since", "told"),
+    ("version", "since", "message"),
     [
         (0, 1, "version = 0 must be 1 or more"),
         ("2", 1, "version = '2' must be a whole number"),
@@ -293,14 +293,14 @@ def yielding(arguments: Arguments) -> Any:
         (2, 3, r"since = 3 is after version = 2: .* write version=3"),
     ],
 )
-def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, told: str) -> None:
+def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, message: str) -> None:
     for maker in (Tenure("memory://"), Router()):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             maker.task(name="pay", version=version, since=since)
 
 
 @pytest.mark.parametrize(
-    ("start", "step", "told"),
+    ("start", "step", "message"),
     [
         (0, same, "from_version = 0 must be 1 or more"),
         ("1", same, "from_version = '1' must be a whole number"),
@@ -315,12 +315,12 @@ def test_bad_versions_are_refused_naming_the_remedy(version: Any, since: Any, to
         (3, double, "is called with the arguments as one dict: missing a required"),
     ],
 )
-def test_a_bad_migration_is_refused_naming_task_and_version(start: Any, step: Any, told: str) -> None:
+def test_a_bad_migration_is_refused_naming_task_and_version(start: Any, step: Any, message: str) -> None:
     app = Tenure("memory://")
 
     @app.task(name="pay", version=4, since=2)
     async def pay(cents: int) -> None: ...
 
     pay.migrate(2)(same)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         pay.migrate(start)(step)

@@ -22,18 +22,20 @@ VARIABLE = "TENURE_TEST_LINE"
 OPENED = f"import os, socket, sys, time\nline = socket.socket(fileno=int(os.environ['{VARIABLE}'].partition(':')[0]))\n"
 
 
-def start(script: str, *, told: str = "") -> Process:
-    return Process.start([sys.executable, "-c", OPENED + script], variable=VARIABLE, config=told, env=dict(os.environ))
+def start(script: str, *, config: str = "") -> Process:
+    return Process.start(
+        [sys.executable, "-c", OPENED + script], variable=VARIABLE, config=config, env=dict(os.environ)
+    )
 
 
-async def heard(one: Process) -> bytes:
+async def heard(process: Process) -> bytes:
     async with asyncio.timeout(20):
-        return await asyncio.get_running_loop().sock_recv(one.socket, 1000)
+        return await asyncio.get_running_loop().sock_recv(process.socket, 1000)
 
 
-async def ended(one: Process) -> ProcessExit:
+async def ended(process: Process) -> ProcessExit:
     async with asyncio.timeout(20):
-        return await one.wait()
+        return await process.wait()
 
 
 ORPHANS = """
@@ -60,15 +62,15 @@ def test_orphans_are_reaped_and_own_children_are_left_to_their_waiters() -> None
 
 
 async def test_a_process_gets_its_config_and_writes_to_its_socket() -> None:
-    one = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", told="somebody")
+    process = start(f"line.sendall(os.environ['{VARIABLE}'].partition(':')[2].encode())", config="somebody")
 
-    assert await heard(one) == b"somebody"
-    assert (await ended(one)).status == 0
-    one.kill_group()
+    assert await heard(process) == b"somebody"
+    assert (await ended(process)).status == 0
+    process.kill_group()
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "said"),
+    ("script", "status", "message"),
     [
         ("sys.exit(3)", 3, "exit status 3"),
         ("os._exit(0)", 0, "exit status 0"),
@@ -76,50 +78,50 @@ async def test_a_process_gets_its_config_and_writes_to_its_socket() -> None:
         ("import ctypes; ctypes.string_at(0)", -11, "signal 11 (SIGSEGV)"),
     ],
 )
-async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, said: str) -> None:
-    one = start(script)
-    death = await ended(one)
+async def test_how_it_ended_is_known_and_can_be_said(script: str, status: int, message: str) -> None:
+    process = start(script)
+    death = await ended(process)
 
-    assert (death.status, str(death)) == (status, said)
-    assert one.exit == death
-    one.kill_group()
+    assert (death.status, str(death)) == (status, message)
+    assert process.exit == death
+    process.kill_group()
 
 
 async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
-    one = start("much = b'x' * 300_000_000; os.kill(os.getpid(), 9)")
-    death = await ended(one)
+    process = start("much = b'x' * 300_000_000; os.kill(os.getpid(), 9)")
+    death = await ended(process)
 
     assert death.peak_memory is not None
     assert 300_000_000 < death.peak_memory < 600_000_000
-    one.kill_group()
+    process.kill_group()
 
 
 async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
-    one = start("line.sendall(b'up'); line.recv(1); line.sendall(b'still here'); time.sleep(600)")
-    assert await heard(one) == b"up"
-    assert [one.stopped for _ in range(2)] == [False, False]
+    process = start("line.sendall(b'up'); line.recv(1); line.sendall(b'still here'); time.sleep(600)")
+    assert await heard(process) == b"up"
+    assert [process.stopped for _ in range(2)] == [False, False]
 
-    one.send_signal(signal.SIGSTOP)
-    await until(lambda: one.stopped)
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: process.stopped)
     # Asked as often as one likes.
-    assert [one.stopped for _ in range(2)] == [True, True]
+    assert [process.stopped for _ in range(2)] == [True, True]
 
-    one.send_signal(signal.SIGCONT)
-    await until(lambda: not one.stopped)
-    one.write(b".")
+    process.send_signal(signal.SIGCONT)
+    await until(lambda: not process.stopped)
+    process.write(b".")
 
-    assert await heard(one) == b"still here"
-    one.send_signal(signal.SIGKILL)
-    assert (await ended(one)).signal == 9
-    assert [one.stopped] == [False]
-    one.kill_group()
+    assert await heard(process) == b"still here"
+    process.send_signal(signal.SIGKILL)
+    assert (await ended(process)).signal == 9
+    assert [process.stopped] == [False]
+    process.kill_group()
 
 
 async def test_kill_group_ends_the_processes_that_it_had_started() -> None:
-    one = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
-    child = int((await heard(one)).split()[0])
-    await ended(one)
-    one.kill_group()
+    process = start("pid = os.fork()\nline.sendall(str(pid).encode() + b' ') if pid else time.sleep(600)\n")
+    child = int((await heard(process)).split()[0])
+    await ended(process)
+    process.kill_group()
 
     await until(
         lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
@@ -153,37 +155,37 @@ async def test_one_that_no_thread_can_wait_for_is_an_os_error_and_does_not_live(
 
 
 async def test_an_exit_is_noticed_although_other_code_waited_for_it() -> None:
-    process = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # noqa: ASYNC220 - as we start them
-    os.waitpid(process.pid, 0)  # noqa: ASYNC222 - a handler may do that
+    popen = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # noqa: ASYNC220 - as we start them
+    os.waitpid(popen.pid, 0)  # noqa: ASYNC222 - a handler may do that
     ours, theirs = socket.socketpair()
-    one = Process(process, ours)
-    death = await ended(one)
-    one.kill_group()
+    process = Process(popen, ours)
+    death = await ended(process)
+    process.kill_group()
     theirs.close()
 
     assert (death.status, death.signal, str(death)) == (None, None, "exit status unknown")
-    assert one.has_exited
+    assert process.has_exited
 
 
 async def test_an_exit_is_noticed_although_sigchld_is_ignored() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        one = start("os._exit(3)")
-        death = await ended(one)
+        process = start("os._exit(3)")
+        death = await ended(process)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    one.kill_group()
+    process.kill_group()
 
     assert death == ProcessExit(None)
 
 
 async def test_a_hundred_deaths_leave_no_zombie_and_no_descriptor() -> None:
     async def die() -> int:
-        one = Process.start(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
-        death = await ended(one)
-        one.kill_group()
+        process = Process.start(["/bin/sh", "-c", "kill -9 $$"], variable=VARIABLE, env=dict(os.environ))
+        death = await ended(process)
+        process.kill_group()
         assert death.signal == 9
-        return one.pid
+        return process.pid
 
     await die()
     before = len(os.listdir("/proc/self/fd"))
@@ -211,10 +213,10 @@ def offered(pid: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
 async def test_the_oom_killer_prefers_a_child_to_its_parent() -> None:
-    one = start("print(line.recv(1))")
+    process = start("print(line.recv(1))")
 
-    assert offered(one.pid) == min(1000, offered(os.getpid()) + EXTRA_OOM_SCORE)
+    assert offered(process.pid) == min(1000, offered(os.getpid()) + EXTRA_OOM_SCORE)
 
-    one.send_signal(signal.SIGKILL)
-    await ended(one)
-    one.kill_group()
+    process.send_signal(signal.SIGKILL)
+    await ended(process)
+    process.kill_group()

@@ -93,13 +93,13 @@ def test_the_evidence_is_generated_from_the_figures(failed: WorldFigures, tmp_pa
     page, data = evidence.write(
         tmp_path / "deep" / "simulation", failed, trials, command="make it", at="abc", clock=ManualClock(), took=1.2
     )
-    told = json.loads(data.read_text())
+    output = json.loads(data.read_text())
 
     assert "| commit | abc |" in page.read_text()
     assert "2026-01-01 00:00 UTC" in page.read_text()
     assert "1 of 1; 0 of 0 harmless ones left alone" in page.read_text()
-    assert (told["seeds"], told["double_outcomes"], told["command"]) == (1, 1, "make it")
-    assert told["mutants"][0]["seed"] == failed.failures[0].seed
+    assert (output["seeds"], output["double_outcomes"], output["command"]) == (1, 1, "make it")
+    assert output["mutants"][0]["seed"] == failed.failures[0].seed
 
 
 def test_the_command_line_runs_many_worlds_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:

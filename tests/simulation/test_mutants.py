@@ -34,10 +34,10 @@ def newcomers() -> Iterator[None]:
 
 
 def test_there_are_twenty_mutants_with_different_descriptions() -> None:
-    harmful = [one for one in MUTANTS.values() if not one.harmless]
+    harmful = [item for item in MUTANTS.values() if not item.harmless]
 
     assert len(harmful) >= 20
-    assert len({one.guard for one in harmful}) == len(harmful)
+    assert len({mutant.guard for mutant in harmful}) == len(harmful)
 
 
 @pytest.mark.slow
@@ -73,10 +73,10 @@ def test_a_harmless_mutant_is_not_caught() -> None:
 def test_an_undetected_mutant_fails_the_trial(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["same", "claim_keeps_fence", "--seeds", "2", "--processes", "1"]) == 1
 
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
 
-    assert "1 of 2; 0 of 0 harmless ones left alone" in told
-    assert "same: no world has found it out" in told
+    assert "1 of 2; 0 of 0 harmless ones left alone" in output
+    assert "same: no world has found it out" in output
 
 
 @pytest.mark.usefixtures("newcomers")

@@ -21,7 +21,7 @@ def test_hours_pass_in_no_time() -> None:
 
 def test_the_usual_tools_of_asyncio_work() -> None:
     async def main(loop: SimLoop) -> list[str]:
-        told: list[str] = []
+        messages: list[str] = []
         queue: asyncio.Queue[str] = asyncio.Queue()
         event = asyncio.Event()
 
@@ -33,7 +33,7 @@ def test_the_usual_tools_of_asyncio_work() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(producer())
-            told += [await queue.get(), await queue.get()]
+            messages += [await queue.get(), await queue.get()]
         await asyncio.wait_for(event.wait(), 1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
@@ -42,9 +42,9 @@ def test_the_usual_tools_of_asyncio_work() -> None:
             await asyncio.wait_for(asyncio.sleep(9), 3)
         with pytest.raises(ExceptionGroup):
             await _fail_together()
-        told.append(f"{loop.time():g}")
-        told += await asyncio.gather(asyncio.sleep(1, "c"), asyncio.to_thread(str, 4))
-        return told
+        messages.append(f"{loop.time():g}")
+        messages += await asyncio.gather(asyncio.sleep(1, "c"), asyncio.to_thread(str, 4))
+        return messages
 
     assert simulate(main) == ["a", "b", "10", "c", "4"]
 
@@ -61,21 +61,21 @@ async def _raise() -> None:
 
 def test_a_killed_node_runs_nothing_more_not_even_its_finally() -> None:
     async def main(loop: SimLoop) -> list[str]:
-        told: list[str] = []
+        messages: list[str] = []
 
         async def run() -> None:
             try:
-                told.append("began")
+                messages.append("began")
                 await asyncio.sleep(10)
             finally:
-                told.append("finally")
+                messages.append("finally")
 
         node = Node("victim")
         loop.start(node, run())
         await asyncio.sleep(1)
         loop.kill(node)
         await asyncio.sleep(100)
-        return list(told)
+        return list(messages)
 
     assert simulate(main) == ["began"]
 
@@ -103,17 +103,17 @@ def test_a_paused_node_goes_on_where_it_stood() -> None:
 
 def test_two_nodes_take_turns_by_the_dice_and_one_node_keeps_its_order() -> None:
     async def main(loop: SimLoop) -> str:
-        told: list[str] = []
+        messages: list[str] = []
 
         async def say(word: str) -> None:
-            told.append(word)
+            messages.append(word)
 
         nodes = Node("a"), Node("b")
         for number in range(8):
             for node in nodes:
                 loop.start(node, say(f"{node.name}{number}"))
         await asyncio.sleep(1)
-        return " ".join(told)
+        return " ".join(messages)
 
     orders = [simulate(main, seed=seed) for seed in range(20)]
 

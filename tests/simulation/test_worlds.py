@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure_testing.simulation.plan import FEATURES, SCENARIOS, STEPS
 from tenure_testing.simulation.recovery_checks import SimulatedRecovery
 from tenure_testing.simulation.world import World
@@ -87,7 +87,7 @@ def test_a_dead_workers_jobs_are_recovered_in_time_after_a_clock_step(seconds: f
         recovered += World(seed, plan).run().environment.accounts.recoveries
 
     assert recovered
-    assert max(one.seconds for one in recovered) <= bound
+    assert max(recovery_.seconds for recovery_ in recovered) <= bound
 
 
 @pytest.mark.slow
@@ -102,11 +102,11 @@ def test_some_event_handler_gets_each_stall() -> None:
 
 @pytest.mark.slow
 def test_the_merging_world_produces_every_kind_of_receipt() -> None:
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(OFTEN):
-        told += World(seed, SCENARIOS["merging"], name="merging").run().environment.accounts.receipts
+        counts += World(seed, SCENARIOS["merging"], name="merging").run().environment.accounts.receipts
 
-    assert set(told) == set(get_args(Made))
+    assert set(counts) == set(get_args(EnqueueAction))
 
 
 @pytest.mark.slow

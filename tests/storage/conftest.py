@@ -18,5 +18,5 @@ async def connect() -> AsyncIterator[Callable[[str], Connections]]:
         return made[-1]
 
     yield connected
-    for one in made:
-        await one.close()
+    for job in made:
+        await job.close()

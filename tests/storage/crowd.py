@@ -114,9 +114,9 @@ class Hand:
                 chosen = dice.sample(self.held, dice.randrange(len(self.held) + 1))
                 await self.settle(chosen, ClaimRequest(("q",), dice.choice((0, 1, 4))))
             case 13 | 14:
-                renewals = tuple(LeaseRenewal(one.ref, one.fence, progress=0.5) for one in self.held + self.spent[-3:])
+                renewals = tuple(LeaseRenewal(run.ref, run.fence, progress=0.5) for run in self.held + self.spent[-3:])
                 pulse = await self.storage.renew(RenewRequest(self.owner, renewals))
-                assert not {(one.ref, one.fence) for one in self.held} & set(pulse.lost)
+                assert not {(item.ref, item.fence) for item in self.held} & set(pulse.lost)
             case 15 | 16:
                 await self.recover(
                     (await self.storage.sweep(SweepRequest(self.owner, dice.choice((None, 4_000_000))))).stalled
@@ -134,10 +134,10 @@ class Hand:
     async def settle(self, leases: list[Lease], order: ClaimRequest | None = None) -> None:
         """Settle leases, and some of old a second time."""
         again = self.dice.sample(self.spent, min(len(self.spent), 2))
-        asked = [settlement(one, self.dice.choice(OUTCOMES), self.dice) for one in (*leases, *again)]
-        self.held = [one for one in self.held if one not in leases]
+        sent = [settlement(lease, self.dice.choice(OUTCOMES), self.dice) for lease in (*leases, *again)]
+        self.held = [run for run in self.held if run not in leases]
         self.ledger.leaves(leases)
-        answer = await self.storage.exchange(self.owner, asked, order)
+        answer = await self.storage.exchange(self.owner, sent, order)
         self.ledger.won(answer.leases)
         with self.ledger.lock:
             for verdict in answer.verdicts:
@@ -160,11 +160,11 @@ class Hand:
 
     async def recover(self, taken: Sequence[StalledLease]) -> None:
         """Settle what was taken from the dead; nobody else has it."""
-        asked = [settlement(one.lease, Stalled(one.reason, owner=one.owner), self.dice) for one in taken]
+        sent = [settlement(lease.lease, Stalled(lease.reason, owner=lease.owner), self.dice) for lease in taken]
         with self.ledger.lock:
-            for one in taken:
-                self.ledger.fences[one.lease.ref].append(one.lease.fence)
-        answer = await self.storage.exchange(self.owner, asked)
+            for item in taken:
+                self.ledger.fences[item.lease.ref].append(item.lease.fence)
+        answer = await self.storage.exchange(self.owner, sent)
         assert {verdict.verdict for verdict in answer.verdicts} <= {"done"}
 
 
@@ -189,25 +189,25 @@ async def finish(storage: Storage, ledger: Ledger) -> None:
     await storage.tune(Target("task", "t"), Settings(paused=False))
     for dead in ledger.dead:
         taken = await storage.reclaim(dead, last)
-        await storage.exchange(last, [settlement(one.lease, Returned(b""), Random(1)) for one in taken.stalled])
+        await storage.exchange(last, [settlement(stall.lease, Returned(b""), Random(1)) for stall in taken.stalled])
     for _ in range(1000):
         answer = await storage.exchange(last, (), ClaimRequest(("q",), 128))
         swept = await storage.sweep(SweepRequest(last, None))
-        leases = [*answer.leases, *(one.lease for one in swept.stalled)]
+        leases = [*answer.leases, *(stall.lease for stall in swept.stalled)]
         await storage.exchange(last, [settlement(lease, Returned(b""), Random(1)) for lease in leases])
         if not leases and answer.next_due is None:
             break
         await asyncio.sleep(0.002)
     jobs = (await storage.find(Query(limit=100_000))).jobs
-    details = await storage.get([one.ref for one in jobs])
+    details = await storage.get([job.ref for job in jobs])
     (survey,) = (await storage.survey(["q"])).queues
     events = (await storage.events(limit=1_000_000)).events
     findings = await storage.examine()
     await storage.close()
 
-    assert {one.ref for one in jobs} == ledger.made
-    assert {one.state for one in jobs} <= TERMINAL
-    assert {state: count for state, count in survey.counts.items() if count} == Counter(one.state for one in jobs)
+    assert {item.ref for item in jobs} == ledger.made
+    assert {job.state for job in jobs} <= TERMINAL
+    assert {state: count for state, count in survey.counts.items() if count} == Counter(job.state for job in jobs)
     assert survey.parked == 0
     assert not [finding for finding in findings if finding.level == "error"]
     outcomes = Counter(
@@ -222,7 +222,7 @@ async def finish(storage: Storage, ledger: Ledger) -> None:
         for event in events
         if isinstance(event, JobEvent) and isinstance(event, JobCompleted | JobFailed | JobCancelled)
     )
-    assert ends == dict.fromkeys((one.id for one in jobs), 1)
+    assert ends == dict.fromkeys((job.id for job in jobs), 1)
     for detail in details:
         assert detail is not None
         fences = [run.fence for run in detail.runs]

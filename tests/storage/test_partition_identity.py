@@ -248,7 +248,7 @@ async def test_commits_of_a_deleted_log_outlive_the_process(tmp_path: Path, idle
         shutil.copy(f"{path}-wal", f"{crashed}-wal")
     copy = SQLiteStorage(crashed)
     expected = {"before", "theirs", "after", "later"} | ({"theirs-after"} if not idle else set[str]())
-    found = [{one.ref.id for one in (await of.find(Query(limit=9))).jobs} for of in (copy, storage, other)]
+    found = [{item.ref.id for item in (await of.find(Query(limit=9))).jobs} for of in (copy, storage, other)]
     for each in (copy, other, storage):
         await each.close()
 
@@ -270,45 +270,45 @@ async def test_writes_are_refused_while_a_deleted_log_cannot_be_saved(tmp_path: 
         await storage.enqueue([job("refused")])
     reader.close()
     await storage.enqueue([job("again")])
-    found = {one.ref.id for one in (await storage.find(Query(limit=9))).jobs}
+    found = {item.ref.id for item in (await storage.find(Query(limit=9))).jobs}
     await storage.close()
 
     assert found == {"before", "more", "again"}
 
 
 def test_a_deleted_log_is_an_alarm_with_an_event(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[PartitionEvent] = []
-    watch = watch_of(told)
+    events: list[PartitionEvent] = []
+    watch = watch_of(events)
     state = PartitionState("*", "0123", 1)
     watch.compare((replace(state, trouble=LOG_LOST),), (), 0.0)
     watch.compare((state,), (), 0.0)
 
-    assert told == [StorageLogDeleted(partition="*")]
+    assert events == [StorageLogDeleted(partition="*")]
     assert LOG_LOST in watch.alarm
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_a_rewind_sets_the_readers_of_that_partition_back() -> None:
-    told: list[PartitionEvent] = []
+    events: list[PartitionEvent] = []
     places: list[tuple[int, int, float]] = []
     clock = ManualClock()
-    watch = watch_of(told, clock=clock, rewound=lambda place, last, ago: places.append((place, last, ago)))
+    watch = watch_of(events, clock=clock, rewound=lambda place, last, ago: places.append((place, last, ago)))
     state = PartitionState("partition 1", "0123", 1, last_event=20, place=1)
     asked_at = clock.uptime()
     watch.compare((state,), (), asked_at)
     clock.advance(5)
     watch.compare((replace(state, last_event=15),), (), asked_at + 4)
 
-    assert told == [StorageRewound(partition="partition 1", by=5)]
+    assert events == [StorageRewound(partition="partition 1", by=5)]
     assert places == [(1, 15, 5.0)]
 
 
 async def test_a_deleted_file_that_no_process_makes_again_is_an_alarm(tmp_path: Path) -> None:
-    path, told, places = tmp_path / "jobs.db", list[PartitionEvent](), list[int]()
+    path, events, places = tmp_path / "jobs.db", list[PartitionEvent](), list[int]()
     maker, storage = SQLiteStorage(path), SQLiteStorage(path, auto_migrate=False)
     await maker.open()
     await maker.close()
-    watch = watch_of(told, replaced=places.append)
+    watch = watch_of(events, replaced=places.append)
     seen = await look(storage)
     watch.compare((seen,), (), 0.0)
     for name in ("jobs.db", "jobs.db-wal", "jobs.db-shm"):
@@ -318,7 +318,7 @@ async def test_a_deleted_file_that_no_process_makes_again_is_an_alarm(tmp_path: 
             await look(storage, seen)
         watch.mismatched(raised.value)
 
-    assert told == [StorageReplaced(partition="*", old=seen.identity, new="")]
+    assert events == [StorageReplaced(partition="*", old=seen.identity, new="")]
     assert "tenure migrate" in watch.alarm
 
     made_again = SQLiteStorage(path)
@@ -326,7 +326,7 @@ async def test_a_deleted_file_that_no_process_makes_again_is_an_alarm(tmp_path: 
     await storage.close()
     await made_again.close()
 
-    assert len(told) == 1
+    assert len(events) == 1
     assert places == [0]
 
 
@@ -352,7 +352,7 @@ def forget_identity(path: Path) -> None:
 
 
 def watch_of(
-    told: list[PartitionEvent],
+    events: list[PartitionEvent],
     *,
     clock: ManualClock | None = None,
     replaced: Callable[[int], None] = lambda place: None,
@@ -364,7 +364,7 @@ def watch_of(
         clock=clock or ManualClock(),
         logger=logging.getLogger("tenure"),
         read=lambda: "",
-        announce=told.append,
+        announce=events.append,
         forget_read=lambda: None,
         replaced=replaced,
         rewound=rewound,

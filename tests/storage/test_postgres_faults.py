@@ -1,6 +1,7 @@
 """PostgreSQL fails in the middle of a call: nothing is lost or done twice."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -261,6 +262,24 @@ async def test_two_processes_claim_each_job_once(postgres_url: str) -> None:
 
     assert all(taken)
     assert sorted([*taken[0], *taken[1]]) == [job.id for job in new_jobs(60)]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(postgres_url: str) -> None:
+    storage = PostgresStorage(read(postgres_url))
+    asyncio.run(storage.enqueue([new_job("parent")]))
+    # A thread of the parent is in the middle of a transaction.
+    with storage.claims.turns:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            asyncio.run(storage.enqueue([new_job("child")]))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    jobs = asyncio.run(storage.find(Query())).jobs
+    asyncio.run(storage.close())
+
+    assert status == 0
+    assert {job.id for job in jobs} == {"parent", "child"}
 
 
 async def test_a_held_gate_delays_writes_but_no_reads(postgres_url: str) -> None:

@@ -14,7 +14,7 @@ PLAIN = read("redis://localhost")
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("redis://", replace(PLAIN, shown="redis://")),
         ("redis://localhost:6379", PLAIN),
@@ -63,13 +63,13 @@ PLAIN = read("redis://localhost")
         ("valkey+cluster://one/0", replace(PLAIN, kind="cluster", places=(ServerAddress("one", 6379),), partitions=16)),
     ],
 )
-def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, said: RedisAddress) -> None:
+def test_an_address_says_where_the_servers_are_and_how_to_get_in(url: str, expected: RedisAddress) -> None:
     address = read(url)
 
-    assert address == replace(said, url=url, shown=address.shown)
+    assert address == replace(expected, url=url, shown=address.shown)
 
 
-def test_a_cluster_has_cells_and_anything_else_has_one() -> None:
+def test_a_cluster_has_partitions_and_anything_else_has_one() -> None:
     assert read("redis://localhost?namespace=shop").bases == ("{shop}",)
     assert read("redis+sentinel://localhost/main").bases == ("{tenure}",)
     assert read("redis+cluster://localhost?partitions=3").bases == ("{tenure:0}", "{tenure:1}", "{tenure:2}")

@@ -606,7 +606,7 @@ async def test_a_forked_child_uses_none_of_its_parents_connections(redis_server:
     await connections.close()
 
 
-def test_a_cell_lies_in_the_slot_of_its_hash_tag() -> None:
+def test_a_partition_lies_in_the_slot_of_its_hash_tag() -> None:
     assert slot("{foo}") == 12182
     assert slot("{user1000}") == 3443
 

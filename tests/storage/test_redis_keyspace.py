@@ -33,7 +33,7 @@ DAY = 86_400
 
 OF_THE_CELL = {
     "schema": "the layout",
-    "identity": "how a worker tells the cell from another that took its place",
+    "identity": "how a worker tells the partition from another that took its place",
     "clock": "how far the clock has come, so that it is known when it is set back",
     "counters": "the numbers of jobs",
     "leader": "who led last, and when it was swept",
@@ -44,7 +44,7 @@ OF_THE_CELL = {
     "discarded": "how many jobs of each queue ever expired without a record",
     "queues": "the queues of which there are jobs, settings, or a count of the discarded",
 }
-"""The keys that a cell has once, whatever was in it, and what each is for."""
+"""The keys that a partition has once, whatever was in it, and what each is for."""
 
 MOST = 24
 """How much each may hold when all jobs are gone: a word for each thing that there was one of, not for each job."""
@@ -90,8 +90,8 @@ async def come_to_an_end(twins: Twins) -> None:
     for queue in QUEUES:
         await storage.tune(Target("queue", queue), Settings(paused=False, rate=RateKey("queue", 0), record=()))
     await storage.plan([RemoveSchedule(schedule.name) for schedule in (await storage.survey()).schedules])
-    for one in twins.owners[1:]:
-        await storage.renew(RenewRequest(one, last=True))
+    for owner in twins.owners[1:]:
+        await storage.renew(RenewRequest(owner, last=True))
     await forgotten(twins)
 
 
@@ -114,7 +114,7 @@ async def swept(twins: Twins) -> None:
     storage, owner = twins.storage, twins.owners[0]
     while True:
         answer = await storage.sweep(SweepRequest(owner, None))
-        leases = [settlement(one.lease, Returned(b""), twins.dice) for one in answer.stalled]
+        leases = [settlement(stall.lease, Returned(b""), twins.dice) for stall in answer.stalled]
         await storage.exchange(owner, leases, None)
         assert answer.troubles == ()
         if not answer.more and not leases:

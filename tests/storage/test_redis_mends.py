@@ -43,7 +43,7 @@ pytestmark = pytest.mark.redis
 
 Q = "broken"
 ROUND = 60
-"""Sweeps in which the audit has surely come round over all that stands in the cell of a test."""
+"""Sweeps in which the audit has surely come round over all that stands in the partition of a test."""
 
 LONG = b"x" * 1000
 """A payload, or a result, that a record does not hold itself."""
@@ -54,7 +54,7 @@ COLLECTED = CollectKey("c", 20 * SECOND, 9)
 PACED = (RateKey("r", 3600 * SECOND),)
 
 
-class Cell(NamedTuple):
+class RedisPartition(NamedTuple):
     """A storage, the keys that it lies in, and its clock."""
 
     storage: RedisStorage
@@ -87,18 +87,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def cell(clock: ManualClock, redis_url: str) -> AsyncIterator[Cell]:
+async def partition(clock: ManualClock, redis_url: str) -> AsyncIterator[RedisPartition]:
     address = read(redis_url)
     storage = RedisStorage(address, clock=clock)
     await storage.open()
     with client_of(redis_url.partition("?")[0]) as client:
-        yield Cell(storage, client, address.bases[0], clock)
+        yield RedisPartition(storage, client, address.bases[0], clock)
     await storage.close()
 
 
-async def peopled(cell: Cell) -> None:
-    """Have a job of each kind in the cell."""
-    storage = cell.storage
+async def peopled(partition: RedisPartition) -> None:
+    """Have a job of each kind in the partition."""
+    storage = partition.storage
     await enqueue(
         storage,
         new_job("holder", queue=Q, keys=KEYED),
@@ -122,96 +122,102 @@ async def peopled(cell: Cell) -> None:
         new_job("nightly", queue=Q, schedule="nightly", delay=30 * SECOND),
         new_job("aged", queue=Q, ttl=40 * SECOND, delay=30 * SECOND),
     )
-    assert cell.wrong() == []
+    assert partition.wrong() == []
 
 
 REF = f"{Q}\0"
 
-STRAYS: dict[str, Callable[[Cell, str], object]] = {
-    "ready": lambda cell, id_: cell.raw.zadd(cell.key("ready", Q), {id_: 1}),
-    "delayed": lambda cell, id_: cell.raw.zadd(cell.key("delayed", Q), {id_: 1}),
-    "leases": lambda cell, id_: cell.raw.zadd(cell.key("leases"), {REF + id_: 1}),
-    "suspects": lambda cell, id_: cell.raw.zadd(cell.key("suspects"), {REF + id_: 1}),
-    "aging": lambda cell, id_: cell.raw.zadd(cell.key("aging"), {REF + id_: 1}),
-    "kept": lambda cell, id_: cell.raw.zadd(cell.key("kept"), {REF + id_: 1}),
-    "redrives": lambda cell, id_: cell.raw.zadd(cell.key("redrives"), {REF + id_: 1}),
-    "parked under a key": lambda cell, id_: cell.raw.zadd(cell.key("parked", Q, "k"), {id_: 1}),
-    "parked under a rate": lambda cell, id_: cell.raw.zadd(cell.key("parked", Q, "rate:r"), {id_: 1}),
-    "slots": lambda cell, id_: cell.raw.zadd(cell.key("slots", Q, "k"), {id_: 1}),
-    "merge": lambda cell, id_: cell.raw.zadd(cell.key("merge", Q, "unique:u"), {id_: 0}),
-    "busy": lambda cell, id_: cell.raw.zadd(cell.key("busy", Q, "unique:u"), {id_: 0}),
-    "gathering": lambda cell, id_: cell.raw.zadd(cell.key("merge", Q, "collect:c"), {id_: 0}),
-    "queued": lambda cell, id_: cell.raw.zadd(cell.key("queued", "weekly"), {REF + id_: 0}),
-    "running": lambda cell, id_: cell.raw.zadd(cell.key("running", "weekly"), {REF + id_: 0}),
-    "held": lambda cell, id_: cell.raw.zadd(cell.key("held", ALICE.id), {REF + id_: 0}),
-    "over": lambda cell, id_: cell.raw.zadd(cell.key("over", Q, "cancelled"), {id_: 1}),
-    "in": lambda cell, id_: cell.raw.zadd(cell.key("in", Q, "waiting"), {id_: 0}),
-    "ages": lambda cell, id_: cell.raw.zadd(cell.key("ages", Q), {id_: 1}),
+STRAYS: dict[str, Callable[[RedisPartition, str], object]] = {
+    "ready": lambda partition, id_: partition.raw.zadd(partition.key("ready", Q), {id_: 1}),
+    "delayed": lambda partition, id_: partition.raw.zadd(partition.key("delayed", Q), {id_: 1}),
+    "leases": lambda partition, id_: partition.raw.zadd(partition.key("leases"), {REF + id_: 1}),
+    "suspects": lambda partition, id_: partition.raw.zadd(partition.key("suspects"), {REF + id_: 1}),
+    "aging": lambda partition, id_: partition.raw.zadd(partition.key("aging"), {REF + id_: 1}),
+    "kept": lambda partition, id_: partition.raw.zadd(partition.key("kept"), {REF + id_: 1}),
+    "redrives": lambda partition, id_: partition.raw.zadd(partition.key("redrives"), {REF + id_: 1}),
+    "parked under a key": lambda partition, id_: partition.raw.zadd(partition.key("parked", Q, "k"), {id_: 1}),
+    "parked under a rate": lambda partition, id_: partition.raw.zadd(partition.key("parked", Q, "rate:r"), {id_: 1}),
+    "slots": lambda partition, id_: partition.raw.zadd(partition.key("slots", Q, "k"), {id_: 1}),
+    "merge": lambda partition, id_: partition.raw.zadd(partition.key("merge", Q, "unique:u"), {id_: 0}),
+    "busy": lambda partition, id_: partition.raw.zadd(partition.key("busy", Q, "unique:u"), {id_: 0}),
+    "gathering": lambda partition, id_: partition.raw.zadd(partition.key("merge", Q, "collect:c"), {id_: 0}),
+    "queued": lambda partition, id_: partition.raw.zadd(partition.key("queued", "weekly"), {REF + id_: 0}),
+    "running": lambda partition, id_: partition.raw.zadd(partition.key("running", "weekly"), {REF + id_: 0}),
+    "held": lambda partition, id_: partition.raw.zadd(partition.key("held", ALICE.id), {REF + id_: 0}),
+    "over": lambda partition, id_: partition.raw.zadd(partition.key("over", Q, "cancelled"), {id_: 1}),
+    "in": lambda partition, id_: partition.raw.zadd(partition.key("in", Q, "waiting"), {id_: 0}),
+    "ages": lambda partition, id_: partition.raw.zadd(partition.key("ages", Q), {id_: 1}),
 }
 """By index, how an entry comes into it that is first in its line."""
 
 
 @pytest.mark.parametrize("member", ["nobody", "ended"])
 @pytest.mark.parametrize("index", STRAYS)
-async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(cell: Cell, index: str, member: str) -> None:
-    await peopled(cell)
-    STRAYS[index](cell, member)
+async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(
+    partition: RedisPartition, index: str, member: str
+) -> None:
+    await peopled(partition)
+    STRAYS[index](partition, member)
 
-    assert cell.wrong()
-    assert await all_verbs_go_on(cell) == ["duplicate", "gathered"]
+    assert partition.wrong()
+    assert await all_verbs_go_on(partition) == ["duplicate", "gathered"]
 
-    await everything_ends(cell)
+    await everything_ends(partition)
 
-    assert cell.wrong() == []
-    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {member}
+    assert partition.wrong() == []
+    assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {member}
     # What was over is over.
-    ended = await record(cell.storage, Ref(Q, "ended"))
+    ended = await record(partition.storage, Ref(Q, "ended"))
     assert (ended.state, ended.starts, ended.result) == (State.COMPLETED, 1, b"1")
 
 
-GONE: dict[str, Callable[[Cell], object]] = {
-    "an active job without a lease": lambda cell: cell.raw.zrem(cell.key("leases"), REF + "holder"),
-    "an active job without a holder": lambda cell: cell.raw.zrem(cell.key("held", ALICE.id), REF + "holder"),
-    "a waiting job out of line": lambda cell: cell.raw.delete(cell.key("ready", Q)),
-    "delayed jobs that nobody looks for": lambda cell: cell.raw.delete(cell.key("delayed", Q)),
-    "delayed jobs whose queue is never due": lambda cell: cell.raw.delete(cell.key("dues")),
-    "parked jobs that nobody looks for": lambda cell: cell.raw.delete(cell.key("places")),
-    "parked jobs that are in no place": lambda cell: cell.raw.delete(cell.key("parked", Q, "k")),
-    "a slot that is taken and looks free": lambda cell: cell.raw.delete(cell.key("slots", Q, "k")),
-    "a queue that is not known": lambda cell: cell.raw.delete(cell.key("queues")),
-    "a time to live without an end": lambda cell: cell.raw.delete(cell.key("aging")),
-    "a key that nobody holds": lambda cell: cell.raw.delete(cell.key("merge", Q, "unique:u")),
-    "a schedule's job that is forgotten": lambda cell: cell.raw.delete(cell.key("queued", "nightly")),
-    "a key without a limit": lambda cell: cell.raw.delete(cell.key("limits", Q), cell.key("named", Q)),
+GONE: dict[str, Callable[[RedisPartition], object]] = {
+    "an active job without a lease": lambda partition: partition.raw.zrem(partition.key("leases"), REF + "holder"),
+    "an active job without a holder": lambda partition: partition.raw.zrem(
+        partition.key("held", ALICE.id), REF + "holder"
+    ),
+    "a waiting job out of line": lambda partition: partition.raw.delete(partition.key("ready", Q)),
+    "delayed jobs that nobody looks for": lambda partition: partition.raw.delete(partition.key("delayed", Q)),
+    "delayed jobs whose queue is never due": lambda partition: partition.raw.delete(partition.key("dues")),
+    "parked jobs that nobody looks for": lambda partition: partition.raw.delete(partition.key("places")),
+    "parked jobs that are in no place": lambda partition: partition.raw.delete(partition.key("parked", Q, "k")),
+    "a slot that is taken and looks free": lambda partition: partition.raw.delete(partition.key("slots", Q, "k")),
+    "a queue that is not known": lambda partition: partition.raw.delete(partition.key("queues")),
+    "a time to live without an end": lambda partition: partition.raw.delete(partition.key("aging")),
+    "a key that nobody holds": lambda partition: partition.raw.delete(partition.key("merge", Q, "unique:u")),
+    "a schedule's job that is forgotten": lambda partition: partition.raw.delete(partition.key("queued", "nightly")),
+    "a key without a limit": lambda partition: partition.raw.delete(
+        partition.key("limits", Q), partition.key("named", Q)
+    ),
 }
 """What may be missing."""
 
 
 @pytest.mark.parametrize("gone", GONE)
-async def test_an_entry_that_is_missing_is_put_back(cell: Cell, gone: str) -> None:
-    await peopled(cell)
-    GONE[gone](cell)
+async def test_an_entry_that_is_missing_is_put_back(partition: RedisPartition, gone: str) -> None:
+    await peopled(partition)
+    GONE[gone](partition)
 
-    assert cell.wrong()
+    assert partition.wrong()
 
     if gone != "a queue that is not known":
         # Who enqueues makes a queue known, too.
-        await others_go_on(cell)
-    await everything_ends(cell)
+        await others_go_on(partition)
+    await everything_ends(partition)
 
-    assert cell.wrong() == []
-    assert await events_of(cell.storage, JobRepaired)
+    assert partition.wrong() == []
+    assert await events_of(partition.storage, JobRepaired)
 
 
 @pytest.mark.parametrize("id_", ["waits", "later", "holder", "kept-out", "too-soon", "unique", "gathers", "nightly"])
-async def test_a_missing_record_holds_up_no_other_job(cell: Cell, id_: str) -> None:
-    await peopled(cell)
-    cell.raw.delete(cell.key("job", Q, id_))
+async def test_a_missing_record_holds_up_no_other_job(partition: RedisPartition, id_: str) -> None:
+    await peopled(partition)
+    partition.raw.delete(partition.key("job", Q, id_))
 
-    await all_verbs_go_on(cell)
-    await everything_ends(cell, but=id_)
+    await all_verbs_go_on(partition)
+    await everything_ends(partition, but=id_)
 
-    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {id_}
+    assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {id_}
 
 
 @pytest.mark.parametrize(
@@ -219,79 +225,79 @@ async def test_a_missing_record_holds_up_no_other_job(cell: Cell, id_: str) -> N
     # Of the last two the beginning is that of a record that waits, and nothing is out of the ordinary.
     [b"", b"\xc1", b"\x93\x01\x02", b"\x02\x02\x01", b"\x02\x02\x01\x05\0\0\0" + b"\0" * 56 + b"\xc1\xc1\xc1\xc1\xc1"],
 )
-async def test_an_unreadable_record_holds_up_no_other_job(cell: Cell, body: bytes) -> None:
-    await peopled(cell)
-    cell.raw.set(cell.key("job", Q, "waits"), body)
+async def test_an_unreadable_record_holds_up_no_other_job(partition: RedisPartition, body: bytes) -> None:
+    await peopled(partition)
+    partition.raw.set(partition.key("job", Q, "waits"), body)
 
-    await all_verbs_go_on(cell)
-    await everything_ends(cell, but="waits")
+    await all_verbs_go_on(partition)
+    await everything_ends(partition, but="waits")
 
 
-async def test_a_payload_that_is_gone_costs_its_job_and_no_other(cell: Cell) -> None:
-    await peopled(cell)
-    await enqueue(cell.storage, new_job("long", queue=Q, payload=LONG))
-    cell.raw.delete(cell.key("load", Q, "long"))
-    leases = {lease.ref.id: lease for lease in await claim(cell.storage, queue=Q)}
+async def test_a_payload_that_is_gone_costs_its_job_and_no_other(partition: RedisPartition) -> None:
+    await peopled(partition)
+    await enqueue(partition.storage, new_job("long", queue=Q, payload=LONG))
+    partition.raw.delete(partition.key("load", Q, "long"))
+    leases = {lease.ref.id: lease for lease in await claim(partition.storage, queue=Q)}
 
     assert leases["long"].job.payload == b""
     assert leases["waits"].job.payload == b"[1,2]"
 
 
-async def test_a_result_that_is_gone_leaves_its_job_completed(cell: Cell) -> None:
-    await peopled(cell)
-    leases = {lease.ref.id: lease for lease in await claim(cell.storage, queue=Q)}
-    await settle(cell.storage, ALICE, leases["waits"], Returned(LONG))
-    assert (await record(cell.storage, Ref(Q, "waits"))).result == LONG
-    cell.raw.delete(cell.key("result", Q, "waits"))
-    await all_verbs_go_on(cell)
-    ended = await record(cell.storage, Ref(Q, "waits"))
+async def test_a_result_that_is_gone_leaves_its_job_completed(partition: RedisPartition) -> None:
+    await peopled(partition)
+    leases = {lease.ref.id: lease for lease in await claim(partition.storage, queue=Q)}
+    await settle(partition.storage, ALICE, leases["waits"], Returned(LONG))
+    assert (await record(partition.storage, Ref(Q, "waits"))).result == LONG
+    partition.raw.delete(partition.key("result", Q, "waits"))
+    await all_verbs_go_on(partition)
+    ended = await record(partition.storage, Ref(Q, "waits"))
 
     assert (ended.state, ended.result) == (State.COMPLETED, None)
 
 
 @pytest.mark.parametrize("count", [-3, 0, 1, 99])
-async def test_a_count_of_those_that_name_a_key_may_be_wrong(cell: Cell, count: int) -> None:
-    await peopled(cell)
-    cell.raw.hset(cell.key("named", Q), "k", count)
-    await all_verbs_go_on(cell)
-    await everything_ends(cell)
+async def test_a_count_of_those_that_name_a_key_may_be_wrong(partition: RedisPartition, count: int) -> None:
+    await peopled(partition)
+    partition.raw.hset(partition.key("named", Q), "k", count)
+    await all_verbs_go_on(partition)
+    await everything_ends(partition)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7])
-async def test_a_limit_that_is_wrong_is_right_with_the_next_call(cell: Cell, limit: int) -> None:
-    await peopled(cell)
-    cell.raw.hset(cell.key("limits", Q), "k", limit)
-    await enqueue(cell.storage, new_job("another", queue=Q, keys=KEYED))
+async def test_a_limit_that_is_wrong_is_right_with_the_next_call(partition: RedisPartition, limit: int) -> None:
+    await peopled(partition)
+    partition.raw.hset(partition.key("limits", Q), "k", limit)
+    await enqueue(partition.storage, new_job("another", queue=Q, keys=KEYED))
 
-    assert cell.raw.hget(cell.key("limits", Q), "k") == b"1"
+    assert partition.raw.hget(partition.key("limits", Q), "k") == b"1"
 
-    await everything_ends(cell)
+    await everything_ends(partition)
 
 
-async def test_a_record_of_a_newer_version_is_carried_along(cell: Cell) -> None:
-    await peopled(cell)
+async def test_a_record_of_a_newer_version_is_carried_along(partition: RedisPartition) -> None:
+    await peopled(partition)
     newer = {"colour": "green", "shape": {"sides": [1, 2]}, "on_expire": "archive"}
-    cell.rewrite("waits", **newer, policy='{"on_worker_lost":"clone","retry":{"type":"fibonacci"},"moon":1}')
-    (lease,) = [one for one in await claim(cell.storage, queue=Q) if one.ref.id == "waits"]
-    kept = unfolded(cell.raw.get(cell.key("job", Q, "waits")))
+    partition.rewrite("waits", **newer, policy='{"on_worker_lost":"clone","retry":{"type":"fibonacci"},"moon":1}')
+    (lease,) = [item for item in await claim(partition.storage, queue=Q) if item.ref.id == "waits"]
+    kept = unfolded(partition.raw.get(partition.key("job", Q, "waits")))
 
     assert {name: kept[name] for name in newer} == newer
     # Judged by the strictest policy there is.
     assert lease.job.policy.retry.max_attempts == 1
 
-    await settle(cell.storage, ALICE, lease, Raised(RAISED.error, after=0))
-    await all_verbs_go_on(cell)
-    await everything_ends(cell)
+    await settle(partition.storage, ALICE, lease, Raised(RAISED.error, after=0))
+    await all_verbs_go_on(partition)
+    await everything_ends(partition)
 
-    assert "waits" in [job.id for job in (await cell.storage.find(Query(limit=100))).jobs]
+    assert "waits" in [job.id for job in (await partition.storage.find(Query(limit=100))).jobs]
 
 
 # ── what goes on ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def others_go_on(cell: Cell) -> None:
+async def others_go_on(partition: RedisPartition) -> None:
     """See that jobs which nobody broke come in, are claimed, renewed, settled and listed; none that is over runs."""
-    storage = cell.storage
+    storage = partition.storage
     await enqueue(
         storage, new_job("fresh", queue=Q, priority=-9, boost=-9 * SECOND), new_job("apart", queue="other", keys=KEYED)
     )
@@ -306,10 +312,10 @@ async def others_go_on(cell: Cell) -> None:
     await storage.survey()
 
 
-async def all_verbs_go_on(cell: Cell) -> list[str]:
+async def all_verbs_go_on(partition: RedisPartition) -> list[str]:
     """See that the keys and schedules can be used that stand in what is broken, too; return what was made of calls."""
-    storage, now = cell.storage, cell.clock.now()
-    await others_go_on(cell)
+    storage, now = partition.storage, partition.clock.now()
+    await others_go_on(partition)
     calls = [new_job("unique-2", queue=Q, merge=UNIQUE), new_job("item", queue=Q, merge=COLLECTED)]
     receipts = await storage.enqueue(calls)
     schedule = Schedule(name="weekly", job=new_job(""), every=SECOND, made=now, last_tick=now)
@@ -319,12 +325,12 @@ async def all_verbs_go_on(cell: Cell) -> list[str]:
     return [receipt.made for receipt in receipts]
 
 
-async def everything_ends(cell: Cell, *, but: str = "") -> None:
+async def everything_ends(partition: RedisPartition, *, but: str = "") -> None:
     """Let sweeps and workers go on until all is over; `but`: a job whose record is gone."""
-    storage = cell.storage
+    storage = partition.storage
     runs: list[str] = []
     for _ in range(ROUND):
-        cell.clock.advance(1)
+        partition.clock.advance(1)
         swept = await storage.sweep(bid())
         assert swept.troubles == ()
         for stalled in swept.stalled:

@@ -1,4 +1,4 @@
-"""What several cells have answered is put together without a gap, an overlap, or a change of order."""
+"""What several partitions have answered is put together without a gap, an overlap, or a change of order."""
 
 from random import Random
 
@@ -24,11 +24,11 @@ from tenure.storage.redis.merge_answers import (
 # ── cursors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_cursor_names_a_place_in_each_cell() -> None:
+def test_a_cursor_names_a_place_in_each_partition() -> None:
     assert places_of(cursor_of([3, 0, 14]), 3) == [3, 0, 14]
 
 
-def test_a_single_number_is_that_place_in_every_cell() -> None:
+def test_a_single_number_is_that_place_in_every_partition() -> None:
     assert places_of("7", 3) == [7, 7, 7]
 
 
@@ -40,7 +40,7 @@ def test_an_invalid_cursor_is_refused(cursor: str) -> None:
         places_of(cursor, 3)
 
 
-def test_a_cursor_can_leave_open_the_place_in_a_cell_that_was_out_of_reach() -> None:
+def test_a_cursor_can_leave_open_the_place_in_an_unreachable_partition() -> None:
     assert event_places(None, 2) == [UNREAD, UNREAD]
     assert event_places(EVENTS_END, 2) == [EVENTS_END, EVENTS_END]
     assert event_places("7", 2) == ["7", "7"]
@@ -77,7 +77,7 @@ def test_an_unreachable_partition_keeps_its_position_in_every_cursor() -> None:
     assert (page.next, page.incomplete) == (f"6.{UNREAD}", True)
 
 
-def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:
+def test_a_page_that_is_full_leaves_each_partition_where_it_was_read_to() -> None:
     one = EventPage((drained(10, 5, "a"), drained(30, 6, "a")), "6")
     other = EventPage((drained(20, 1, "b"), drained(25, 2, "b")), "2")
 
@@ -87,7 +87,7 @@ def test_a_page_that_is_full_leaves_each_cell_where_it_was_read_to() -> None:
     assert page.next == "5.1"
 
 
-def test_a_cell_whose_clock_goes_ahead_keeps_its_order_and_loses_nothing() -> None:
+def test_a_partition_whose_clock_is_ahead_keeps_its_order_and_events() -> None:
     one = EventPage((drained(90, 1, "a"), drained(10, 2, "a")), "2")
     other = EventPage((drained(50, 1, "b"),), "1")
 
@@ -111,11 +111,11 @@ def test_a_gap_in_one_partition_gives_one_trimmed_event_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pages_of_all_cells_join_without_gap_or_overlap(seed: int) -> None:
+def test_pages_of_all_partitions_join_without_gap_or_overlap(seed: int) -> None:
     dice = Random(seed)
     logs: list[list[AnyEvent]] = [
-        [drained(dice.randrange(100), number + 1, f"{cell}-{number}") for number in range(dice.randrange(12))]
-        for cell in range(3)
+        [drained(dice.randrange(100), number + 1, f"{partition}-{number}") for number in range(dice.randrange(12))]
+        for partition in range(3)
     ]
     cursor, read = "0", [""]
     del read[0]
@@ -134,9 +134,9 @@ def test_pages_of_all_cells_join_without_gap_or_overlap(seed: int) -> None:
         cursor = page.events[-1].cursor or "" if page.events and dice.random() < 0.5 else page.next
 
     assert sorted(read) == sorted(event.queue for log in logs for event in log if isinstance(event, QueueDrained))
-    for cell in range(3):
-        mine = [name for name in read if name.startswith(f"{cell}-")]
-        assert mine == [f"{cell}-{number}" for number in range(len(mine))]
+    for partition in range(3):
+        mine = [name for name in read if name.startswith(f"{partition}-")]
+        assert mine == [f"{partition}-{number}" for number in range(len(mine))]
 
 
 # ── listings ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,10 +210,12 @@ def test_a_merged_survey_has_the_entries_of_all_partitions() -> None:
 
 def test_the_last_sweep_is_that_of_the_partition_with_work_swept_first() -> None:
     busy = (QueueSurvey(queue="q", counts={State.ACTIVE: 1}),)
-    told = (QueueSurvey(queue="q", settings=Settings(paused=True)),)
+    settings = (QueueSurvey(queue="q", settings=Settings(paused=True)),)
 
     assert merge_surveys([Survey(queues=busy, swept_ago=5), Survey(queues=busy, swept_ago=7)]).swept_ago == 7
-    assert merge_surveys([Survey(queues=busy, swept_ago=5), Survey(queues=told, swept_ago=7), Survey()]).swept_ago == 5
+    assert (
+        merge_surveys([Survey(queues=busy, swept_ago=5), Survey(queues=settings, swept_ago=7), Survey()]).swept_ago == 5
+    )
     assert merge_surveys([Survey(swept_ago=5), Survey()]).swept_ago == 5
     assert merge_surveys([Survey(queues=busy), Survey(swept_ago=5)]).swept_ago is None
     assert merge_surveys([Survey(), Survey()]).swept_ago is None

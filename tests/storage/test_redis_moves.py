@@ -1,4 +1,4 @@
-"""Cells that are not where they were: slots that move, masters that fall, scripts that are new to a node."""
+"""Partitions that are not where they were: slots that move, masters that fall, scripts that are new to a node."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ async def off_the_loop(work: Callable[[], object]) -> None:
     await asyncio.to_thread(work)
 
 
-async def test_the_cells_of_a_cluster_are_called_where_they_are_and_all_at_once(
+async def test_the_partitions_of_a_cluster_are_called_all_at_once(
     connect: Connect, redis_cluster: RedisCluster
 ) -> None:
     connections = connect(redis_cluster.url)
@@ -80,7 +80,7 @@ async def test_moved_partitions_are_found_and_no_call_is_lost_or_made_twice(
     ]
 
 
-async def test_a_cell_on_its_way_is_called_at_neither_end_until_it_has_arrived(
+async def test_a_partition_that_is_moving_is_called_only_after_it_has_arrived(
     connect: Connect, redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", ExponentialDelay(0.01, 0.02))
@@ -136,8 +136,8 @@ async def test_a_node_that_was_cut_off_from_its_cluster_is_not_believed_for_ever
     heir.command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS // 3 - 1)
 
     def parted() -> bool:
-        told = [node.command("CLUSTER", "INFO") for node in (lost, heir, third)]
-        return [b"cluster_state:ok" in info for info in told] == [False, True, True]
+        stats = [node.command("CLUSTER", "INFO") for node in (lost, heir, third)]
+        return [b"cluster_state:ok" in info for info in stats] == [False, True, True]
 
     await off_the_loop(lambda: servers.until(parted, "the nodes to part"))
 
@@ -253,8 +253,8 @@ async def test_a_master_is_not_forgotten_because_no_sentinel_can_be_asked(
     [base] = connections.address.bases
     master = redis_sentinels.master
     assert await connections.call(ADD, base, 1) == 1
-    for one in redis_sentinels.sentinels:
-        one.kill()
+    for sentinel in redis_sentinels.sentinels:
+        sentinel.kill()
 
     # As who leads does each minute.
     assert [place.port for place in await connections.places()] == [master.port]

@@ -207,12 +207,12 @@ async def test_a_silent_shard_delays_no_recovery_of_jobs_in_another_shard(
             DeadWorker(ALICE.id, ALICE.pid, ProcessExit(-9), SystemClock().now()), storage, within=10.0
         )
         strayed = [
-            one.lease.ref for owner in (REAPER, DEPUTY) for one in (await storage.reclaim(owner.id, BOB)).stalled
+            stall.lease.ref for owner in (REAPER, DEPUTY) for stall in (await storage.reclaim(owner.id, BOB)).stalled
         ]
     finally:
         await storage.close()
 
-    assert [one.lease.ref for one in first.stalled] == [jobs[0].ref]
+    assert [item.lease.ref for item in first.stalled] == [jobs[0].ref]
     assert (first.more, first.incomplete) == (True, True)
     assert [verdict.verdict for verdict in settled_there.verdicts] == ["done"]
     # Either it was given to those whose answers were lost, and is found with them, or to the recovery.
@@ -224,7 +224,7 @@ def owner_on(cluster: RedisCluster, storage: RedisStorage, queue: str) -> Owner:
     master = cluster.holder(slot(storage.bases_of(f"queue:{queue}")[0]))
     ids = (f"{number:016x}" for number in range(1_000))
     # The record of an owner lies where a queue of that name would.
-    found = next(one for one in ids if cluster.holder(slot(storage.bases_of(f"queue:{one}")[0])) is master)
+    found = next(job_id for job_id in ids if cluster.holder(slot(storage.bases_of(f"queue:{job_id}")[0])) is master)
     return Owner(found, "worker host:1", "host", 1)
 
 

@@ -1,4 +1,4 @@
-"""What lies in many cells of a Cluster is read as from one storage: no job and no event twice, none left out."""
+"""What lies in many partitions of a Cluster is read as from one storage: no job and no event twice, none left out."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def listed(storage: RedisStorage, query: Query) -> list[JobRecord]:
         query = Query(queues=query.queues, states=query.states, limit=query.limit, after=page.next)
 
 
-async def test_the_jobs_of_all_cells_are_listed_newest_first_page_by_page(storage: RedisStorage) -> None:
+async def test_the_jobs_of_all_partitions_are_listed_newest_first_page_by_page(storage: RedisStorage) -> None:
     for query in (Query(limit=7), Query(states=(State.WAITING,), limit=33), Query(queues=QUEUES[:9], limit=5)):
         jobs = await listed(storage, query)
 
@@ -55,7 +55,7 @@ async def test_the_jobs_of_all_cells_are_listed_newest_first_page_by_page(storag
         )
 
 
-async def test_a_survey_counts_the_queues_of_all_cells(storage: RedisStorage) -> None:
+async def test_a_survey_counts_the_queues_of_all_partitions(storage: RedisStorage) -> None:
     whole, some = await storage.survey(), await storage.survey([QUEUES[3], QUEUES[1], "unheard-of"])
 
     assert [(queue.queue, queue.counts) for queue in whole.queues] == [

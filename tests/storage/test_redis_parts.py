@@ -73,34 +73,34 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def cell(wire: Wire, clock: ManualClock, redis_url: str) -> Partition:
+def partition(wire: Wire, clock: ManualClock, redis_url: str) -> Partition:
     return Partition(wire, read(redis_url).bases[0], clock=clock)
 
 
-async def held(cell: Partition, number: int, owner: Owner = ALICE) -> list[Lease]:
+async def held(partition: Partition, number: int, owner: Owner = ALICE) -> list[Lease]:
     """Enqueue so many jobs and claim them."""
     jobs = new_jobs(number)
     for start in range(0, number, 100):
-        await cell.enqueue(jobs[start : start + 100])
+        await partition.enqueue(jobs[start : start + 100])
     leases: list[Lease] = []
-    while won := (await cell.exchange(owner, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))).leases:
+    while won := (await partition.exchange(owner, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))).leases:
         leases += won
     return leases
 
 
-async def large_jobs(cell: Partition, number: int) -> dict[str, bytes]:
+async def large_jobs(partition: Partition, number: int) -> dict[str, bytes]:
     """Enqueue so many jobs of almost a megabyte; return what each carries."""
     payloads = {f"large-{at:02}": b"%02d" % at * (LARGE // 2) for at in range(number)}
     for id_, payload in payloads.items():
-        await cell.enqueue([new_job(id_, payload=payload)])
+        await partition.enqueue([new_job(id_, payload=payload)])
     return payloads
 
 
-async def test_few_settlements_and_claims_are_one_script(cell: Partition, wire: Wire) -> None:
-    leases = await held(cell, 20)
-    await cell.enqueue([new_job(f"more-{number}") for number in range(20)])
+async def test_few_settlements_and_claims_are_one_script(partition: Partition, wire: Wire) -> None:
+    leases = await held(partition, 20)
+    await partition.enqueue([new_job(f"more-{number}") for number in range(20)])
     wire.calls.clear()
-    answer = await cell.exchange(
+    answer = await partition.exchange(
         ALICE, [settled(lease, Returned(b"null")) for lease in leases], ClaimRequest((QUEUE,), 20)
     )
 
@@ -108,164 +108,164 @@ async def test_few_settlements_and_claims_are_one_script(cell: Partition, wire: 
     assert len(answer.leases) == 20
 
 
-async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(cell: Partition, wire: Wire) -> None:
-    leases = await held(cell, SETTLE_LIMIT)
-    await cell.enqueue([new_job(f"more-{number:03}") for number in range(CLAIM_LIMIT + 1)])
+async def test_all_that_a_call_may_settle_and_claim_is_settled_and_claimed(partition: Partition, wire: Wire) -> None:
+    leases = await held(partition, SETTLE_LIMIT)
+    await partition.enqueue([new_job(f"more-{number:03}") for number in range(CLAIM_LIMIT + 1)])
     wire.calls.clear()
-    answer = await cell.exchange(
+    answer = await partition.exchange(
         ALICE, [settled(lease, Returned(b"null")) for lease in leases], ClaimRequest((QUEUE,), CLAIM_LIMIT)
     )
 
-    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
+    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(item.ref, "done") for item in leases]
     assert [lease.ref.id for lease in answer.leases] == [f"more-{number:03}" for number in range(CLAIM_LIMIT)]
     assert answer.left
     assert wire.calls["exchange"] > 1
 
 
-async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(cell: Partition, wire: Wire) -> None:
+async def test_a_claim_looks_at_no_more_jobs_for_being_several_scripts(partition: Partition, wire: Wire) -> None:
     one = (Key("one"),)
-    await cell.enqueue([new_job("holder", keys=one)])
-    await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
+    await partition.enqueue([new_job("holder", keys=one)])
+    await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
     for start in range(0, SCAN_LIMIT + 100, 100):
-        await cell.enqueue([new_job(f"job-{start + n:03}", keys=one) for n in range(100)])
+        await partition.enqueue([new_job(f"job-{start + n:03}", keys=one) for n in range(100)])
     wire.calls.clear()
-    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
+    answer = await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
 
     assert (answer.leases, answer.left) == ((), True)
-    assert (await cell.survey()).queues[0].parked == SCAN_LIMIT
+    assert (await partition.survey()).queues[0].parked == SCAN_LIMIT
     assert wire.calls["exchange"] > 1
 
 
-async def test_jobs_claimed_before_a_lost_connection_are_returned(cell: Partition, wire: Wire) -> None:
+async def test_jobs_claimed_before_a_lost_connection_are_returned(partition: Partition, wire: Wire) -> None:
     # Whose keys are to be looked at one by one.
     keyed = (Key("k", 1000),)
-    await cell.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
-    await cell.enqueue([new_job(f"more-{number:03}", keys=keyed) for number in range(100)])
+    await partition.enqueue([new_job(f"job-{number:03}", keys=keyed) for number in range(100)])
+    await partition.enqueue([new_job(f"more-{number:03}", keys=keyed) for number in range(100)])
     wire.cut_after = 1
-    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
+    answer = await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert 0 < len(answer.leases) < CLAIM_LIMIT
     assert answer.left
 
     wire.cut_after = None
 
-    assert (await cell.survey()).queues[0].counts[State.ACTIVE] == len(answer.leases)
+    assert (await partition.survey()).queues[0].counts[State.ACTIVE] == len(answer.leases)
 
 
-async def test_settlements_that_are_cut_off_are_made_again(cell: Partition, wire: Wire) -> None:
-    settlements = [settled(lease, Returned(b"null")) for lease in await held(cell, SETTLE_LIMIT)]
+async def test_settlements_that_are_cut_off_are_made_again(partition: Partition, wire: Wire) -> None:
+    settlements = [settled(lease, Returned(b"null")) for lease in await held(partition, SETTLE_LIMIT)]
     wire.cut_after = 1
     with pytest.raises(StorageUnavailableError):
-        await cell.exchange(ALICE, settlements)
+        await partition.exchange(ALICE, settlements)
     wire.cut_after = None
-    verdicts = [verdict.verdict for verdict in (await cell.exchange(ALICE, settlements)).verdicts]
+    verdicts = [verdict.verdict for verdict in (await partition.exchange(ALICE, settlements)).verdicts]
 
     assert set(verdicts) == {"duplicate", "done"}
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-async def test_a_claim_of_large_jobs_takes_several_scripts_and_is_bounded(cell: Partition, wire: Wire) -> None:
-    payloads = await large_jobs(cell, 12)
+async def test_a_claim_of_large_jobs_takes_several_scripts_and_is_bounded(partition: Partition, wire: Wire) -> None:
+    payloads = await large_jobs(partition, 12)
     wire.calls.clear()
-    answer = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
+    answer = await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert len(answer.leases) == 9
     assert answer.left
     assert wire.calls["exchange"] == 9
 
-    rest = await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
+    rest = await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), CLAIM_LIMIT))
 
     assert not rest.left
     assert {lease.ref.id: lease.job.payload for lease in (*answer.leases, *rest.leases)} == payloads
 
 
-async def test_large_results_are_settled_in_several_scripts_before_the_claim(cell: Partition, wire: Wire) -> None:
-    leases = await held(cell, 5)
-    await cell.enqueue([new_job("next")])
+async def test_large_results_are_settled_in_several_scripts_before_the_claim(partition: Partition, wire: Wire) -> None:
+    leases = await held(partition, 5)
+    await partition.enqueue([new_job("next")])
     wire.calls.clear()
     settlements = [settled(lease, Returned(b"x" * LARGE)) for lease in leases]
-    answer = await cell.exchange(ALICE, settlements, ClaimRequest((QUEUE,), CLAIM_LIMIT))
-    details = await cell.get([lease.ref for lease in leases])
+    answer = await partition.exchange(ALICE, settlements, ClaimRequest((QUEUE,), CLAIM_LIMIT))
+    details = await partition.get([lease.ref for lease in leases])
 
-    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(one.ref, "done") for one in leases]
+    assert [(verdict.ref, verdict.verdict) for verdict in answer.verdicts] == [(item.ref, "done") for item in leases]
     assert [lease.ref.id for lease in answer.leases] == ["next"]
     assert all(detail and detail.job.result == b"x" * LARGE for detail in details)
     assert wire.calls["exchange"] > 2
 
 
-async def test_settlements_and_renewals_that_are_long_to_read_get_done_anyway(cell: Partition) -> None:
-    leases = await held(cell, 20)
+async def test_settlements_and_renewals_that_are_long_to_read_get_done_anyway(partition: Partition) -> None:
+    leases = await held(partition, 20)
     line = (NewLogLine("info", "x" * 30_000, {}),)
-    pulse = await cell.renew(
+    pulse = await partition.renew(
         RenewRequest(ALICE, tuple(LeaseRenewal(lease.ref, lease.fence, log=line) for lease in leases))
     )
     error = RecordedError("ValueError", "no good", "x" * 30_000)
-    answer = await cell.exchange(ALICE, [settled(lease, Raised(error)) for lease in leases])
+    answer = await partition.exchange(ALICE, [settled(lease, Raised(error)) for lease in leases])
 
     assert pulse.lost == ()
     assert [verdict.verdict for verdict in answer.verdicts] == ["done"] * 20
 
 
-async def test_large_jobs_are_reclaimed_a_few_at_a_time(cell: Partition, wire: Wire) -> None:
-    payloads = await large_jobs(cell, 5)
-    await held(cell, 0)
+async def test_large_jobs_are_reclaimed_a_few_at_a_time(partition: Partition, wire: Wire) -> None:
+    payloads = await large_jobs(partition, 5)
+    await held(partition, 0)
     wire.calls.clear()
-    taken = await cell.reclaim(ALICE.id, REAPER)
+    taken = await partition.reclaim(ALICE.id, REAPER)
 
     assert (len(taken.stalled), taken.more) == (3, True)
     assert wire.calls["reclaim"] == 3
 
-    rest = await cell.reclaim(ALICE.id, REAPER)
+    rest = await partition.reclaim(ALICE.id, REAPER)
 
     assert not rest.more
-    assert {one.lease.ref.id: one.lease.job.payload for one in (*taken.stalled, *rest.stalled)} == payloads
+    assert {stall.lease.ref.id: stall.lease.job.payload for stall in (*taken.stalled, *rest.stalled)} == payloads
 
 
 async def test_large_jobs_are_reclaimed_in_parts_and_delay_no_other_sweep_step(
-    cell: Partition, clock: ManualClock
+    partition: Partition, clock: ManualClock
 ) -> None:
-    payloads = await large_jobs(cell, 5)
-    await held(cell, 0)
+    payloads = await large_jobs(partition, 5)
+    await held(partition, 0)
     clock.advance(21)
-    await cell.sweep(SweepRequest(REAPER))
-    await cell.enqueue([new_job("delayed", delay=1_000_000)])
+    await partition.sweep(SweepRequest(REAPER))
+    await partition.enqueue([new_job("delayed", delay=1_000_000)])
     clock.advance(21)
-    swept = await cell.sweep(SweepRequest(REAPER))
+    swept = await partition.sweep(SweepRequest(REAPER))
 
     assert len(swept.stalled) == swept.did["reclaimed"] == 3
     assert swept.did["promoted"] == 1
     assert swept.more
 
-    rest = await cell.sweep(SweepRequest(REAPER))
+    rest = await partition.sweep(SweepRequest(REAPER))
 
     assert not rest.more
-    assert {one.lease.ref.id: one.lease.job.payload for one in (*swept.stalled, *rest.stalled)} == payloads
+    assert {stall.lease.ref.id: stall.lease.job.payload for stall in (*swept.stalled, *rest.stalled)} == payloads
 
 
 async def test_a_beat_in_several_scripts_renews_all_leases_and_reports_once(
-    cell: Partition, wire: Wire, clock: ManualClock
+    partition: Partition, wire: Wire, clock: ManualClock
 ) -> None:
-    leases = await held(cell, RENEW_LIMIT)
+    leases = await held(partition, RENEW_LIMIT)
     clock.advance(5)
     line = (NewLogLine("info", "a line", {"k": "v"}),)
     renewals = tuple(LeaseRenewal(lease.ref, lease.fence + number % 2, log=line) for number, lease in enumerate(leases))
     told = (QueueDrained(queue="other", at=moment(0)),)
     wire.calls.clear()
-    pulse = await cell.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
-    details = await cell.get([lease.ref for lease in leases])
-    drained = [event for event in (await cell.events(limit=1000)).events if isinstance(event, QueueDrained)]
+    pulse = await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told))
+    details = await partition.get([lease.ref for lease in leases])
+    drained = [event for event in (await partition.events(limit=1000)).events if isinstance(event, QueueDrained)]
 
     assert wire.calls["renew"] > 1
-    assert pulse.lost == tuple((one.ref, one.fence) for one in renewals[1::2])
+    assert pulse.lost == tuple((renewal.ref, renewal.fence) for renewal in renewals[1::2])
     assert [detail and (detail.job.heard_at, len(detail.log)) for detail in details[::2]] == [(clock.now(), 1)] * 250
     assert len(drained) == 1
-    assert [worker.owner.id for worker in (await cell.survey()).workers] == [ALICE.id]
+    assert [worker.owner.id for worker in (await partition.survey()).workers] == [ALICE.id]
 
 
 async def test_a_beat_with_long_traces_is_sent_in_parts_and_stores_the_worker(
-    cell: Partition, wire: Wire, clock: ManualClock
+    partition: Partition, wire: Wire, clock: ManualClock
 ) -> None:
-    leases = await held(cell, 100)
+    leases = await held(partition, 100)
     texts = [f"{number}" + "x" * (TRACE_KEPT - 9) for number in range(100)]
     renewals = tuple(
         LeaseRenewal(lease.ref, lease.fence, trace=text) for lease, text in zip(leases, texts, strict=True)
@@ -275,11 +275,11 @@ async def test_a_beat_with_long_traces_is_sent_in_parts_and_stores_the_worker(
         clock.advance(5)
         wire.calls.clear()
 
-        assert await cell.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == RenewResult()
+        assert await partition.renew(RenewRequest(ALICE, renewals, WorkerInfo(queues=(QUEUE,)), told)) == RenewResult()
         assert wire.calls["renew"] >= 4
 
-    details = await cell.get([lease.ref for lease in leases])
-    drained = [event for event in (await cell.events(limit=1000)).events if isinstance(event, QueueDrained)]
+    details = await partition.get([lease.ref for lease in leases])
+    drained = [event for event in (await partition.events(limit=1000)).events if isinstance(event, QueueDrained)]
 
     assert [detail and detail.runs[-1].trace for detail in details] == texts
     assert {detail and detail.job.heard_at for detail in details} == {clock.now()}
@@ -290,61 +290,61 @@ async def test_a_beat_with_long_traces_is_sent_in_parts_and_stores_the_worker(
     wire.calls.clear()
     untold = tuple(LeaseRenewal(lease.ref, lease.fence) for lease in leases)
 
-    assert await cell.renew(RenewRequest(ALICE, untold, WorkerInfo(queues=(QUEUE,)))) == RenewResult()
+    assert await partition.renew(RenewRequest(ALICE, untold, WorkerInfo(queues=(QUEUE,)))) == RenewResult()
     assert wire.calls["renew"] == 1
 
 
 async def test_a_leftover_trace_is_not_shown_for_the_next_run(
-    cell: Partition, clock: ManualClock, redis_url: str
+    partition: Partition, clock: ManualClock, redis_url: str
 ) -> None:
-    [first] = await held(cell, 1)
+    [first] = await held(partition, 1)
     told = LeaseRenewal(first.ref, first.fence, trace="here")
-    await cell.renew(RenewRequest(ALICE, (told,)))
+    await partition.renew(RenewRequest(ALICE, (told,)))
     with client_of(redis_url.partition("?")[0]) as client:
-        there = command(client, "HGETALL", f"{cell.base}:traces")
+        there = command(client, "HGETALL", f"{partition.base}:traces")
         # Settled by the scripts of the version before, which know of none.
-        await cell.exchange(ALICE, [settled(first, Interrupted("shutdown"))])
-        gone = command(client, "HGETALL", f"{cell.base}:traces")
-        command(client, "HSET", f"{cell.base}:traces", *next(iter(there.items())))
+        await partition.exchange(ALICE, [settled(first, Interrupted("shutdown"))])
+        gone = command(client, "HGETALL", f"{partition.base}:traces")
+        command(client, "HSET", f"{partition.base}:traces", *next(iter(there.items())))
     clock.advance(1)
-    await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
-    [detail] = await cell.get([first.ref])
+    await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))
+    [detail] = await partition.get([first.ref])
 
     assert (len(there), len(gone)) == (1, 0)
     assert detail is not None
     assert [run.trace for run in detail.runs] == [None, None]
 
 
-async def test_all_that_a_reclaim_may_take_is_taken(cell: Partition, wire: Wire) -> None:
-    await held(cell, SWEEP_LIMIT + 10)
-    taken = await cell.reclaim(ALICE.id, REAPER)
+async def test_all_that_a_reclaim_may_take_is_taken(partition: Partition, wire: Wire) -> None:
+    await held(partition, SWEEP_LIMIT + 10)
+    taken = await partition.reclaim(ALICE.id, REAPER)
 
     assert (len(taken.stalled), taken.more) == (SWEEP_LIMIT, True)
     assert wire.calls["reclaim"] > 1
 
-    rest = await cell.reclaim(ALICE.id, REAPER)
+    rest = await partition.reclaim(ALICE.id, REAPER)
 
     assert (len(rest.stalled), rest.more) == (10, False)
 
 
-async def test_jobs_reclaimed_before_a_lost_connection_are_returned(cell: Partition, wire: Wire) -> None:
-    await held(cell, SWEEP_LIMIT)
+async def test_jobs_reclaimed_before_a_lost_connection_are_returned(partition: Partition, wire: Wire) -> None:
+    await held(partition, SWEEP_LIMIT)
     wire.cut_after = 1
-    taken = await cell.reclaim(ALICE.id, REAPER)
+    taken = await partition.reclaim(ALICE.id, REAPER)
 
     assert 0 < len(taken.stalled) < SWEEP_LIMIT
     assert (taken.more, taken.incomplete) == (True, True)
 
 
 async def test_jobs_swept_before_a_lost_connection_are_returned(
-    cell: Partition, wire: Wire, clock: ManualClock
+    partition: Partition, wire: Wire, clock: ManualClock
 ) -> None:
-    await held(cell, SWEEP_LIMIT)
+    await held(partition, SWEEP_LIMIT)
     clock.advance(21)
-    await cell.sweep(SweepRequest(REAPER))
+    await partition.sweep(SweepRequest(REAPER))
     clock.advance(21)
     wire.cut_after = 1
-    swept = await cell.sweep(SweepRequest(REAPER))
+    swept = await partition.sweep(SweepRequest(REAPER))
 
     assert 0 < len(swept.stalled) < SWEEP_LIMIT
     assert swept.did["reclaimed"] == len(swept.stalled)
@@ -352,31 +352,33 @@ async def test_jobs_swept_before_a_lost_connection_are_returned(
     assert [term.owner for term in swept.terms] == [REAPER.id]
 
 
-async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(cell: Partition, wire: Wire) -> None:
+async def test_a_sweep_that_is_cut_before_it_took_anything_says_so(partition: Partition, wire: Wire) -> None:
     wire.cut_after = 0
     with pytest.raises(StorageUnavailableError):
-        await cell.sweep(SweepRequest(REAPER))
+        await partition.sweep(SweepRequest(REAPER))
 
 
-async def test_sweeps_that_never_get_to_their_end_are_no_gap(cell: Partition, wire: Wire, clock: ManualClock) -> None:
+async def test_sweeps_that_never_get_to_their_end_are_no_gap(
+    partition: Partition, wire: Wire, clock: ManualClock
+) -> None:
     bid = SweepRequest(REAPER)
-    await held(cell, 2 * SWEEP_LIMIT)
+    await held(partition, 2 * SWEEP_LIMIT)
     for _ in range(6):
-        await cell.sweep(bid)
+        await partition.sweep(bid)
         clock.advance(2)
-    await cell.enqueue([new_job("late")])
-    [late] = (await cell.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))).leases
+    await partition.enqueue([new_job("late")])
+    [late] = (await partition.exchange(ALICE, (), ClaimRequest((QUEUE,), 1))).leases
     for _ in range(6):
-        await cell.sweep(bid)
+        await partition.sweep(bid)
         clock.advance(2)
     # By now so many leases are to be taken that a call has time for nothing else.
     for _ in range(4):
         wire.cut_after = 1
-        assert (await cell.sweep(bid)).more
+        assert (await partition.sweep(bid)).more
         clock.advance(2)
     wire.cut_after = None
-    await cell.sweep(bid)
-    [detail] = await cell.get([late.ref])
+    await partition.sweep(bid)
+    [detail] = await partition.get([late.ref])
 
     assert detail is not None
     # The grace of every day, not the longer one after nobody swept.

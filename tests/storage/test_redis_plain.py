@@ -1,4 +1,4 @@
-"""Plain jobs are moved many at a time: what the keys of a cell hold after that is what they hold after the long way."""
+"""Plain jobs are moved many at a time, and leave the keys of a partition as the slow path leaves them."""
 
 from collections.abc import AsyncIterator, Callable
 from random import Random
@@ -95,12 +95,12 @@ class Pair:
         owner, dice = self.dice.choice((ALICE, BOB)), self.dice
         dice.shuffle(self.held)
         some, self.held = self.held[: (at := dice.randrange(8))], self.held[at:]
-        asked: list[Settlement] = [settlement(lease, self.outcome(), dice, took=0.5) for lease, _ in some]
-        asked += asked[: dice.randrange(2)]
+        sent: list[Settlement] = [settlement(lease, self.outcome(), dice, took=0.5) for lease, _ in some]
+        sent += sent[: dice.randrange(2)]
         order = ClaimRequest(QUEUES[: dice.randrange(3)], dice.randrange(8))
-        answer = await self.both(lambda storage: storage.exchange(owner, asked, order if order.queues else None))
+        answer = await self.both(lambda storage: storage.exchange(owner, sent, order if order.queues else None))
         self.held += [(lease, owner) for lease in answer.leases]
-        lost = {(one.ref, one.fence) for one in answer.verdicts if one.verdict == "lost"}
+        lost = {(verdict.ref, verdict.fence) for verdict in answer.verdicts if verdict.verdict == "lost"}
         self.held += [(lease, holder) for lease, holder in some if (lease.ref, lease.fence) in lost and holder != owner]
 
     async def step(self) -> None:
@@ -154,7 +154,7 @@ class Pair:
         assert {name: held for name, held in short.items() if held != long[name]} == {}
 
     def dump(self, address: str) -> dict[str, Any]:
-        """Return all that a cell holds, but what was said of its queues."""
+        """Return all that a partition holds, but what was said of its queues."""
         base = read(address).bases[0]
         with client_of(address.partition("?")[0]) as client:
             assert inconsistencies(client, base) == []
@@ -223,18 +223,18 @@ async def test_plain_jobs_do_go_the_short_way(redis_server: RedisServer, clock: 
     order = ClaimRequest(("mail",), 20)
     with client_of(redis_server.url) as client:
         await storage.enqueue([new_job(f"job-{number}", queue="mail") for number in range(20)])
-        asked: list[Settlement] = []
+        sent: list[Settlement] = []
         command(client, "CONFIG", "RESETSTAT")
         await storage.enqueue([new_job(f"more-{number}", queue="mail") for number in range(20)])
         enqueued = calls_of(client)
         leases = (await storage.exchange(ALICE, (), order)).leases
-        asked = [settlement(lease, Returned(b"null"), Random(0)) for lease in leases]
+        sent = [settlement(lease, Returned(b"null"), Random(0)) for lease in leases]
         command(client, "CONFIG", "RESETSTAT")
-        await storage.exchange(ALICE, asked, order)
+        await storage.exchange(ALICE, sent, order)
         exchanged = calls_of(client)
     await storage.close()
 
-    assert len(asked) == 20
+    assert len(sent) == 20
     assert enqueued < 20
     # An event and a hint for each that ends; what else there is serves them all.
     assert exchanged < 4 * 20
@@ -242,5 +242,5 @@ async def test_plain_jobs_do_go_the_short_way(redis_server: RedisServer, clock: 
 
 def calls_of(client: redis.Redis) -> int:
     """Return how many commands were called by scripts since they were counted from none."""
-    told: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
-    return sum(stats["calls"] for name, stats in told.items() if name.partition("_")[2] not in ("evalsha", "info"))
+    info: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
+    return sum(stats["calls"] for name, stats in info.items() if name.partition("_")[2] not in ("evalsha", "info"))

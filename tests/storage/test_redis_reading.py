@@ -205,7 +205,9 @@ async def test_an_unreadable_event_is_shown_unchanged_and_blocks_no_other(
     await storage.tune(Target("queue", "before"), Settings(paused=True))
     with client_of(server) as client:
         stream = f"{{{namespace.rpartition('namespace=')[2]}}}:events"
-        command(client, "XADD", stream, "0-*", "e", body, "t", 1_700_000_000_000_000)
+        # A script adds its own fields to an event apart from the body, which a worker has encoded.
+        added = msgspec.msgpack.encode({"by": "ops"})
+        command(client, "XADD", stream, "0-*", "e", body, "t", 1_700_000_000_000_000, "o", added)
     await storage.tune(Target("queue", "after"), Settings(paused=True))
     before, unreadable, after = (await storage.events()).events
     await storage.close()

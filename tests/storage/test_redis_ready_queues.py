@@ -58,8 +58,8 @@ async def commands(
     with client_of(url.partition("?")[0]) as client:
         command(client, "CONFIG", "RESETSTAT")
         await storage.exchange(ALICE, (), ClaimRequest(tuple(queues), room, tasks=tasks))
-        told: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
-    return sum(stats["calls"] for name, stats in told.items() if name.partition("_")[2] not in ("evalsha", "info"))
+        info: dict[str, dict[str, int]] = command(client, "INFO", "commandstats")
+    return sum(stats["calls"] for name, stats in info.items() if name.partition("_")[2] not in ("evalsha", "info"))
 
 
 @pytest.mark.parametrize("filled", [1, 2, 57, 128, 200])

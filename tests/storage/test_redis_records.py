@@ -1,4 +1,4 @@
-"""What goes to a cell and comes back has every field of the core's records: none is left behind on the way."""
+"""What goes to a partition and comes back has every field of the core's records: none is left behind on the way."""
 
 import re
 import struct
@@ -31,7 +31,7 @@ BESIDE = {"queue", "id", "payload", "result"}
 """What a record's name says, and what is no field of it but a part."""
 
 OWN = {"made", "run_fence", "run_end", "logged"}
-"""The number that the cell has made a job under, what is of its last run, and whether it has a log."""
+"""The number that the partition has made a job under, what is of its last run, and whether it has a log."""
 
 
 def test_a_wish_has_every_field_of_a_new_job() -> None:
@@ -78,17 +78,17 @@ def test_jobs_that_differ_in_id_and_payload_only_are_sent_as_one_group() -> None
     asked, *blobs = encode_enqueue(
         [job(1), job(2), job(3, queue="r"), job(4, timeout=5), job(5, timeout=5), job(6, delay=1), job(7)]
     )
-    told = msgspec.msgpack.decode(asked)
+    parsed = msgspec.msgpack.decode(asked)
 
-    assert told["jobs"] == 7
-    assert [call.get("ids") or [call["id"]] for call in told["calls"]] == [
+    assert parsed["jobs"] == 7
+    assert [call.get("ids") or [call["id"]] for call in parsed["calls"]] == [
         ["1", "2"],
         ["3"],
         ["4", "5"],
         ["6"],
         ["7"],
     ]
-    assert [call.get("first", call.get("payload")) for call in told["calls"]] == [4, 7, 9, 11, 13]
+    assert [call.get("first", call.get("payload")) for call in parsed["calls"]] == [4, 7, 9, 11, 13]
     assert [blobs[place - 3] for place in (4, 5, 7, 9, 10, 11, 13)] == [b"%d" % number for number in range(1, 8)]
 
 

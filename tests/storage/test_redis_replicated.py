@@ -109,10 +109,10 @@ async def test_acknowledged_writes_survive_a_kill_of_both_servers(
         assert await settle(storage, ALICE, lease) == "done"
         expected[lease.ref.id] = State.COMPLETED
     await storage.enqueue([new_job("last")])
-    for one in (server, replica):
-        os.kill(one.pid, signal.SIGKILL)
-    for one in (server, replica):
-        one.restart(kill=True)
+    for item in (server, replica):
+        os.kill(item.pid, signal.SIGKILL)
+    for item in (server, replica):
+        item.restart(kill=True)
 
     # Nobody tells the replica to follow again: it is what somebody would promote.
     for survivor in (server, replica):
@@ -144,7 +144,9 @@ async def test_an_unconfirmed_write_raises_an_error_that_names_the_cause(
 
     with pytest.raises(NotDurableError, match=lacking) as caught:
         await storage.enqueue([new_job("job")])
-    findings = [one for one in await storage.examine() if one.subject == "replication" and one.level == "error"]
+    findings = [
+        finding for finding in await storage.examine() if finding.subject == "replication" and finding.level == "error"
+    ]
 
     assert remedy in str(caught.value)
     assert (await record(storage, Ref("default", "job"))).state is State.WAITING  # as it says: it was made
@@ -223,6 +225,6 @@ async def test_the_doctor_checks_replication_without_a_write_before(
     server = start_redis(**SAFE)
     follow(start_redis(**LAZY), server)
 
-    findings = [one for one in await replicated(server).examine() if one.subject == "replication"]
+    findings = [finding for finding in await replicated(server).examine() if finding.subject == "replication"]
 
-    assert "no replica has confirmed" in next(one.message for one in findings if one.level == "error")
+    assert "no replica has confirmed" in next(item.message for item in findings if item.level == "error")

@@ -76,14 +76,14 @@ async def test_resuming_a_task_does_not_search_thousands_of_parked_jobs(storage:
 async def test_more_revisions_than_a_script_makes_are_made_anyway(storage: RedisStorage) -> None:
     jobs = [job(f"{n:03}") for n in range(2 * REVISIONS_PER_CALL + 20)]
     await storage.enqueue(jobs)
-    cancelled = await storage.revise([CancelJob(one.ref) for one in (*jobs, jobs[0])])
-    redriven = await storage.revise([RedriveJob(one.ref) for one in jobs])
+    cancelled = await storage.revise([CancelJob(item.ref) for item in (*jobs, jobs[0])])
+    redriven = await storage.revise([RedriveJob(item.ref) for item in jobs])
 
-    assert [(one.ref, one.verdict) for one in cancelled] == [
-        *((one.ref, "done") for one in jobs),
+    assert [(item.ref, item.verdict) for item in cancelled] == [
+        *((item.ref, "done") for item in jobs),
         (jobs[0].ref, "refused"),
     ]
-    assert {one.verdict for one in redriven} == {"done"}
+    assert {result.verdict for result in redriven} == {"done"}
     assert await storage.revise([]) == []
 
 
@@ -93,7 +93,7 @@ async def test_ticks_of_one_call_are_in_the_order_they_were_given(storage: Redis
     planned = await storage.plan([Tick(name, 0, 9, 18, job(name, schedule=name, tick=9)) for name in names])
     claimed = (await storage.exchange(WORKER, (), ClaimRequest(("q",), CLAIM_LIMIT))).leases
 
-    assert [(one.verdict, one.ref and one.ref.id) for one in planned] == [("done", name) for name in names]
+    assert [(result.verdict, result.ref and result.ref.id) for result in planned] == [("done", name) for name in names]
     assert [lease.ref.id for lease in claimed] == names
 
 

@@ -1,4 +1,4 @@
-"""The scripts as they are joined from their parts: every part can be made, in every verb, and none leaves the cell."""
+"""The scripts as joined from their parts: each part can be made in each verb, and uses no key of another partition."""
 
 import re
 import struct
@@ -89,12 +89,12 @@ def test_every_part_of_a_script_is_made_when_it_is_asked_for_something(name: str
     text = verb(name).text
     parts = list(PART.finditer(text))
     # What the verb itself does stands behind the first of them, or between them.
-    cell = text[: parts[0].start()] if parts else ""
+    partition = text[: parts[0].start()] if parts else ""
     asks = "".join(f"local _ = {part[1]}.nothing\n" for part in parts)
     made = " ".join(f"and is_made({part[1]})" for part in parts)
-    script = "\n".join((cell, *(part[0] for part in parts), f"do {asks} return true {made} end"))
+    script = "\n".join((partition, *(part[0] for part in parts), f"do {asks} return true {made} end"))
     with client_of(redis_url.partition("?")[0]) as client:
-        assert command(client, "EVAL", script, 1, "{cell}", "1", msgspec.msgpack.encode({})) == 1
+        assert command(client, "EVAL", script, 1, "{partition}", "1", msgspec.msgpack.encode({})) == 1
 
 
 @pytest.mark.parametrize("name", VERBS)

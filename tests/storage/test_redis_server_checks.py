@@ -398,7 +398,7 @@ async def test_a_sound_server_has_no_finding_that_endangers_anything(guarded: Gu
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "subject", "level", "said"),
+    ("settings", "options", "subject", "level", "message"),
     [
         ({"appendonly": True, "appendfsync": "always"}, "", "persistence", "ok", "before it is acknowledged"),
         ({"appendonly": True, "appendfsync": "no"}, "", "persistence", "warning", "half a minute"),
@@ -416,13 +416,13 @@ async def test_each_setting_that_endangers_jobs_is_a_finding_with_its_remedy(
     options: str,
     subject: str,
     level: str,
-    said: str,
+    message: str,
 ) -> None:
     findings = await guarded(start_redis(**settings).url + options).examine()
 
     [finding] = [finding for finding in findings if finding.subject == subject]
     assert finding.level == level
-    assert said in finding.message
+    assert message in finding.message
     assert level == "ok" or finding.remedy or subject == "server"
 
 

@@ -35,7 +35,7 @@ SKIP = round(SECOND * longest_skip(LEASE / SECOND, EVERY / SECOND, TERM / SECOND
 BOUND = GRACE + 2 * EVERY
 """The longest time from the end of a lost holder's lease until its job is claimable again."""
 
-MakeCell = Callable[[], Partition]
+MakePartition = Callable[[], Partition]
 
 
 def bid(owner: Owner = REAPER, *, max_skip: int = SKIP) -> SweepRequest:
@@ -48,7 +48,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def make_cell(clock: ManualClock, redis_url: str) -> AsyncIterator[MakeCell]:
+async def make_partition(clock: ManualClock, redis_url: str) -> AsyncIterator[MakePartition]:
     """Return a function that creates an empty partition."""
     address = read(redis_url)
     connections = Connections(address)
@@ -64,137 +64,141 @@ async def make_cell(clock: ManualClock, redis_url: str) -> AsyncIterator[MakeCel
 
 
 @pytest.fixture
-def cell(make_cell: MakeCell) -> Partition:
-    return make_cell()
+def partition(make_partition: MakePartition) -> Partition:
+    return make_partition()
 
 
-async def claim(cell: Partition) -> Lease:
-    [lease] = (await cell.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).leases
+async def claim(partition: Partition) -> Lease:
+    [lease] = (await partition.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).leases
     return lease
 
 
-async def run_one(cell: Partition) -> None:
+async def run_one(partition: Partition) -> None:
     """Run one job to its end: then the partition has a queue, and nothing waits for a sweep."""
-    await cell.enqueue([new_job("first")])
-    lease = await claim(cell)
-    await cell.exchange(ALICE, [settled(lease)])
+    await partition.enqueue([new_job("first")])
+    lease = await claim(partition)
+    await partition.exchange(ALICE, [settled(lease)])
 
 
-async def skip(cell: Partition, request: SweepRequest) -> int:
+async def skip(partition: Partition, request: SweepRequest) -> int:
     """Sweep; return the length of the skip that the partition grants."""
-    _, granted = await cell.sweep_or_skip(request)
+    _, granted = await partition.sweep_or_skip(request)
     return granted
 
 
-async def seconds_of_term(cell: Partition) -> float:
-    refused = await cell.sweep(bid(DEPUTY))
+async def seconds_of_term(partition: Partition) -> float:
+    refused = await partition.sweep(bid(DEPUTY))
     assert refused.retry_in is not None
     return refused.retry_in / SECOND
 
 
-async def told(cell: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
-    return [event for event in (await cell.events(limit=10_000)).events if isinstance(event, kinds)]
+async def told(partition: Partition, *kinds: type[AnyEvent]) -> list[AnyEvent]:
+    return [event for event in (await partition.events(limit=10_000)).events if isinstance(event, kinds)]
 
 
 # ── when a partition is skipped ───────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_partition_without_work_is_skipped_and_its_term_lasts_as_long(
-    cell: Partition, clock: ManualClock
+    partition: Partition, clock: ManualClock
 ) -> None:
-    await run_one(cell)
+    await run_one(partition)
 
-    assert await skip(cell, bid()) == SKIP
+    assert await skip(partition, bid()) == SKIP
 
     clock.advance(SKIP / SECOND)
 
-    assert (await cell.sweep(bid(DEPUTY))).retry_in == TERM
-    assert await skip(cell, bid()) == SKIP
-    assert len(await told(cell, LeadershipAcquired, LeadershipLost)) == 1
+    assert (await partition.sweep(bid(DEPUTY))).retry_in == TERM
+    assert await skip(partition, bid()) == SKIP
+    assert len(await told(partition, LeadershipAcquired, LeadershipLost)) == 1
 
 
-async def test_a_request_without_max_skip_gets_no_skip(cell: Partition) -> None:
-    await run_one(cell)
+async def test_a_request_without_max_skip_gets_no_skip(partition: Partition) -> None:
+    await run_one(partition)
 
-    assert await skip(cell, bid(max_skip=0)) == 0
+    assert await skip(partition, bid(max_skip=0)) == 0
 
 
-async def test_leases_suspects_and_parked_jobs_prevent_a_skip(cell: Partition, clock: ManualClock) -> None:
-    await cell.enqueue([new_job(f"job-{number}", keys=(Key("k"),)) for number in range(2)])
-    lease = await claim(cell)
+async def test_leases_suspects_and_parked_jobs_prevent_a_skip(partition: Partition, clock: ManualClock) -> None:
+    await partition.enqueue([new_job(f"job-{number}", keys=(Key("k"),)) for number in range(2)])
+    lease = await claim(partition)
 
-    assert await skip(cell, bid()) == 0
+    assert await skip(partition, bid()) == 0
 
     clock.advance(LEASE / SECOND)
-    await cell.tune(Target("queue", QUEUE), Settings(record=("suspected",)))
-    suspected, granted = await cell.sweep_or_skip(bid())
+    await partition.tune(Target("queue", QUEUE), Settings(record=("suspected",)))
+    suspected, granted = await partition.sweep_or_skip(bid())
 
     assert (suspected.did["suspected"], granted) == (1, 0)
 
-    await cell.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 0))
-    other = await claim(cell)
-    await cell.exchange(ALICE, [settled(other)])
+    await partition.exchange(ALICE, [settled(lease)], ClaimRequest((QUEUE,), 0))
+    other = await claim(partition)
+    await partition.exchange(ALICE, [settled(other)])
 
-    assert await skip(cell, bid()) == SKIP
-    assert len(await told(cell, JobSuspected)) == 1
+    assert await skip(partition, bid()) == SKIP
+    assert len(await told(partition, JobSuspected)) == 1
 
 
-async def test_a_skip_ends_when_the_first_job_or_tick_falls_due(cell: Partition, clock: ManualClock) -> None:
-    await cell.enqueue([new_job("old", ttl=9 * SECOND), new_job("late", delay=7 * SECOND)])
-    await cell.plan([PutSchedule(schedule(clock, every=5))])
+async def test_a_skip_ends_when_the_first_job_or_tick_falls_due(partition: Partition, clock: ManualClock) -> None:
+    await partition.enqueue([new_job("old", ttl=9 * SECOND), new_job("late", delay=7 * SECOND)])
+    await partition.plan([PutSchedule(schedule(clock, every=5))])
 
-    assert await skip(cell, bid()) == 5 * SECOND
+    assert await skip(partition, bid()) == 5 * SECOND
 
     clock.advance(1)
 
-    assert await skip(cell, bid()) == 4 * SECOND
+    assert await skip(partition, bid()) == 4 * SECOND
 
     clock.advance(2)
 
-    assert await skip(cell, bid()) == 0  # a tick is due within two sweeps
+    assert await skip(partition, bid()) == 0  # a tick is due within two sweeps
 
 
 # ── how a skip ends ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_the_first_change_ends_a_skip_and_shortens_the_term(make_cell: MakeCell, clock: ManualClock) -> None:
-    async def enqueues(cell: Partition) -> None:
-        await cell.enqueue([new_job()])
+async def test_the_first_change_ends_a_skip_and_shortens_the_term(
+    make_partition: MakePartition, clock: ManualClock
+) -> None:
+    async def enqueues(partition: Partition) -> None:
+        await partition.enqueue([new_job()])
 
-    async def plans(cell: Partition) -> None:
-        await cell.plan([PutSchedule(schedule(clock, every=60))])
+    async def plans(partition: Partition) -> None:
+        await partition.plan([PutSchedule(schedule(clock, every=60))])
 
     for change in (enqueues, plans):
-        cell = make_cell()
-        await run_one(cell)
-        await cell.sweep(bid())
+        partition = make_partition()
+        await run_one(partition)
+        await partition.sweep(bid())
         clock.advance(1)
 
-        assert await seconds_of_term(cell) == (SKIP + TERM) / SECOND - 1
+        assert await seconds_of_term(partition) == (SKIP + TERM) / SECOND - 1
 
-        await change(cell)
+        await change(partition)
         clock.advance(1)
 
-        assert (await cell.sweep(bid(DEPUTY))).retry_in == TERM - SECOND
-        assert await skip(cell, bid()) == SKIP
+        assert (await partition.sweep(bid(DEPUTY))).retry_in == TERM - SECOND
+        assert await skip(partition, bid()) == SKIP
 
 
 # ── what a skip may not cost ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_skip_does_not_count_as_a_pause_until_a_change_ends_it(make_cell: MakeCell, clock: ManualClock) -> None:
+async def test_a_skip_does_not_count_as_a_pause_until_a_change_ends_it(
+    make_partition: MakePartition, clock: ManualClock
+) -> None:
     async def grace_after(idle: float, seconds: float) -> int:
         """Return the grace of a lease of 5 s that begins `idle` seconds into a skip and is swept `seconds` later."""
         impatient = structs.replace(bid(), grace=SECOND)
-        cell = make_cell()
-        await run_one(cell)
-        await cell.sweep(impatient)
+        partition = make_partition()
+        await run_one(partition)
+        await partition.sweep(impatient)
         clock.advance(idle)
-        await cell.enqueue([new_job(stall=StallTerms(lease=5 * SECOND))])
-        lease = await claim(cell)
+        await partition.enqueue([new_job(stall=StallTerms(lease=5 * SECOND))])
+        lease = await claim(partition)
         clock.advance(seconds)
-        await cell.sweep(impatient)
-        [detail] = await cell.get([lease.ref])
+        await partition.sweep(impatient)
+        [detail] = await partition.get([lease.ref])
         assert detail is not None
         assert detail.job.suspect_until is not None
         return detail.job.suspect_until - clock.now()
@@ -223,29 +227,29 @@ class Sweeper(Struct):
 @pytest.mark.parametrize("leader_dies", [False, True])
 @pytest.mark.parametrize("lease", [LEASE, 15 * SECOND, 9 * SECOND, 5 * SECOND])
 async def test_a_lease_of_a_skip_is_reclaimed_in_time_without_notifications(
-    make_cell: MakeCell, clock: ManualClock, lease: int, leader_dies: bool
+    make_partition: MakePartition, clock: ManualClock, lease: int, leader_dies: bool
 ) -> None:
     longest = 0
     for seed in range(40):
         rng = Random(f"{seed} {lease} {leader_dies}")
-        cell = make_cell()
-        await run_one(cell)
-        await cell.enqueue([new_job("waits", stall=StallTerms(lease=lease))])
+        partition = make_partition()
+        await run_one(partition)
+        await partition.enqueue([new_job("waits", stall=StallTerms(lease=lease))])
         begins_at = clock.now() + round(rng.uniform(1, 30) * SECOND)
         sweepers = [Sweeper(REAPER, clock.now()), Sweeper(DEPUTY, clock.now() + round(rng.uniform(0, 2) * SECOND))]
         began: int | None = None
         while True:
             now = clock.now()
             if began is None and now >= begins_at:
-                await claim(cell)
+                await claim(partition)
                 began = now
                 if leader_dies:
-                    [term] = (await cell.survey()).leaders
+                    [term] = (await partition.survey()).leaders
                     sweepers = [sweeper for sweeper in sweepers if sweeper.owner.id != term.owner]
             stalled = 0
             for sweeper in sweepers:
                 if sweeper.comes_at <= now:
-                    swept, granted = await cell.sweep_or_skip(bid(sweeper.owner))
+                    swept, granted = await partition.sweep_or_skip(bid(sweeper.owner))
                     stalled += len(swept.stalled)
                     sweeper.plan(swept, granted, now, rng)
             if stalled:
@@ -262,17 +266,17 @@ async def test_a_lease_of_a_skip_is_reclaimed_in_time_without_notifications(
 
 @pytest.mark.parametrize("lease", [LEASE, 15 * SECOND, 9 * SECOND])
 async def test_no_live_holder_loses_its_job_if_all_hosts_stand_still_in_a_skip(
-    make_cell: MakeCell, clock: ManualClock, lease: int
+    make_partition: MakePartition, clock: ManualClock, lease: int
 ) -> None:
     for seed in range(40):
         rng = Random(f"{seed} {lease}")
-        cell = make_cell()
-        await run_one(cell)
-        await cell.enqueue([new_job("waits", stall=StallTerms(lease=lease))])
-        skipped = await skip(cell, bid())
+        partition = make_partition()
+        await run_one(partition)
+        await partition.enqueue([new_job("waits", stall=StallTerms(lease=lease))])
+        skipped = await skip(partition, bid())
         ends_at = clock.now() + skipped
         clock.advance(rng.uniform(0, skipped / SECOND))
-        held = await claim(cell)
+        held = await claim(partition)
         # All hosts stand still. Then the reaper sweeps first, in time or late, and each holder renews at its own time.
         clock.advance(rng.uniform(0, 40))
         clock.advance(max(0, ends_at - clock.now()) / SECOND)
@@ -281,10 +285,10 @@ async def test_no_live_holder_loses_its_job_if_all_hosts_stand_still_in_a_skip(
         while clock.now() < until:
             now = clock.now()
             if now >= sweeps_at:
-                assert (await cell.sweep(bid())).stalled == ()
+                assert (await partition.sweep(bid())).stalled == ()
                 sweeps_at = now + EVERY
             if now >= beats_at:
-                assert (await cell.renew(RenewRequest(ALICE, (LeaseRenewal(held.ref, held.fence),)))).lost == ()
+                assert (await partition.renew(RenewRequest(ALICE, (LeaseRenewal(held.ref, held.fence),)))).lost == ()
                 beats_at = now + lease // 4
             clock.advance((min(beats_at, sweeps_at) - now) / SECOND)
 

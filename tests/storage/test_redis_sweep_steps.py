@@ -55,7 +55,7 @@ ROUND = 60
 """Sweeps in which the audit surely has come round over the few indexes of a test."""
 
 
-class Cell(NamedTuple):
+class RedisPartition(NamedTuple):
     """A storage, and the keys that it lies in."""
 
     storage: RedisStorage
@@ -73,12 +73,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def cell(clock: ManualClock, redis_url: str) -> AsyncIterator[Cell]:
+async def partition(clock: ManualClock, redis_url: str) -> AsyncIterator[RedisPartition]:
     address = read(redis_url)
     storage = RedisStorage(address, clock=clock)
     await storage.open()
     with client_of(redis_url.partition("?")[0]) as client:
-        yield Cell(storage, client, address.bases[0])
+        yield RedisPartition(storage, client, address.bases[0])
     await storage.close()
 
 
@@ -86,108 +86,116 @@ async def cell(clock: ManualClock, redis_url: str) -> AsyncIterator[Cell]:
 
 REF = f"{QUEUE}\0job"
 
-BROKEN: dict[str, tuple[Callable[[Cell], object], str]] = {
-    "out of line": (lambda cell: cell.client.zrem(cell.key("ready", QUEUE), "job"), "missing in ready:default"),
+BROKEN: dict[str, tuple[Callable[[RedisPartition], object], str]] = {
+    "out of line": (
+        lambda partition: partition.client.zrem(partition.key("ready", QUEUE), "job"),
+        "missing in ready:default",
+    ),
     "misplaced in line": (
-        lambda cell: cell.client.zincrby(cell.key("ready", QUEUE), 7, "job"),
+        lambda partition: partition.client.zincrby(partition.key("ready", QUEUE), 7, "job"),
         "misplaced in ready:default",
     ),
     "not in its state": (
-        lambda cell: cell.client.zrem(cell.key("in", QUEUE, "waiting"), "job"),
+        lambda partition: partition.client.zrem(partition.key("in", QUEUE, "waiting"), "job"),
         "missing in in:default waiting",
     ),
     "in another state, too": (
-        lambda cell: cell.client.zadd(cell.key("in", QUEUE, "failed"), {"job": 1}),
+        lambda partition: partition.client.zadd(partition.key("in", QUEUE, "failed"), {"job": 1}),
         "in in:default failed",
     ),
-    "delayed as well": (lambda cell: cell.client.zadd(cell.key("delayed", QUEUE), {"job": 1}), "in delayed:default"),
-    "leased by nobody": (lambda cell: cell.client.zadd(cell.key("leases"), {REF: 1}), "in leases"),
+    "delayed as well": (
+        lambda partition: partition.client.zadd(partition.key("delayed", QUEUE), {"job": 1}),
+        "in delayed:default",
+    ),
+    "leased by nobody": (lambda partition: partition.client.zadd(partition.key("leases"), {REF: 1}), "in leases"),
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_damage_to_a_waiting_job_is_repaired_and_recorded(cell: Cell, broken: str) -> None:
+async def test_damage_to_a_waiting_job_is_repaired_and_recorded(partition: RedisPartition, broken: str) -> None:
     breaking, found = BROKEN[broken]
-    await enqueue(cell.storage, new_job(keys=(Key("k"),)), new_job("other", queue="other"))
-    breaking(cell)
+    await enqueue(partition.storage, new_job(keys=(Key("k"),)), new_job("other", queue="other"))
+    breaking(partition)
     for _ in range(ROUND):
-        await cell.storage.sweep(bid())
-    repaired = await events_of(cell.storage, JobRepaired)
+        await partition.storage.sweep(bid())
+    repaired = await events_of(partition.storage, JobRepaired)
 
     assert [(event.id, event.found) for event in repaired] == [("job", found)]
-    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
+    assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
 
 
-async def test_an_entry_without_a_record_is_taken_out(cell: Cell) -> None:
-    await enqueue(cell.storage, new_job())
-    cell.client.zadd(cell.key("ready", QUEUE), {"nobody": 1})
+async def test_an_entry_without_a_record_is_taken_out(partition: RedisPartition) -> None:
+    await enqueue(partition.storage, new_job())
+    partition.client.zadd(partition.key("ready", QUEUE), {"nobody": 1})
     for _ in range(ROUND):
-        await cell.storage.sweep(bid())
-    repaired = await events_of(cell.storage, JobRepaired)
+        await partition.storage.sweep(bid())
+    repaired = await events_of(partition.storage, JobRepaired)
 
-    assert [(event.id, event.found, event.mended) for event in repaired] == [
+    assert [(event.id, event.found, event.repair) for event in repaired] == [
         ("nobody", "in ready:default without a record", "taken out")
     ]
-    assert cell.client.zrange(cell.key("ready", QUEUE), 0, -1) == [b"job"]
+    assert partition.client.zrange(partition.key("ready", QUEUE), 0, -1) == [b"job"]
 
 
-async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(cell: Cell, clock: ManualClock) -> None:
-    lease = await start(cell.storage)
-    cell.client.zrem(cell.key("leases"), REF)
+async def test_a_run_that_no_lease_is_kept_of_is_found_and_given_to_another(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
+    lease = await start(partition.storage)
+    partition.client.zrem(partition.key("leases"), REF)
     clock.advance(60)
     for _ in range(ROUND):
         clock.advance(2)
-        await cell.storage.sweep(bid())
-    job = await record(cell.storage, lease.ref)
+        await partition.storage.sweep(bid())
+    job = await record(partition.storage, lease.ref)
 
-    assert [event.found for event in await events_of(cell.storage, JobRepaired)] == ["missing in leases"]
+    assert [event.found for event in await events_of(partition.storage, JobRepaired)] == ["missing in leases"]
     assert job.owner == REAPER.id
 
 
-async def test_a_slot_whose_holder_is_gone_is_free_again(cell: Cell) -> None:
+async def test_a_slot_whose_holder_is_gone_is_free_again(partition: RedisPartition) -> None:
     one = (Key("one"),)
-    await enqueue(cell.storage, new_job(keys=one))
-    cell.client.zadd(cell.key("slots", QUEUE, "one"), {"nobody": 1})
+    await enqueue(partition.storage, new_job(keys=one))
+    partition.client.zadd(partition.key("slots", QUEUE, "one"), {"nobody": 1})
 
-    assert await claim(cell.storage) == []
+    assert await claim(partition.storage) == []
 
     for _ in range(ROUND):
-        await cell.storage.sweep(bid())
+        await partition.storage.sweep(bid())
 
-    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
-    assert [event.id for event in await events_of(cell.storage, JobRepaired)] == ["nobody"]
+    assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
+    assert [event.id for event in await events_of(partition.storage, JobRepaired)] == ["nobody"]
 
 
-async def test_a_parked_job_that_is_missing_in_the_index_is_released(cell: Cell) -> None:
+async def test_a_parked_job_that_is_missing_in_the_index_is_released(partition: RedisPartition) -> None:
     one = (Key("one"),)
-    first = await start(cell.storage, new_job("first", keys=one))
-    await enqueue(cell.storage, new_job(keys=one))
-    await claim(cell.storage)
-    cell.client.zrem(cell.key("places"), f"{QUEUE}\0one")
+    first = await start(partition.storage, new_job("first", keys=one))
+    await enqueue(partition.storage, new_job(keys=one))
+    await claim(partition.storage)
+    partition.client.zrem(partition.key("places"), f"{QUEUE}\0one")
     for _ in range(ROUND):
-        await cell.storage.sweep(bid())
+        await partition.storage.sweep(bid())
 
-    assert cell.client.zrange(cell.key("places"), 0, -1) == [f"{QUEUE}\0one".encode()]
+    assert partition.client.zrange(partition.key("places"), 0, -1) == [f"{QUEUE}\0one".encode()]
 
-    await settle(cell.storage, ALICE, first)
+    await settle(partition.storage, ALICE, first)
 
-    assert [lease.ref.id for lease in await claim(cell.storage)] == ["job"]
+    assert [lease.ref.id for lease in await claim(partition.storage)] == ["job"]
 
 
-async def test_a_dead_entry_holds_up_no_chore(cell: Cell, clock: ManualClock) -> None:
-    await start(cell.storage, new_job("silent"))
-    await enqueue(cell.storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
+async def test_a_dead_entry_holds_up_no_chore(partition: RedisPartition, clock: ManualClock) -> None:
+    await start(partition.storage, new_job("silent"))
+    await enqueue(partition.storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
     for kind in ("aging", "leases", "suspects", "kept", "redrives"):
-        cell.client.zadd(cell.key(kind), {f"{QUEUE}\0nobody": 1})
-    cell.client.zadd(cell.key("delayed", QUEUE), {"nobody": 1})
+        partition.client.zadd(partition.key(kind), {f"{QUEUE}\0nobody": 1})
+    partition.client.zadd(partition.key("delayed", QUEUE), {"nobody": 1})
     clock.advance(21)
-    swept = await cell.storage.sweep(bid())
+    swept = await partition.storage.sweep(bid())
 
     assert swept.troubles == ()
-    assert (await record(cell.storage, Ref(QUEUE, "aged"))).state is State.EXPIRED
-    assert (await record(cell.storage, Ref(QUEUE, "later"))).state is State.WAITING
-    assert (await record(cell.storage, Ref(QUEUE, "silent"))).suspect_until is not None
-    assert {event.id for event in await events_of(cell.storage, JobRepaired)} == {"nobody"}
+    assert (await record(partition.storage, Ref(QUEUE, "aged"))).state is State.EXPIRED
+    assert (await record(partition.storage, Ref(QUEUE, "later"))).state is State.WAITING
+    assert (await record(partition.storage, Ref(QUEUE, "silent"))).suspect_until is not None
+    assert {event.id for event in await events_of(partition.storage, JobRepaired)} == {"nobody"}
 
 
 # ── chores that fail ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,8 +213,10 @@ POISON = {
 
 @pytest.mark.statement(36)
 @pytest.mark.parametrize("chore", [None, *POISON])
-async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: ManualClock, chore: str | None) -> None:
-    storage = cell.storage
+async def test_a_turn_does_all_but_the_chore_that_fails(
+    partition: RedisPartition, clock: ManualClock, chore: str | None
+) -> None:
+    storage = partition.storage
     again = Policy(retry=Backoff(max_attempts=1), redrive=Redriving(3600 * SECOND))
     await enqueue(storage, new_job("silent"), new_job("completes"), new_job("fails", policy=again))
     silent, completes, fails = await claim(storage)
@@ -222,7 +232,7 @@ async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: Manua
     await enqueue(storage, new_job("aged", ttl=SECOND), new_job("later", delay=SECOND))
     await start(storage, new_job("stalls", queue="other"))
     if chore is not None:
-        cell.client.set(cell.key(POISON[chore][0]), "poison")
+        partition.client.set(partition.key(POISON[chore][0]), "poison")
     clock.advance(8 * DAY)
     swept = await storage.sweep(SweepRequest(BOB, term=None))
     told = {trouble.partition(":")[0] for trouble in swept.troubles}
@@ -237,180 +247,190 @@ async def test_a_turn_does_all_but_the_chore_that_fails(cell: Cell, clock: Manua
 # ── what is bounded comes round ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_more_queues_than_one_sweep_looks_at_come_round(cell: Cell, clock: ManualClock) -> None:
+async def test_more_queues_than_one_sweep_looks_at_come_round(partition: RedisPartition, clock: ManualClock) -> None:
     queues = [f"q-{number:03}" for number in range(450)]
-    await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
-    await cell.storage.revise([CancelJob(Ref(queue, "job")) for queue in queues])
+    await enqueue(partition.storage, *(new_job(queue=queue) for queue in queues))
+    await partition.storage.revise([CancelJob(Ref(queue, "job")) for queue in queues])
     clock.advance(8 * DAY)
-    trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
+    trimmed = [(await partition.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
 
     assert (sum(trimmed), max(trimmed)) == (450, 200)
-    assert not cell.client.exists(cell.key("queues"))
+    assert not partition.client.exists(partition.key("queues"))
 
 
-async def test_queues_that_a_sweep_could_not_trim_come_first_in_the_next(cell: Cell, clock: ManualClock) -> None:
+async def test_queues_that_a_sweep_could_not_trim_come_first_in_the_next(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
     worn = [Ref(QUEUE, f"job-{number:03}") for number in range(TRIM_LIMIT + 50)] + [Ref("second", "job")]
     # More than one sweep looks at: what it passes over has to wait until all the others have come round.
     queues = [f"q-{number:03}" for number in range(250)]
-    await enqueue(cell.storage, *(new_job(ref.id, queue=ref.queue) for ref in worn))
-    await enqueue(cell.storage, *(new_job(queue=queue) for queue in queues))
-    await cell.storage.revise([CancelJob(ref) for ref in worn])
+    await enqueue(partition.storage, *(new_job(ref.id, queue=ref.queue) for ref in worn))
+    await enqueue(partition.storage, *(new_job(queue=queue) for queue in queues))
+    await partition.storage.revise([CancelJob(ref) for ref in worn])
     clock.advance(8 * DAY)
-    trimmed = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
+    trimmed = [(await partition.storage.sweep(bid())).did["trimmed"] for _ in range(4)]
 
     # The full queue has had its turn, and gets another when the others have had theirs.
     assert trimmed[:2] == [TRIM_LIMIT, 1]
     assert sum(trimmed) == len(worn)
 
 
-async def test_a_queue_that_is_set_something_is_not_forgotten(cell: Cell, clock: ManualClock) -> None:
-    await enqueue(cell.storage, new_job(), new_job(queue="mail"))
-    await cell.storage.tune(Target("queue", QUEUE), Settings(paused=True))
-    await cell.storage.revise([CancelJob(new_job().ref), DeleteJob(new_job().ref), DeleteJob(Ref("mail", "job"))])
+async def test_a_queue_that_is_set_something_is_not_forgotten(partition: RedisPartition, clock: ManualClock) -> None:
+    await enqueue(partition.storage, new_job(), new_job(queue="mail"))
+    await partition.storage.tune(Target("queue", QUEUE), Settings(paused=True))
+    await partition.storage.revise([CancelJob(new_job().ref), DeleteJob(new_job().ref), DeleteJob(Ref("mail", "job"))])
     for _ in range(3):
-        await cell.storage.sweep(bid())
+        await partition.storage.sweep(bid())
 
-    assert cell.client.zrange(cell.key("queues"), 0, -1) == [QUEUE.encode()]
-    assert [queue.queue for queue in (await cell.storage.survey()).queues] == [QUEUE]
+    assert partition.client.zrange(partition.key("queues"), 0, -1) == [QUEUE.encode()]
+    assert [queue.queue for queue in (await partition.storage.survey()).queues] == [QUEUE]
 
 
-async def test_a_queue_that_was_due_too_early_is_looked_at_again_when_it_is_due(cell: Cell, clock: ManualClock) -> None:
-    await enqueue(cell.storage, new_job("soon", delay=SECOND), new_job("later", delay=10 * SECOND))
-    await cell.storage.revise([CancelJob(Ref(QUEUE, "soon"))])
+async def test_a_queue_that_was_due_too_early_is_looked_at_again_when_it_is_due(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
+    await enqueue(partition.storage, new_job("soon", delay=SECOND), new_job("later", delay=10 * SECOND))
+    await partition.storage.revise([CancelJob(Ref(QUEUE, "soon"))])
     clock.advance(2)
 
-    assert (await cell.storage.sweep(bid())).did["promoted"] == 0
-    assert cell.client.zscore(cell.key("dues"), QUEUE) == clock.now() + 8 * SECOND
+    assert (await partition.storage.sweep(bid())).did["promoted"] == 0
+    assert partition.client.zscore(partition.key("dues"), QUEUE) == clock.now() + 8 * SECOND
 
     clock.advance(8)
 
-    assert (await cell.storage.sweep(bid())).did["promoted"] == 1
-    assert not cell.client.exists(cell.key("dues"))
+    assert (await partition.storage.sweep(bid())).did["promoted"] == 1
+    assert not partition.client.exists(partition.key("dues"))
 
 
 @pytest.mark.parametrize("beaten", [False, True])
 async def test_leases_from_before_the_clock_was_set_back_are_all_found(
-    cell: Cell, clock: ManualClock, beaten: bool
+    partition: RedisPartition, clock: ManualClock, beaten: bool
 ) -> None:
     count = 1200
     for start_at in range(0, count, 300):
-        await enqueue(cell.storage, *(new_job(f"job-{start_at + n:04}") for n in range(300)))
+        await enqueue(partition.storage, *(new_job(f"job-{start_at + n:04}") for n in range(300)))
     leases: list[Lease] = []
-    while won := await claim(cell.storage):
+    while won := await claim(partition.storage):
         leases += won
     if beaten:
         for start_at in range(0, count, 500):
-            await beat(cell.storage, ALICE, leases[start_at : start_at + 500])
-            await beat(cell.storage, ALICE, leases[start_at : start_at + 500])
+            await beat(partition.storage, ALICE, leases[start_at : start_at + 500])
+            await beat(partition.storage, ALICE, leases[start_at : start_at + 500])
     clock.step_wall(-3600)
     # These are sound, and stand in front of the others.
-    await start(cell.storage, new_job("sound"))
+    await start(partition.storage, new_job("sound"))
     suspected = 0
-    while (swept := await cell.storage.sweep(bid())).more:
+    while (swept := await partition.storage.sweep(bid())).more:
         suspected += swept.did["suspected"]
 
     assert suspected + swept.did["suspected"] == count
-    assert cell.client.zcard(cell.key("leases")) == 1
-    assert cell.client.zcard(cell.key("suspects")) == count
+    assert partition.client.zcard(partition.key("leases")) == 1
+    assert partition.client.zcard(partition.key("suspects")) == count
 
 
-async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(cell: Cell, clock: ManualClock) -> None:
+async def test_suspicions_from_before_the_clock_was_set_back_all_end_soon(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
     count = 90
-    await enqueue(cell.storage, *(new_job(f"job-{number:02}") for number in range(count)))
-    while await claim(cell.storage):
+    await enqueue(partition.storage, *(new_job(f"job-{number:02}") for number in range(count)))
+    while await claim(partition.storage):
         pass
     clock.advance(21)
-    await cell.storage.sweep(bid())
+    await partition.storage.sweep(bid())
 
-    assert cell.client.zcard(cell.key("suspects")) == count
+    assert partition.client.zcard(partition.key("suspects")) == count
 
     clock.step_wall(-3600)
     # A sweep has so much time for each chore, and goes on there in the next one.
     for _ in range(2):
-        await cell.storage.sweep(bid())
+        await partition.storage.sweep(bid())
 
-    assert cell.client.zcount(cell.key("suspects"), "-inf", clock.now() + 10 * SECOND) == count
+    assert partition.client.zcount(partition.key("suspects"), "-inf", clock.now() + 10 * SECOND) == count
 
 
 # ── what a beat leaves beside the record ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_data_that_beats_store_apart_from_the_record_ends_with_the_run(cell: Cell, clock: ManualClock) -> None:
-    lease = await start(cell.storage, new_job(timeout=3600 * SECOND, heartbeat_timeout=60 * SECOND))
+async def test_data_that_beats_store_apart_from_the_record_ends_with_the_run(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
+    lease = await start(partition.storage, new_job(timeout=3600 * SECOND, heartbeat_timeout=60 * SECOND))
     renewal = LeaseRenewal(lease.ref, lease.fence, ran=SECOND, silent=SECOND)
     for _ in range(3):
         clock.advance(1)
-        await cell.storage.renew(RenewRequest(ALICE, (renewal,)))
-    job = await record(cell.storage, lease.ref)
+        await partition.storage.renew(RenewRequest(ALICE, (renewal,)))
+    job = await record(partition.storage, lease.ref)
 
-    assert cell.client.hlen(cell.key("beats")) == 1
+    assert partition.client.hlen(partition.key("beats")) == 1
     assert job.heard_at == clock.now()
     assert job.lease_until == clock.now() + 20 * SECOND
     assert job.progress_until == clock.now() + 59 * SECOND
-    assert cell.client.zscore(cell.key("leases"), REF) == job.lease_until
+    assert partition.client.zscore(partition.key("leases"), REF) == job.lease_until
 
-    await settle(cell.storage, ALICE, lease)
+    await settle(partition.storage, ALICE, lease)
 
-    assert not cell.client.exists(cell.key("beats"))
-    assert not cell.client.exists(cell.key("leases"))
-
-
-async def test_a_beat_finds_a_cancel_requested_since_the_last_one(cell: Cell) -> None:
-    lease = await start(cell.storage)
-    beats = [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
-    await cell.storage.revise([CancelJob(lease.ref, "enough")])
-    beats += [await beat(cell.storage, ALICE, [lease]) for _ in range(2)]
-
-    assert [[asked.reason for asked in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
+    assert not partition.client.exists(partition.key("beats"))
+    assert not partition.client.exists(partition.key("leases"))
 
 
-async def test_keys_with_a_raised_limit_fill_step_by_step_with_others_waiting(cell: Cell) -> None:
+async def test_a_beat_finds_a_cancel_requested_since_the_last_one(partition: RedisPartition) -> None:
+    lease = await start(partition.storage)
+    beats = [await beat(partition.storage, ALICE, [lease]) for _ in range(2)]
+    await partition.storage.revise([CancelJob(lease.ref, "enough")])
+    beats += [await beat(partition.storage, ALICE, [lease]) for _ in range(2)]
+
+    assert [[request.reason for request in pulse.cancelling] for pulse in beats] == [[], [], ["enough"], ["enough"]]
+
+
+async def test_keys_with_a_raised_limit_fill_step_by_step_with_others_waiting(partition: RedisPartition) -> None:
     names = ("one", "two", "three")
     for name in names:
-        await enqueue(cell.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))
-    assert len(await claim(cell.storage, room=3)) == 3
-    while (await cell.storage.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).left:
+        await enqueue(partition.storage, *(new_job(f"{name}-{number}", keys=(Key(name, 1),)) for number in range(71)))
+    assert len(await claim(partition.storage, room=3)) == 3
+    while (await partition.storage.exchange(ALICE, order=ClaimRequest((QUEUE,), 1))).left:
         pass  # whoever finds a key taken is parked under it
 
     async def parked() -> int:
-        return (await cell.storage.survey((QUEUE,))).queues[0].parked
+        return (await partition.storage.survey((QUEUE,))).queues[0].parked
 
     assert await parked() == 210
 
-    await enqueue(cell.storage, *(new_job(f"{name}-more", keys=(Key(name, 500),)) for name in names))
+    await enqueue(partition.storage, *(new_job(f"{name}-more", keys=(Key(name, 500),)) for name in names))
 
     # One call lets in no more than others do: a server has nothing else to do meanwhile.
     assert await parked() == 210 - PROMOTE_LIMIT
 
     for _ in range(3):
-        await cell.storage.sweep(bid())
+        await partition.storage.sweep(bid())
 
     assert await parked() == 0
-    assert not cell.client.exists(cell.key("resumed"))
-    assert len(await claim(cell.storage, room=128)) + len(await claim(cell.storage, room=128)) == 213
+    assert not partition.client.exists(partition.key("resumed"))
+    assert len(await claim(partition.storage, room=128)) + len(await claim(partition.storage, room=128)) == 213
 
 
-async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Cell, clock: ManualClock) -> None:
+async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
     # Queues that are used in turn pass their limits at the same time.
     queues = tuple(f"queue-{number}" for number in range(50))
-    told = Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0)))
+    settings = Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 0)))
     for queue in queues:
-        await cell.storage.tune(Target("queue", queue), told)
+        await partition.storage.tune(Target("queue", queue), settings)
 
     async def complete(name: str) -> int:
         """Complete one job of each queue, none of them plain; return how many completed jobs there are."""
-        await enqueue(cell.storage, *(new_job(name, queue=queue, keys=(Key("k", 9),)) for queue in queues))
+        await enqueue(partition.storage, *(new_job(name, queue=queue, keys=(Key("k", 9),)) for queue in queues))
         leases: list[Lease] = []
         while len(leases) < len(queues):
-            leases += (await cell.storage.exchange(ALICE, (), ClaimRequest(queues, 50))).leases
+            leases += (await partition.storage.exchange(ALICE, (), ClaimRequest(queues, 50))).leases
         clock.advance(1)
         before = scripts()
-        await cell.storage.exchange(ALICE, [settled(lease) for lease in leases])
+        await partition.storage.exchange(ALICE, [settled(lease) for lease in leases])
         took.append(scripts() - before)
-        return sum([cell.client.zcard(cell.key("over", queue, "completed")) for queue in queues])
+        return sum([partition.client.zcard(partition.key("over", queue, "completed")) for queue in queues])
 
     def scripts() -> int:
-        return int(cell.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+        return int(partition.client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
     took: list[int] = []
     kept = [await complete(f"job-{number}") for number in range(130)]
@@ -427,22 +447,22 @@ async def test_a_script_forgets_a_bounded_number_of_jobs_in_many_queues(cell: Ce
     ids=["plain", "with a payload and a result apart", "not plain"],
 )
 async def test_a_script_forgets_the_fewer_jobs_the_more_each_takes(
-    cell: Cell, clock: ManualClock, keys: tuple[Key, ...], size: int, most: int
+    partition: RedisPartition, clock: ManualClock, keys: tuple[Key, ...], size: int, most: int
 ) -> None:
-    await cell.storage.tune(
+    await partition.storage.tune(
         Target("queue", QUEUE), Settings(retention=RetentionRules(completed=KeepRule(DAY * SECOND, 3000)))
     )
 
     async def complete(first: int, jobs: int) -> None:
         for at in range(first, first + jobs, 100):
             some = range(at, min(at + 100, first + jobs))
-            await enqueue(cell.storage, *(new_job(f"{n:05}", keys=keys, payload=b"x" * size) for n in some))
-            leases = await claim(cell.storage)
+            await enqueue(partition.storage, *(new_job(f"{n:05}", keys=keys, payload=b"x" * size) for n in some))
+            leases = await claim(partition.storage)
             clock.advance(1)
-            await cell.storage.exchange(ALICE, [settled(lease, Returned(b"y" * size)) for lease in leases])
+            await partition.storage.exchange(ALICE, [settled(lease, Returned(b"y" * size)) for lease in leases])
 
     def left(kind: str) -> int:
-        return len(cell.client.keys(cell.key(kind, "*")))
+        return len(partition.client.keys(partition.key(kind, "*")))
 
     await complete(0, 3300)
     full = left("job")
@@ -453,14 +473,16 @@ async def test_a_script_forgets_the_fewer_jobs_the_more_each_takes(
     assert {left("load"), left("result")} <= {0, left("job")}
 
 
-async def test_a_sweep_forgets_all_jobs_that_are_not_plain_in_short_scripts(cell: Cell, clock: ManualClock) -> None:
+async def test_a_sweep_forgets_all_jobs_that_are_not_plain_in_short_scripts(
+    partition: RedisPartition, clock: ManualClock
+) -> None:
     for at in range(0, 600, 100):
-        await enqueue(cell.storage, *(new_job(f"{n:05}", keys=(Key("k", 9999),)) for n in range(at, at + 100)))
-        await cell.storage.exchange(ALICE, [settled(lease) for lease in await claim(cell.storage)])
+        await enqueue(partition.storage, *(new_job(f"{n:05}", keys=(Key("k", 9999),)) for n in range(at, at + 100)))
+        await partition.storage.exchange(ALICE, [settled(lease) for lease in await claim(partition.storage)])
     clock.advance(3601)
-    cell.client.config_resetstat()
-    swept = [(await cell.storage.sweep(bid())).did["trimmed"] for _ in range(2)]
-    scripts = int(cell.client.info("commandstats")["cmdstat_evalsha"]["calls"])
+    partition.client.config_resetstat()
+    swept = [(await partition.storage.sweep(bid())).did["trimmed"] for _ in range(2)]
+    scripts = int(partition.client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
     assert swept == [500, 100]
     assert scripts >= 5

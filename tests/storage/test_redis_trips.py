@@ -52,7 +52,7 @@ async def test_a_full_server_raises_for_each_caller_with_its_own_job_id(redis_se
         )
         redis_server.command("CONFIG", "SET", "maxmemory", "0")
 
-        assert [one.job_ids for one in outcomes if isinstance(one, StorageFullError)] == [
+        assert [outcome.job_ids for outcome in outcomes if isinstance(outcome, StorageFullError)] == [
             (f"job-{number}",) for number in range(CALLERS)
         ]
         [queue] = (await (await app.opened()).survey()).queues

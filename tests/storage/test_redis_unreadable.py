@@ -64,6 +64,13 @@ def cases() -> Iterator[tuple[str, Change]]:
     for name in RareFields.__struct_fields__:
         for garbage in ("garbage{", 7, [["x"]], NOT_UTF8):
             yield f"{name} {garbage!r:.10}", partial(_in_rare, name, garbage)
+    yield "policy deep", partial(_in_fixed, "policy", DEEP)
+    yield "progress deep", partial(_in_rare, "progress", DEEP)
+    yield "unknown deep", partial(_in_rare, "unknown", msgspec.Raw(b"\x91" * 50_000 + b"\xc0"))
+
+
+DEEP = '{"unknown":' + "[" * 50_000
+"""JSON that is nested too deeply to be read, in a field that a newer version may have added."""
 
 
 def _packed(fields: dict[str, Any]) -> bytes:
@@ -173,8 +180,10 @@ async def test_a_repair_is_logged_and_recorded_as_on_other_storages(
     events = (await storage.events(limit=1000)).events
 
     repairs = [event for event in events if isinstance(event, JobRepaired) and event.found.startswith("unreadable")]
-    assert [event.mended for event in repairs] == ["set aside"]
-    assert len([one for one in caplog.messages if "bad" in one and "has an unreadable record" in one]) == 1
+    assert [event.repair for event in repairs] == ["set aside"]
+    assert (
+        len([message for message in caplog.messages if "bad" in message and "has an unreadable record" in message]) == 1
+    )
 
 
 @pytest.mark.parametrize("case", ["made nan", "random bytes"])
@@ -242,7 +251,7 @@ async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
     right = TYPES[kind.partition(":")[0]]
     client.set(name, "garbage")
 
-    said: list[str] = []
+    messages: list[str] = []
     verbs: list[Callable[[], Awaitable[object]]] = [
         lambda: storage.enqueue([job(BAD)]),
         lambda: storage.exchange(ME, (), ClaimRequest(("q",), 1)),
@@ -254,12 +263,12 @@ async def test_a_key_of_the_wrong_type_is_named_in_the_error_and_by_doctor(
         try:
             answer = await verb()
         except StorageError as error:
-            said.append(str(error))
+            messages.append(str(error))
         else:
-            said += answer.troubles if isinstance(answer, SweepResult) else ()
+            messages += answer.troubles if isinstance(answer, SweepResult) else ()
     found = [finding for finding in await storage.examine() if finding.subject == "keys"]
 
-    assert any(f"{name!r} is a string, where a {right} must be" in one for one in said)
+    assert any(f"{name!r} is a string, where a {right} must be" in item for item in messages)
     assert [finding.level for finding in found] == ["error"]
     assert f"{name!r} is a string, where a {right} must be" in found[0].message
 

@@ -58,7 +58,7 @@ def test_a_hundred_plain_jobs_take_no_more_statements_than_one(tmp_path: Path) -
             tx = SQLiteTransaction(connection)
             tx.now = now = now + 1
             seen.clear()
-            exchange.enqueue_all(tx, [[one] for one in named(f"{now}-")[:jobs]])
+            exchange.enqueue_all(tx, [[item] for item in named(f"{now}-")[:jobs]])
             tx.flush()
             counts.append(len(seen))
             tx = SQLiteTransaction(connection)
@@ -125,7 +125,7 @@ async def test_a_name_of_any_letters_is_its_own(tmp_path: Path, name: str) -> No
     leases = (await storage.exchange(ME, (), ORDER)).leases
     verdicts = await settle(storage, [done(lease) for lease in leases])
     (kept,) = await storage.get([Ref("q", name)])
-    told = [(event.queue, event.id) for event in (await storage.events()).events if isinstance(event, JobEvent)]
+    events = [(event.queue, event.id) for event in (await storage.events()).events if isinstance(event, JobEvent)]
     await storage.close()
 
     assert [lease.ref.id for lease in leases] == ["a", name, "b"]
@@ -133,7 +133,7 @@ async def test_a_name_of_any_letters_is_its_own(tmp_path: Path, name: str) -> No
     assert verdicts == ["done"] * 3
     assert kept is not None
     assert kept.job.state == "completed"
-    assert told == [("q", "a"), ("q", name), ("q", "b")]
+    assert events == [("q", "a"), ("q", name), ("q", "b")]
 
 
 async def test_bytes_come_back_as_they_were(tmp_path: Path) -> None:

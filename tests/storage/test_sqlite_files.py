@@ -156,9 +156,9 @@ async def test_a_death_before_the_first_table_leaves_a_file_that_is_ours(tmp_pat
 
 
 async def test_a_place_that_cannot_be_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    for path, said in ((tmp_path / "no" / "jobs.db", "create it first"), (tmp_path, "is a directory")):
+    for path, item in ((tmp_path / "no" / "jobs.db", "create it first"), (tmp_path, "is a directory")):
         storage = SQLiteStorage(path)
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=item):
             await storage.open()
         await storage.close()
     for name in (":memory:", "", "jobs\0.db"):

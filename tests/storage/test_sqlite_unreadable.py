@@ -38,7 +38,13 @@ GARBAGE: dict[str, list[object]] = {
     "BLOB": [b"\xff\x00"],
     "ANY": ["garbage{", "[]", b"\xff\x00", float("inf"), 2**63 - 1],
 }
-CASES = {f"{name} {str(value)[:6]}": (name, value) for name, kind in columns() for value in GARBAGE[kind]}
+DEEP = '{"unknown":' + "[" * 50_000
+"""Nested too deeply to be read, in a field that a newer version may have added."""
+CASES: dict[str, tuple[str, object]] = {
+    **{f"{name} {str(value)[:6]}": (name, value) for name, kind in columns() for value in GARBAGE[kind]},
+    **{f"{name} deep": (name, DEEP) for name in ("merge", "policy", "error", "progress")},
+    **{f"{name} deep": (name, f"[{DEEP}") for name in ("keys", "rates")},
+}
 EMPTIED = ("owner", "heard_at", "lease_until", "started")
 """Columns that may be empty, but not of an active job."""
 STRUCTURED = ("headers", "tags", "keys", "rates", "merge", "pinned", "policy", "error")

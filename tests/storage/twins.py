@@ -332,7 +332,7 @@ class Twins:
 
     async def revise(self) -> None:
         dice = self.dice
-        asked: list[Revision] = []
+        revisions: list[Revision] = []
         for _ in range(dice.randrange(1, 4)):
             ref = Ref(dice.choice(QUEUES), f"j{dice.randrange(self.made + 1)}")
             living = [job.ref for job in self.model.records.values() if job.state not in TERMINAL]
@@ -341,7 +341,7 @@ class Twins:
                 ref = dice.choice(living)
             elif keyed and dice.random() < 0.4:
                 ref = dice.choice(keyed)
-            asked.append(
+            revisions.append(
                 dice.choice(
                     (
                         CancelJob(ref, "enough", "me"),
@@ -353,7 +353,7 @@ class Twins:
                     )
                 )
             )
-        await self.ask("revise", asked)
+        await self.ask("revise", revisions)
 
     async def plan(self) -> None:
         dice = self.dice

@@ -52,7 +52,7 @@ class Flaky(MemoryStorage):
         if self.down:
             raise StorageUnavailableError("nobody answers")
         if self.partial:
-            return RenewResult(incomplete=tuple((one.ref, one.fence) for one in beat.renewals))
+            return RenewResult(incomplete=tuple((renewal.ref, renewal.fence) for renewal in beat.renewals))
         return await super().renew(beat)
 
 
@@ -376,9 +376,9 @@ async def test_the_run_that_holds_the_interpreter_is_named_once_with_its_line(
     await world.let(20)
 
     assert world.asked == 1
-    [said] = [record.message for record in caplog.records]
-    assert "job a (mail.send) has held the interpreter of worker 7" in said
-    assert "/app/mail.py:31 in send" in said
+    [records] = [record.message for record in caplog.records]
+    assert "job a (mail.send) has held the interpreter of worker 7" in records
+    assert "/app/mail.py:31 in send" in records
 
 
 async def test_a_run_that_blocks_only_the_loop_is_reported_by_the_worker(

@@ -85,7 +85,7 @@ async def test_a_recovery_counts_its_jobs_although_answers_are_lost(
 
     assert jobs == held
     assert ChildHistory(7, -9, lifetime=1.0, clean_exit=False, charged_jobs=jobs).early == (held == 0)
-    assert f"{held} jobs recovered" in caplog.text
+    assert f"jobs recovered: {held}, within " in caplog.text
     assert "reapers will recover" not in caplog.text
 
 
@@ -104,12 +104,12 @@ async def test_jobs_of_a_reclaim_with_a_lost_answer_are_charged_to_the_death(hel
     details = [detail for detail in await storage.get([job.ref for job in page.jobs]) if detail is not None]
     assert [(each.job.state, each.job.owner, each.job.stalls) for each in details] == [(State.WAITING, None, 1)] * held
     assert {each.runs[-1].reason for each in details} == {"process_died"}
-    told = (await storage.events(limit=1_000)).events
-    stalled = [event for event in told if isinstance(event, JobStalled)]
+    events = (await storage.events(limit=1_000)).events
+    stalled = [event for event in events if isinstance(event, JobStalled)]
     assert {(event.owner, event.reason, event.silent_for) for event in stalled} == {(WORKER.id, "process_died", 0.25)}
     assert all("SIGKILL" in (event.post_mortem or "") for event in stalled)
-    assert not [event for event in told if isinstance(event, RunFenced)]
-    assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [held]
+    assert not [event for event in events if isinstance(event, RunFenced)]
+    assert [event.jobs for event in events if isinstance(event, WorkerDied)] == [held]
 
 
 async def test_a_post_mortem_counts_until_the_death_not_until_the_recovery() -> None:
@@ -147,11 +147,11 @@ async def test_a_stall_refused_by_a_part_of_the_storage_is_settled_later() -> No
 
     assert await recovery.recover(DeadWorker(WORKER.id, 7, ProcessExit(-9), clock.now()), storage, within=60.0) == 3
 
-    told = (await storage.events(limit=1_000)).events
-    assert [(event.owner, event.reason) for event in told if isinstance(event, JobStalled)] == [
+    events = (await storage.events(limit=1_000)).events
+    assert [(event.owner, event.reason) for event in events if isinstance(event, JobStalled)] == [
         (WORKER.id, "process_died")
     ] * 3
-    assert [event.jobs for event in told if isinstance(event, WorkerDied)] == [3]
+    assert [event.jobs for event in events if isinstance(event, WorkerDied)] == [3]
     page = await storage.find(Query(limit=10))
     assert [(job.state, job.owner, job.stalls) for job in page.jobs] == [(State.WAITING, None, 1)] * 3
 
@@ -166,15 +166,15 @@ async def test_two_concurrent_recoveries_do_not_take_jobs_from_each_other() -> N
 
     jobs = await asyncio.gather(
         *(
-            recovery.recover(DeadWorker(one.id, one.pid, death, clock.now()), storage, within=60.0)
-            for one, death in deaths
+            recovery.recover(DeadWorker(item.id, item.pid, death, clock.now()), storage, within=60.0)
+            for item, death in deaths
         )
     )
 
     assert jobs == [2, 1]
-    told = [event for event in (await storage.events(limit=1_000)).events if isinstance(event, JobStalled)]
-    assert {(event.id, event.owner) for event in told} == {("000", WORKER.id), ("001", WORKER.id), ("his", other.id)}
-    assert {event.id: "SIGKILL" in (event.post_mortem or "") for event in told} == {
+    events = [event for event in (await storage.events(limit=1_000)).events if isinstance(event, JobStalled)]
+    assert {(event.id, event.owner) for event in events} == {("000", WORKER.id), ("001", WORKER.id), ("his", other.id)}
+    assert {event.id: "SIGKILL" in (event.post_mortem or "") for event in events} == {
         "000": True,
         "001": True,
         "his": False,

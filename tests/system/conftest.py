@@ -40,5 +40,5 @@ async def make_fleet(tmp_path: Path) -> AsyncIterator[Callable[..., WorkerFleet]
         return fleets[-1]
 
     yield make
-    for one in fleets:
-        await one.close()
+    for fleet in fleets:
+        await fleet.close()

@@ -128,8 +128,8 @@ def exchange(
     async def call(play: Play) -> None:
         leases = [(play.held.pop(id_), outcome) for id_, outcome in (outcomes or {}).items()]
         play.spent += [lease for lease, _ in leases]
-        asked = [settlement(lease, outcome, Random(7), took=0.5) for lease, outcome in leases]
-        answer = await play.storage.exchange(owner, asked, order)
+        sent = [settlement(lease, outcome, Random(7), took=0.5) for lease, outcome in leases]
+        answer = await play.storage.exchange(owner, sent, order)
         play.held.update({lease.ref.id: lease for lease in answer.leases})
 
     return call
@@ -145,8 +145,8 @@ def settle_stalled() -> Callable[[Play], Awaitable[Any]]:
     async def call(play: Play) -> None:
         taken, play.stalled = play.stalled, []
         asked = [
-            settlement(one.lease, Stalled(one.reason, silent_for=one.silent_for, owner=one.owner), Random(7))
-            for one in taken
+            settlement(lease.lease, Stalled(lease.reason, silent_for=lease.silent_for, owner=lease.owner), Random(7))
+            for lease in taken
         ]
         await play.storage.exchange(REAPER, asked)
 
@@ -155,9 +155,9 @@ def settle_stalled() -> Callable[[Play], Awaitable[Any]]:
 
 def renew(owner: Owner, *ids: str, **fields: Any) -> Callable[[Play], Awaitable[Any]]:
     async def call(play: Play) -> None:
-        told = {name: fields.pop(name) for name in ("worker", "events", "last") if name in fields}
+        found_fields = {name: fields.pop(name) for name in ("worker", "events", "last") if name in fields}
         renewals = tuple(LeaseRenewal(play.held[id_].ref, play.held[id_].fence, **fields) for id_ in ids)
-        await play.storage.renew(RenewRequest(owner, renewals, **told))
+        await play.storage.renew(RenewRequest(owner, renewals, **found_fields))
 
     def fresh(play: Play) -> Awaitable[Any]:
         nonlocal fields

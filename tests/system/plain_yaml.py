@@ -126,7 +126,7 @@ def _tokens(text: str, number: int) -> Iterator[tuple[str, Any]]:
             if sign
             else (
                 "value",
-                next((told for told in (double, single) if told is not None), None) if plain is None else _plain(plain),
+                next((item for item in (double, single) if item is not None), None) if plain is None else _plain(plain),
             )
         )
 

@@ -20,15 +20,15 @@ SECONDS = 8.0
 
 async def strike(storage: str, seed: int) -> None:
     act = Act(name="quick", storage=storage, timing=Timing.fast(), seconds=SECONDS, seed=seed)
-    said: list[str] = []
+    messages: list[str] = []
 
-    outcome = await play(act, clock=SystemClock(), say=said.append)
+    outcome = await play(act, clock=SystemClock(), say=messages.append)
 
     # In so short an act a slow fault leaves no time for others of its kind; that all kinds come is for the long one.
     checks = [check for check in outcome.finding.checks if check.name != "faults were committed"]
     wrong = {check.name: check.examples for check in checks if not check.holds}
-    assert said
-    assert not wrong, (said, outcome.folder, outcome.stderr)
+    assert messages
+    assert not wrong, (messages, outcome.folder, outcome.stderr)
     assert outcome.finding.jobs["completed"] > 0
 
 

@@ -130,7 +130,7 @@ async def test_a_healthy_thread_keeps_its_right_while_its_worker_leaves(here: Wo
     details = await here.details([held, waiting])
     released = [event for event in await here.events() if isinstance(event, JobReleased)]
     assert [(event.id, event.reason) for event in released] == [(held.id, "shutdown")]
-    assert [(one.job.stalls, one.job.failures) for one in details] == [(0, 0), (0, 0)]
+    assert [(detail.job.stalls, detail.job.failures) for detail in details] == [(0, 0), (0, 0)]
 
 
 @on_one_storage("here")
@@ -144,8 +144,8 @@ async def test_an_unsupervised_worker_keeps_the_right_until_the_thread_ends(here
     await here.until(known, within=30)
 
     async def seen() -> bool:
-        said = json.loads((await asyncio.to_thread(here.run, "doctor", "-o", "json")).stdout)
-        return any(one["subject"] == "exclusive" and first.id in one["message"] for one in said["findings"])
+        output = json.loads((await asyncio.to_thread(here.run, "doctor", "-o", "json")).stdout)
+        return any(item["subject"] == "exclusive" and first.id in item["message"] for item in output["findings"])
 
     await here.until(seen, within=5)
     detail = await over(here, second, within=40)

@@ -174,9 +174,9 @@ async def test_a_run_past_its_timeout_on_a_blocked_loop_ends_with_its_process(
     # Half a second of its own, two until it is ended with its process, and the room of a machine that is busy.
     assert detail.runs[0].end - detail.runs[0].start < 4.5 * SECOND
     assert (detail.job.failures, detail.job.stalls) == (1, 0)
-    beside = [one for one in await here.details(neighbours) if one.runs[0].pid == detail.runs[0].pid]
-    assert {one.runs[0].ended for one in beside} <= {"released"}
-    assert {one.job.stalls for one in beside} <= {0}
+    beside = [item for item in await here.details(neighbours) if item.runs[0].pid == detail.runs[0].pid]
+    assert {detail.runs[0].ended for detail in beside} <= {"released"}
+    assert {detail.job.stalls for detail in beside} <= {0}
 
 
 def children(pid: int) -> list[int]:

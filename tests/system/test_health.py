@@ -358,7 +358,7 @@ async def test_silent_connections_starve_no_probe_and_are_closed(make_fleet: Mak
     assert set(live) == {200}
     assert over
     # One that goes on sending learns of it by a reset.
-    assert [said for said in heard if said != b"" and not isinstance(said, ConnectionResetError)] == []
+    assert [item for item in heard if item != b"" and not isinstance(item, ConnectionResetError)] == []
 
 
 async def dripping(writer: asyncio.StreamWriter) -> None:

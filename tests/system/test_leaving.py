@@ -52,14 +52,16 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.statement(94, 96, 98)
 @pytest.mark.parametrize(
-    ("here", "told"),
+    ("here", "processes"),
     cases(
         [("sqlite", "the supervisor"), on_redis("all of them")],
         more=[("sqlite", "all of them"), on_redis("the supervisor")],
     ),
     indirect=["here"],
 )
-async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(here: WorkerFleet, told: str) -> None:
+async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
+    here: WorkerFleet, processes: str
+) -> None:
     leaving = here.worker("-c", "8", "--drain", "2s")
     coroutines, threads = here.enqueue("nap", 60, times=2), here.enqueue("blocking", 60, times=2)
     long = [*coroutines, *threads]
@@ -83,7 +85,7 @@ async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
 
     await here.until(flows, within=20)
     told_at, began = time.time_ns() // 1000, time.monotonic()
-    for pid in [leaving.pid, *(children(leaving.pid) if told == "all of them" else [])]:
+    for pid in [leaving.pid, *(children(leaving.pid) if processes == "all of them" else [])]:
         os.kill(pid, signal.SIGTERM)
     late = await lateness(0.5)
 
@@ -113,7 +115,9 @@ async def test_a_sigterm_ends_claiming_and_releases_runs_that_outlast_the_drain(
 
     async def taken_over() -> bool:
         lines = by_job(here.lines())
-        return all(len([one for one in lines[ref.id] if one.what == "start"]) == 2 for ref in [*coroutines, *threads])
+        return all(
+            len([line for line in lines[ref.id] if line.what == "start"]) == 2 for ref in [*coroutines, *threads]
+        )
 
     await here.until(taken_over, within=20)
     for refs, due in ((coroutines, 0.0), (threads, 2.0)):
@@ -227,7 +231,7 @@ async def roll(here: WorkerFleet) -> None:
     async def works(name: str) -> None:
         async def there() -> bool:
             await asyncio.sleep(0.05)
-            return name in {one.owner.name for one in (await here.survey()).workers}
+            return name in {worker.owner.name for worker in (await here.survey()).workers}
 
         await here.until(there, within=60)
 
@@ -411,11 +415,11 @@ def test_a_program_ends_although_a_plain_event_handler_hangs(what: str) -> None:
         try:
             assert process.stdout.readline() == "hanging\n"
             process.terminate()
-            said, _ = process.communicate(timeout=20)
+            output, _ = process.communicate(timeout=20)
         finally:
             process.kill()
 
-    assert (said, process.returncode) == ("stopped\n", 0)
+    assert (output, process.returncode) == ("stopped\n", 0)
 
 
 async def test_systemd_gets_ready_watchdog_and_stopping_messages(

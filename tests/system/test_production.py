@@ -106,7 +106,7 @@ class Shop:
         await self.until(somebody_leads, within=20)
         owners = {term.owner for term in (await self.storage.survey()).leaders}
         (process,) = [
-            one for one in self.processes if any(f"reaper {owner} sweeps" in self.said(one) for owner in owners)
+            item for item in self.processes if any(f"reaper {owner} sweeps" in self.said(item) for owner in owners)
         ]
         return process
 
@@ -328,8 +328,8 @@ def seconds(text: str) -> float:
 
 
 def test_the_compose_file_uses_valid_commands() -> None:
-    (told,) = documents((HERE / "compose.yaml").read_text())
-    services = told["services"]
+    (output,) = documents((HERE / "compose.yaml").read_text())
+    services = output["services"]
 
     assert services.keys() == {"redis", "worker", "reaper"}
     assert (services["worker"]["deploy"]["replicas"], services["reaper"]["deploy"]["replicas"]) == (3, 2)
@@ -346,15 +346,15 @@ def test_the_compose_file_uses_valid_commands() -> None:
 
 
 def test_the_kubernetes_manifest_uses_valid_commands() -> None:
-    told = documents((HERE / "kubernetes.yaml").read_text())
+    output = documents((HERE / "kubernetes.yaml").read_text())
 
-    assert [(one["kind"], one["spec"]["replicas"]) for one in told] == [("Deployment", 3), ("Deployment", 2)]
-    for deployment in told:
+    assert [(item["kind"], item["spec"]["replicas"]) for item in output] == [("Deployment", 3), ("Deployment", 2)]
+    for deployment in output:
         template = deployment["spec"]["template"]
         (container,) = template["spec"]["containers"]
         assert template["metadata"]["labels"] == deployment["spec"]["selector"]["matchLabels"]
         assert "0.0.0.0:8080" in container["args"]
-        assert {one["name"] for one in container["env"]} == {"TENURE_URL", "TENURE_HTTP_TOKEN"}
+        assert {line["name"] for line in container["env"]} == {"TENURE_URL", "TENURE_HTTP_TOKEN"}
         assert {container[probed]["httpGet"]["path"] for probed in ("livenessProbe", "readinessProbe")} == {
             "/live",
             "/ready",

@@ -90,12 +90,12 @@ async def test_an_idle_worker_sends_a_cluster_few_commands(
     asked = await asyncio.gather(
         *(asyncio.to_thread(overheard, master.port, seconds) for master in redis_cluster.masters)
     )
-    told = sum(asked, Counter[str]())
-    print(f"{queues} queues, three servers: {told.total() / seconds:.2f} commands a second: {dict(told)}")
+    counts = sum(asked, Counter[str]())
+    print(f"{queues} queues, three servers: {counts.total() / seconds:.2f} commands a second: {dict(counts)}")
     # Each server is listened to by two event loops, the worker's and the keeper's. A PING there finds a silent line.
-    pings = told.pop("ping")
+    pings = counts.pop("ping")
     assert pings <= len(redis_cluster.masters) * 2 * seconds / PING_EVERY + SOURCES, pings
-    assert told.total() <= each_second * seconds + SOURCES, told
+    assert counts.total() <= each_second * seconds + SOURCES, counts
 
 
 async def test_a_waiting_job_of_200_bytes_takes_a_kibibyte_at_most(redis_server: RedisServer) -> None:

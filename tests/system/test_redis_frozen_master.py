@@ -44,7 +44,7 @@ class Places:
         """Return an owner whose record a master keeps."""
         ids = (f"{n:016x}" for n in range(1_000))
         # What is of a name lies where a queue of that name would lie.
-        found = next(one for one in ids if self.master(f"queue:{one}") is on)
+        found = next(job_id for job_id in ids if self.master(f"queue:{job_id}") is on)
         return Owner(found, "worker", "host", 1)
 
 
@@ -77,19 +77,21 @@ async def test_a_run_on_a_healthy_master_keeps_its_lease(cluster: RedisCluster, 
         await released.wait()
 
     owner = places.owner(on=frozen if home == "frozen" else healthy)
-    async with app, app.worker(queues=[here, there], owner_id=owner.id, drain="5s"):
-        held = await waits.enqueue()
-        await begun.wait()
-        frozen.freeze()
-        try:
-            job = await alone.enqueue(LONG)
-            assert await job.result(timeout=60) == "done"
-            detail = await job.info()
-        finally:
-            frozen.thaw()
-            released.set()
-        await held.result(timeout=30)
-        thawed = await held.info()
+    async with app:
+        async with app.worker(queues=[here, there], owner_id=owner.id, drain="5s"):
+            held = await waits.enqueue()
+            await begun.wait()
+            frozen.freeze()
+            try:
+                job = await alone.enqueue(LONG)
+                assert await job.result(timeout=60) == "done"
+                detail = await job.info()
+            finally:
+                frozen.thaw()
+                released.set()
+            await held.result(timeout=30)
+            thawed = await held.info()
+        # The worker has stopped, so it has reported its start, with the first beat that the thawed master answered.
         events = (await (await app.opened()).events(limit=10_000)).events
 
     assert ran == ["waits", "alone"]
@@ -105,7 +107,7 @@ async def test_a_worker_with_schedules_and_handlers_works_with_a_frozen_master(
     cluster: RedisCluster,
 ) -> None:
     places = Places(cluster)
-    # That of the first cell: it is asked for more than the others.
+    # That of the first partition: it is asked for more than the others.
     frozen = cluster.holder(slot(read(cluster.url).bases[0]))
     healthy = next(master for master in cluster.masters if master is not frozen)
     here, there = places.queue(on=healthy), places.queue(on=frozen)

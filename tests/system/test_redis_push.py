@@ -66,11 +66,11 @@ class Waiter:
 
 @contextlib.asynccontextmanager
 async def waiter(fleet: WorkerFleet, url: str = "") -> AsyncGenerator[Waiter]:
-    one = Waiter(fleet, url)
+    caller = Waiter(fleet, url)
     try:
-        yield one
+        yield caller
     finally:
-        await one.app.storage.close()
+        await caller.app.storage.close()
 
 
 async def running(fleet: WorkerFleet, refs: list[Ref]) -> None:
@@ -84,12 +84,12 @@ async def running(fleet: WorkerFleet, refs: list[Ref]) -> None:
 
 async def test_a_job_starts_and_its_result_arrives_by_push(here: WorkerFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handle, "POLL", LONG)
-    async with waiter(here) as one:
+    async with waiter(here) as caller:
         # One after the other: each finds a worker and a waiter that have nothing else to wake them.
         for _ in range(5):
             enqueued_at = here.storage_now()
-            job = await one.nap.enqueue(0.3)
-            assert await one.late(job) < SOON
+            job = await caller.nap.enqueue(0.3)
+            assert await caller.late(job) < SOON
             [start] = [line.at for line in here.lines() if line.what == "start" and line.id == job.id]
             assert start - enqueued_at < SOON
 
@@ -98,7 +98,7 @@ async def test_events_arrive_by_push(
     here: WorkerFleet, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow, "POLL", LONG)
-    async with waiter(here) as one, contextlib.aclosing(follow.follow(one.app.storage, EVENTS_END)) as events:
+    async with waiter(here) as caller, contextlib.aclosing(follow.follow(caller.app.storage, EVENTS_END)) as events:
         story = asyncio.ensure_future(anext(aiter(events)))
 
         async def both_listen() -> bool:
@@ -106,7 +106,7 @@ async def test_events_arrive_by_push(
 
         await here.until(both_listen, within=10)  # else it would read them as what is there already
         for _ in range(5):
-            job = await one.nap.enqueue(0.3)
+            job = await caller.nap.enqueue(0.3)
             event = await asyncio.wait_for(story, 10)
             came_at = here.storage_now()
             assert isinstance(event, JobCompleted)
@@ -119,8 +119,8 @@ async def test_events_arrive_by_push(
 
 
 async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: WorkerFleet) -> None:
-    async with waiter(here) as one:
-        jobs = await one.app.enqueue_many(one.nap.call(60.0) for _ in range(6))
+    async with waiter(here) as caller:
+        jobs = await caller.app.enqueue_many(caller.nap.call(60.0) for _ in range(6))
         await running(here, [job.ref for job in jobs])
         for job in jobs:
             [revised] = await here.storage.revise([CancelJob(job.ref, "enough", "me")])
@@ -138,9 +138,9 @@ async def test_a_cancel_reaches_runs_by_push_long_before_the_next_beat(here: Wor
 async def test_a_subscription_that_is_killed_again_and_again_costs_one_look(
     here: WorkerFleet, redis_server: RedisServer
 ) -> None:
-    async with waiter(here) as one:
-        jobs = await one.app.enqueue_many(one.nap.call(2.0) for _ in range(5))
-        waiting = asyncio.gather(*(one.late(job) for job in jobs))
+    async with waiter(here) as caller:
+        jobs = await caller.app.enqueue_many(caller.nap.call(2.0) for _ in range(5))
+        waiting = asyncio.gather(*(caller.late(job) for job in jobs))
         killed = 0
         while not waiting.done():
             killed += redis_server.command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -154,9 +154,9 @@ async def test_a_subscription_that_has_fallen_silent_costs_one_look(
     here: WorkerFleet, redis_server: RedisServer
 ) -> None:
     with Proxy(redis_server.port) as proxy:
-        async with waiter(here, f"redis://{proxy.address}/0") as one:
-            jobs = await one.app.enqueue_many(one.nap.call(3.0) for _ in range(5))
-            waiting = asyncio.gather(*(one.late(job) for job in jobs))
+        async with waiter(here, f"redis://{proxy.address}/0") as caller:
+            jobs = await caller.app.enqueue_many(caller.nap.call(3.0) for _ in range(5))
+            waiting = asyncio.gather(*(caller.late(job) for job in jobs))
             await running(here, [job.ref for job in jobs])
             line = await listening(here, redis_server, proxy)
             line.silent = True

@@ -147,7 +147,7 @@ async def test_due_jobs_of_a_skipped_partition_start_in_time_under_one_leader(
         await here.until(fired, within=30)
     events = await here.events()
     ticks = [event.late_by for event in events if isinstance(event, ScheduleFired)]
-    print("late by:", *(f"{one:.3f}" for one in late), "ticks:", *(f"{one:.3f}" for one in ticks))
+    print("late by:", *(f"{item:.3f}" for item in late), "ticks:", *(f"{tick:.3f}" for tick in ticks))
 
     assert max(*late, *ticks) <= (TIMING.sweep + SLACK).total_seconds()
     terms = [event for event in events if isinstance(event, LeadershipAcquired | LeadershipLost)]

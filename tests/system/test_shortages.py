@@ -23,14 +23,16 @@ def here(make_fleet: MakeFleet) -> WorkerFleet:
 
 async def over(here: WorkerFleet, refs: list[Ref], *, within: float = 30) -> list[JobDetail]:
     async def ended() -> bool:
-        return all(one.job.finished is not None for one in await here.details(refs))
+        return all(detail.job.finished is not None for detail in await here.details(refs))
 
     await here.until(ended, within=within)
     return await here.details(refs)
 
 
 async def recycled(here: WorkerFleet) -> int:
-    return len([one for one in await here.events() if isinstance(one, WorkerStopping) and one.reason == "recycled"])
+    return len(
+        [event for event in await here.events() if isinstance(event, WorkerStopping) and event.reason == "recycled"]
+    )
 
 
 def pids(here: WorkerFleet, ref: Ref) -> list[int]:
@@ -45,7 +47,7 @@ async def test_a_worker_with_too_few_descriptors_logs_it_and_is_replaced(here: W
     after = here.enqueue("nap", 0, times=5)
     details = await over(here, [leak, *after])
 
-    assert {(one.job.state, one.job.failures, one.job.stalls, len(one.runs)) for one in details} == {
+    assert {(detail.job.state, detail.job.failures, detail.job.stalls, len(detail.runs)) for detail in details} == {
         (State.COMPLETED, 0, 0, 1)
     }
     assert await recycled(here) == 1
@@ -73,7 +75,9 @@ async def test_a_long_run_completes_while_other_jobs_leak_descriptors(here: Work
     Path(f"{here.handler_log}-go").touch()  # noqa: ASYNC240 - nothing else runs here
     details = await over(here, [long, *leaks])
 
-    assert {(one.job.state, one.job.releases, len(one.runs)) for one in details} == {(State.COMPLETED, 0, 1)}
+    assert {(detail.job.state, detail.job.releases, len(detail.runs)) for detail in details} == {
+        (State.COMPLETED, 0, 1)
+    }
     # Each leak wore out the process that it ran in, while the first of these still had the long run.
     assert len({pids(here, ref)[0] for ref in leaks}) == 3
 
@@ -152,5 +156,5 @@ async def test_an_unsupervised_burst_short_of_descriptors_fails_with_the_reason(
     assert status == 1
     [error] = [line for line in here.log().splitlines() if line.startswith("error: ")]
     assert "jobs may be left: it has 20 free descriptors" in error
-    assert {one.job.state for one in details} == {State.COMPLETED, State.WAITING}
-    assert {(one.job.failures, one.job.stalls, one.job.releases) for one in details} == {(0, 0, 0)}
+    assert {detail.job.state for detail in details} == {State.COMPLETED, State.WAITING}
+    assert {(item.job.failures, item.job.stalls, item.job.releases) for item in details} == {(0, 0, 0)}

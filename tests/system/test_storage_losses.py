@@ -85,10 +85,10 @@ class Fleet:
         await self.beaten(times=2)
         assert [type(event) for event in self.told] == [kind]
         level = logging.CRITICAL if kind is StorageReplaced else logging.WARNING
-        [line] = [one for one in self.lines(level) if "partition * of the storage" in one]
+        [line] = [item for item in self.lines(level) if "partition * of the storage" in item]
         survey = await self.app.storage.survey()
         now = survey.now
-        findings = diagnose(DiagnosisInput(survey=survey, asked=now, answered=now), TIMING)
+        findings = diagnose(DiagnosisInput(survey=survey, asked_at=now, answered_at=now), TIMING)
         ready = await self._ask("/ready")
         health = await self.app.health(unprotected=True).health()
         words = "was replaced" if kind is StorageReplaced else "went back in time"
@@ -97,7 +97,7 @@ class Fleet:
         assert ready.startswith("yes")
         assert health.status == "degraded"
         assert words in health.complaints[0]
-        assert [words in one.message for one in findings if one.subject == "storage"] == [True]
+        assert [words in finding.message for finding in findings if finding.subject == "storage"] == [True]
 
     def lines(self, level: int) -> list[str]:
         """Return what was logged at this level."""
@@ -107,7 +107,7 @@ class Fleet:
         """See that no alarm was raised."""
         await self.beaten(times=3)
         assert not self.told
-        assert not [one for one in self._log.messages if "of the storage" in one or "identity" in one]
+        assert not [message for message in self._log.messages if "of the storage" in message or "identity" in message]
 
     async def _ask(self, path: str) -> str:
         sent: list[Any] = []

@@ -107,7 +107,7 @@ async def test_a_recycling_worker_has_at_most_one_successor_at_a_time(make_fleet
 
     async def done(refs: list[Ref]) -> None:
         async def completed() -> bool:
-            return all(one.job.state is State.COMPLETED for one in await here.details(refs))
+            return all(detail.job.state is State.COMPLETED for detail in await here.details(refs))
 
         await here.until(completed, within=30)
 
@@ -250,15 +250,15 @@ async def test_a_sigterm_that_reaches_the_children_too_lets_them_drain(make_flee
 
 
 @pytest.mark.statement(98)
-@pytest.mark.parametrize("told", ["the supervisor", "all of them"])
+@pytest.mark.parametrize("processes", ["the supervisor", "all of them"])
 async def test_a_second_sigterm_of_a_supervisor_makes_its_children_exit_at_once(
-    make_fleet: MakeFleet, told: str
+    make_fleet: MakeFleet, processes: str
 ) -> None:
     here = make_fleet(lease="20s")
     supervisor = here.worker("--processes", "2", "-c", "1", "--drain", "60s")
     refs = here.enqueue("nap", 60, times=2)
     children = await at_work(here, 2, 2)
-    group = [supervisor.pid, *(children if told == "all of them" else ())]
+    group = [supervisor.pid, *(children if processes == "all of them" else ())]
     await tell(here, group)
     await tell(here, group)
     began = time.monotonic()

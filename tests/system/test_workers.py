@@ -58,7 +58,7 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
         return all(detail.runs and detail.runs[-1].trace for detail in await there.details(resting))
 
     await there.until(all_seen, within=30)
-    found = {one["task"]: one for one in told(there, "stack", str(process.pid))}
+    found = {run["task"]: run for run in told(there, "stack", str(process.pid))}
     assert found.keys() == {"crew.nap", "crew.blocking", "crew.secluded"}
     on_loop, in_thread, apart = found["crew.nap"], found["crew.blocking"], found["crew.secluded"]
 
@@ -66,10 +66,10 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
     assert in_thread["trace"].endswith("in blocking\n    time.sleep(seconds)\n")
     assert apart["trace"].endswith("in secluded\n    time.sleep(seconds)\n")
     # Nothing of ours is in it.
-    for one in found.values():
-        assert one["trace"].count("tenure/worker/") == 0
-        assert one["trace"].splitlines()[1].endswith((" in nap", " in blocking", " in secluded"))
-        assert one["seen_ago"] < 10
+    for item in found.values():
+        assert item["trace"].count("tenure/worker/") == 0
+        assert item["trace"].splitlines()[1].endswith((" in nap", " in blocking", " in secluded"))
+        assert item["seen_ago"] < 10
 
     [crew] = told(there, "list")
     assert (crew["pid"], crew["state"], crew["active"]) == (process.pid, "alive", 3)
@@ -79,12 +79,12 @@ async def test_stacks_show_the_line_of_a_sleeping_handler_wherever_it_runs(there
 async def test_a_worker_is_quieted_goes_on_and_is_stopped(there: WorkerFleet) -> None:
     process = there.alone("--drain", "20s")
     [running] = there.enqueue("nap", 6)
-    [worker] = await comes(there, lambda survey: any(one.active for one in survey.workers))
+    [worker] = await comes(there, lambda survey: any(worker.active for worker in survey.workers))
 
     assert told(there, "quiet", worker.owner.id)[0]["quiet"]
     await comes(there, lambda survey: survey.workers[0].quiet)
     [later] = there.enqueue("quick", 1)
-    assert [one["state"] for one in told(there, "list")] == ["quiet"]
+    assert [item["state"] for item in told(there, "list")] == ["quiet"]
     [waiting] = await there.details([later])
     assert waiting.job.state is State.WAITING
 
@@ -107,14 +107,14 @@ async def test_a_supervised_worker_that_is_ordered_to_stop_is_not_replaced(there
     first, second = await comes(there, lambda survey: len(survey.workers) == 2, within=30)
 
     told(there, "stop", first.owner.id)
-    await comes(there, lambda survey: [one.owner for one in survey.workers] == [second.owner])
+    await comes(there, lambda survey: [worker.owner for worker in survey.workers] == [second.owner])
     [ref] = there.enqueue("quick", 1)
 
     async def done() -> bool:
         return (await there.details([ref]))[0].job.state is State.COMPLETED
 
     await there.until(done, within=10)
-    assert [one.owner for one in (await there.survey()).workers] == [second.owner]
+    assert [worker.owner for worker in (await there.survey()).workers] == [second.owner]
     assert supervisor.poll() is None
 
     told(there, "stop", second.owner.name)

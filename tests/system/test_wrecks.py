@@ -33,8 +33,8 @@ async def wrecked(here: WorkerFleet, how: str, *options: str, again: bool = Fals
     (wrecking_job,) = here.enqueue("wrecks_again") if again else here.enqueue("wrecks", how)
 
     async def done() -> bool:
-        told = [event for event in await here.events() if isinstance(event, JobFailed | JobStalled)]
-        return any(event.id == wrecking_job.id for event in told)
+        events = [event for event in await here.events() if isinstance(event, JobFailed | JobStalled)]
+        return any(event.id == wrecking_job.id for event in events)
 
     async def over() -> bool:
         return await here.count(State.COMPLETED, State.FAILED) == 7

@@ -217,6 +217,33 @@ async def test_a_rate_releases_each_job_at_its_instant_on_travel(shop: Shop) -> 
     assert [at - starts[0] for at in starts] == [0, 1, 60_000_001]
 
 
+async def test_a_wait_for_a_job_that_nothing_runs_is_an_error(shop: Shop) -> None:
+    with JobTester(shop.app) as jobs:
+        jobs.fail_next(shop.send, ConnectionError("no route"))
+        job = await shop.send.enqueue("ada")
+        with pytest.raises(UsageError, match=rf"job {job.id} of task '.*send' is waiting, and nothing runs now"):
+            await job.result()
+        await jobs.drain()
+        with pytest.raises(UsageError, match=r"is delayed for another 60 s after ConnectionError: no route, and"):
+            await job.result(timeout="1h")
+        with pytest.raises(UsageError, match=r"is delayed for another 60 s"):
+            async for _ in job.events():
+                pass
+
+
+async def test_a_wait_ends_with_a_drain_that_begins_later(shop: Shop) -> None:
+    @shop.app.task
+    async def slow() -> str:
+        await asyncio.sleep(1.5)
+        return "done"
+
+    with JobTester(shop.app) as jobs:
+        job = await slow.enqueue()
+        result, _ = await asyncio.gather(job.result(), jobs.drain())
+
+    assert result == "done"
+
+
 async def test_enqueued_finds_jobs_by_their_arguments_including_defaults(shop: Shop) -> None:
     with JobTester(shop.app) as jobs:
         first = await shop.send.enqueue("ada")

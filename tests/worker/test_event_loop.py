@@ -15,10 +15,10 @@ async def here() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-@pytest.mark.parametrize("asked", LOOPS)
-def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(asked: Loop) -> None:
-    with loop_runner(asked) as runner:
-        assert isinstance(runner.run(here()), uvloop.Loop) == (asked != "asyncio")
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_that_which_was_asked_for_and_uvloop_by_itself(name: Loop) -> None:
+    with loop_runner(name) as runner:
+        assert isinstance(runner.run(here()), uvloop.Loop) == (name != "asyncio")
 
 
 def test_without_uvloop_only_a_request_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,13 +30,13 @@ def test_without_uvloop_only_a_request_for_it_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("told", "loop"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("bun", "auto"), (None, "auto")]
+    ("variable", "loop"), [("asyncio", "asyncio"), ("uvloop", "uvloop"), ("bun", "auto"), (None, "auto")]
 )
 def test_the_processes_of_a_worker_learn_it_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, loop: str
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, loop: str
 ) -> None:
-    if told is None:
+    if variable is None:
         monkeypatch.delenv(LOOP_VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(LOOP_VARIABLE, told)
+        monkeypatch.setenv(LOOP_VARIABLE, variable)
     assert loop_from_environment() == loop

@@ -139,11 +139,11 @@ async def test_a_failure_there_is_logged_with_its_type_message_and_traceback(
         with pytest.raises(JobFailedError):
             await (await mod.raising.enqueue("error")).result(timeout=30)
 
-    said = [record for record in caplog.records if record.name == "tenure.jobs"]
-    assert [record.getMessage().split(") ")[1].split()[0] for record in said] == ["started,", "failed"]
-    assert {vars(record)["tenure_run"] for record in said} == {1}
-    assert said[1].exc_info is not None
-    assert "ValueError: " in str(said[1].exc_info[1])
+    record_ = [record for record in caplog.records if record.name == "tenure.jobs"]
+    assert [record.getMessage().split(") ")[1].split()[0] for record in record_] == ["started,", "failed"]
+    assert {vars(record)["tenure_run"] for record in record_} == {1}
+    assert record_[1].exc_info is not None
+    assert "ValueError: " in str(record_[1].exc_info[1])
     assert "in raising" in caplog.text
 
 
@@ -160,8 +160,8 @@ async def test_exceptions_of_an_isolated_run_have_their_usual_effect(mod: Any) -
         details = {how: await over(mod.app, job.id) for how, job in jobs.items()}
 
     assert {
-        how: (one.job.state, one.runs[-1].ended, one.job.error.type if one.job.error else None)
-        for how, one in details.items()
+        how: (detail.job.state, detail.runs[-1].ended, detail.job.error.type if detail.job.error else None)
+        for how, detail in details.items()
     } == expected
 
 
@@ -182,12 +182,12 @@ async def test_a_process_that_dies_takes_its_own_run_along_and_no_other(mod: Any
         assert await (await mod.plus.enqueue(1, 2)).result(timeout=30) == 9
         await neighbour.result(timeout=30)
         unharmed = await detail_of(mod.app, neighbour.id)
-        told = [one for one in (await mod.app.storage.events(limit=1000)).events if isinstance(one, JobStalled)]
+        events = [event for event in (await mod.app.storage.events(limit=1000)).events if isinstance(event, JobStalled)]
 
     assert (crashed.job.state, crashed.job.reason) == (State.FAILED, "crashed")
     assert (crashed.runs[-1].ended, crashed.runs[-1].reason) == ("stalled", "process_died")
     assert detail in (crashed.runs[-1].detail or "")
-    assert [(one.id, one.reason, one.post_mortem) for one in told] == [
+    assert [(item.id, item.reason, item.post_mortem) for item in events] == [
         (job.id, "process_died", crashed.runs[-1].detail)
     ]
     assert "about to die" in (crashed.runs[-1].detail or "")
@@ -383,8 +383,8 @@ async def test_the_time_of_a_run_stands_still_while_its_process_is_started(
         details = [await over(mod.app, job.id) for job in jobs]
 
     # Each would be over, by its timeout, its progress clock or its lease, long before a process is ready.
-    assert [(one.job.state, len(one.runs)) for one in details] == [(State.COMPLETED, 1)] * 3
-    assert min(took(one) for one in details) > 3.5
+    assert [(detail.job.state, len(detail.runs)) for detail in details] == [(State.COMPLETED, 1)] * 3
+    assert min(took(item) for item in details) > 3.5
 
 
 async def test_a_process_started_for_a_run_that_never_began_serves_the_next(
@@ -502,7 +502,7 @@ async def test_a_job_fails_after_three_processes_in_a_row_could_not_start(
             await job.reschedule(0)
         detail = await over(mod.app, job.id)
 
-    assert [one.ended for one in detail.runs] == ["released", "released", "raised"]
+    assert [run.ended for run in detail.runs] == ["released", "released", "raised"]
     assert (detail.job.state, detail.job.failures) == (State.FAILED, 1)
     assert detail.job.error is not None
     assert detail.job.error.type == "NoProcessError"
@@ -519,8 +519,8 @@ async def test_a_quarantined_job_of_a_supervised_worker_gets_its_own_process(mod
         (taken,) = (await mod.app.storage.reclaim(dead.id, reaper)).stalled
         outcome = Stalled("process_died", 0, dead.id)
         lenient = structs.replace(taken.lease.job, stall=StallTerms(max_stalls=1))
-        asked = settlement(Lease(lenient), outcome, Random(1))
-        await mod.app.storage.exchange(reaper, [asked])
+        sent = settlement(Lease(lenient), outcome, Random(1))
+        await mod.app.storage.exchange(reaper, [sent])
         async with mod.app.worker(owner_id="supervised" if supervised else None):
             pid = await job.result(timeout=30)
 
@@ -534,9 +534,9 @@ async def test_four_jobs_in_quarantine_run_at_a_time_and_leave_no_process_behind
         dead, reaper = Owner("dead"), Owner("reaper")
         await mod.app.storage.exchange(dead, [], ClaimRequest(("default",), len(jobs)))
         taken = (await mod.app.storage.reclaim(dead.id, reaper)).stalled
-        lenient = [structs.replace(one.lease.job, stall=StallTerms(max_stalls=1)) for one in taken]
-        asked = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]
-        await mod.app.storage.exchange(reaper, asked)
+        lenient = [structs.replace(lease.lease.job, stall=StallTerms(max_stalls=1)) for lease in taken]
+        sent = [settlement(Lease(job), Stalled("process_died", 0, dead.id), Random(1)) for job in lenient]
+        await mod.app.storage.exchange(reaper, sent)
         async with mod.app.worker(owner_id="supervised", concurrency=len(jobs)):
             spans = sorted([await job.result(timeout=60) for job in jobs])
             async with asyncio.timeout(10):
@@ -572,7 +572,9 @@ async def test_a_stopping_worker_releases_isolated_runs_and_leaves_no_process(mo
         await worker.stop()
         details = [await detail_of(mod.app, job.id) for job in jobs]
 
-    assert [(one.job.state, one.job.releases, one.job.stalls) for one in details] == [(State.WAITING, 1, 0)] * 2
+    assert [(detail.job.state, detail.job.releases, detail.job.stalls) for detail in details] == [
+        (State.WAITING, 1, 0)
+    ] * 2
     assert not children()
 
 
@@ -589,9 +591,9 @@ async def test_an_isolated_task_of_an_unimportable_app_is_refused_at_start() -> 
 async def test_a_module_that_starts_a_worker_when_loaded_gets_an_error(mod: Any, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("GUARD", "True").replace("WAIT", "3s"))
-    said = await ran(script)
+    output = await ran(script)
 
-    assert "the module starts a worker as it is loaded" in said
+    assert "the module starts a worker as it is loaded" in output
 
 
 async def test_a_script_is_found_as_multiprocessing_finds_it(tmp_path: Path) -> None:
@@ -626,11 +628,11 @@ async def ran(script: Path) -> str:
     )
     try:
         async with asyncio.timeout(60):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
-        said, _ = await process.communicate()
-    return said.decode()
+        output, _ = await process.communicate()
+    return output.decode()
 
 
 BEFORE: set[int] = set()

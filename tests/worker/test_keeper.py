@@ -53,14 +53,14 @@ def keeper_of(
     *,
     replaced: Callable[[int], None] = lambda place: None,
 ) -> Keeper:
-    told: list[PartitionEvent] = []
+    events: list[PartitionEvent] = []
     logger = logging.getLogger("tenure")
     watch = PartitionWatch(
         worker="w",
         clock=clock,
         logger=logger,
         read=lambda: "",
-        announce=told.append,
+        announce=events.append,
         forget_read=lambda: None,
         replaced=replaced,
         rewound=lambda place, last, ago: None,

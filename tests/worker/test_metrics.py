@@ -2,6 +2,7 @@
 
 import random
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -139,6 +140,13 @@ def test_an_invalid_timing_of_a_child_gives_the_default(beat: float) -> None:
 
     assert isinstance(hello, ChildStarted)
     assert hello.timing == Timing()
+
+
+def test_a_long_timing_of_a_child_arrives_without_a_warning() -> None:
+    (started,) = MessageReader().feed(encode_message(ChildStarted("", beat=1_200.0, lease=6_000.0)))
+
+    assert isinstance(started, ChildStarted)
+    assert (started.timing.lease, started.timing.beat) == (timedelta(seconds=6_000), timedelta(seconds=1_200))
 
 
 def test_every_number_of_a_child_is_valid_for_a_scraper() -> None:

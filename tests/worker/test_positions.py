@@ -30,7 +30,7 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
 
 
 @pytest.mark.parametrize(
-    ("stack", "said"),
+    ("stack", "position"),
     [
         ([("/app/a.py", 7, "send"), (RUN, 150, "_call"), *MAIN], "/app/a.py:7 in send"),
         (
@@ -47,9 +47,9 @@ THREAD = [(THREADS, 160, "_work"), ("/usr/lib/python3.11/threading.py", 1002, "_
         ([("/usr/lib/python3.11/selectors.py", 468, "select"), ("/app/main.py", 3, "<module>")], "None"),
     ],
 )
-def test_own_frames_do_not_count_as_the_handlers_position(stack: list[tuple[str, int, str]], said: str) -> None:
-    assert str(on_loop([CodeLine(*one) for one in stack])) == said
-    assert str(dumped(THREAD, stack).on_loop()) == said
+def test_own_frames_do_not_count_as_the_handlers_position(stack: list[tuple[str, int, str]], position: str) -> None:
+    assert str(on_loop([CodeLine(*item) for item in stack])) == position
+    assert str(dumped(THREAD, stack).on_loop()) == position
 
 
 def test_handlers_in_threads_are_found_and_idle_threads_are_none() -> None:

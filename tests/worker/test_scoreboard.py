@@ -111,7 +111,7 @@ def test_the_scoreboard_separates_started_isolated_and_waiting_runs() -> None:
 
     assert runs == KnownRuns(
         suspects=frozenset({Ref("mail", "here"), Ref("mail", "back")}),
-        apart=frozenset({Ref("mail", "given"), Ref("mail", "finished")}),
+        isolated=frozenset({Ref("mail", "given"), Ref("mail", "finished")}),
         waiting=frozenset({Ref("mail", "ahead"), Ref("mail", "waiting")}),
     )
 
@@ -126,7 +126,7 @@ def test_none_that_had_begun_here_is_another_answer_than_not_to_know(scoreboard:
 
     assert known.suspects == frozenset()
     assert unknown.suspects is None
-    assert known.apart == unknown.apart == {Ref("mail", "apart")}
+    assert known.isolated == unknown.isolated == {Ref("mail", "apart")}
 
 
 def test_an_external_renewal_counts_only_for_its_run(scoreboard: Scoreboard) -> None:
@@ -240,9 +240,9 @@ def test_another_process_sees_it_while_it_is_written_and_never_a_mixture(scorebo
             )
             if place is not None:
                 scoreboard.clear(place)
-        said = process.stdout.read()
+        output = process.stdout.read()
 
-    assert (process.returncode, said) == (0, "enough\n")
+    assert (process.returncode, output) == (0, "enough\n")
 
 
 def test_isolated_processes_are_listed_until_they_have_ended() -> None:

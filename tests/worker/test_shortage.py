@@ -52,13 +52,13 @@ def test_no_other_error_is_taken_for_a_shortage() -> None:
 
 
 def test_it_checks_each_second_and_reports_each_shortage_once() -> None:
-    clock, told, looks, free = ManualClock(), list[str](), [0], [LEAST_FREE]
+    clock, messages, looks, free = ManualClock(), list[str](), [0], [LEAST_FREE]
 
     def look() -> int:
         looks[0] += 1
         return free[0]
 
-    descriptors = Descriptors(clock, told.append, free=look)
+    descriptors = Descriptors(clock, messages.append, free=look)
     clock.advance(CHECK_INTERVAL)
     enough = [descriptors.short() for _ in range(100)]
     free[0] = LEAST_FREE - 1
@@ -72,7 +72,7 @@ def test_it_checks_each_second_and_reports_each_shortage_once() -> None:
     again = descriptors.short()
 
     assert set(enough) == {None}
-    assert set(short) == {still} == set(told)
+    assert set(short) == {still} == set(messages)
     assert again is None
-    assert (len(told), looks[0]) == (1, 4)
-    assert "31 free descriptors" in told[0]
+    assert (len(messages), looks[0]) == (1, 4)
+    assert "31 free descriptors" in messages[0]

@@ -229,17 +229,17 @@ async def test_reading_the_stacks_of_sleeping_runs_again_is_cheap(count: int) ->
     runs = [held(handler("x"), id_=str(number)) for number in range(count)]
     for _ in range(5):
         await asyncio.sleep(0)
-    for one, news in zip(runs, traces.new_texts(runs, 5.0), strict=True):
-        one.renewal(5.0, news).answered(5.0, lost=False)
+    for run, news in zip(runs, traces.new_texts(runs, 5.0), strict=True):
+        run.renewal(5.0, news).answered(5.0, lost=False)
     took = list[float]()
     for _ in range(5):
         began = time.perf_counter()
         assert not any(traces.new_texts(runs, 10.0))
         took.append(time.perf_counter() - began)
-    for one in runs:
-        assert one.task is not None
-        one.task.cancel()
-    await asyncio.gather(*(one.task for one in runs if one.task is not None), return_exceptions=True)
+    for item in runs:
+        assert item.task is not None
+        item.task.cancel()
+    await asyncio.gather(*(run.task for run in runs if run.task is not None), return_exceptions=True)
 
     # A beat is 5 s; a hundredth of it is there for 10,000 of them.
     assert min(took) < 0.05 * count / 10_000, took

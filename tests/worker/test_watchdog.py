@@ -32,11 +32,11 @@ async def test_the_blocking_job_is_logged_once_with_its_line_and_the_lag(
         job = await hog.enqueue()
         await job.result()
         survey = await app.storage.survey([])
-        [said] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
+        [records] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
 
-    assert f"job {job.id} (" in said
-    assert "test_watchdog.py:" in said
-    assert "in hog" in said
+    assert f"job {job.id} (" in records
+    assert "test_watchdog.py:" in records
+    assert "in hog" in records
     assert [worker.lag > 1_000_000 for worker in survey.workers] == [True]
 
 
@@ -53,12 +53,12 @@ async def test_a_task_that_a_handler_has_started_is_found_by_its_line(caplog: py
     async with app.worker():
         await (await split.enqueue()).result()
 
-    [said] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
-    assert "in part" in said
+    [records] = [record.message for record in caplog.records if "blocked the event loop" in record.message]
+    assert "in part" in records
 
 
 def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
-    clock, told, monitor = ManualClock(), list[Event](), LoopMonitor(None)
+    clock, events, monitor = ManualClock(), list[Event](), LoopMonitor(None)
     watchdog = Watchdog(
         monitor,
         ActiveRuns(),
@@ -68,7 +68,7 @@ def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
         max_block=5.0,
         clock=clock,
         logger=logging.getLogger("tenure.tests.watchdog"),
-        announce=told.append,
+        announce=events.append,
         claimed_at=lambda: 0.0,
     )
     clock.advance(100)
@@ -83,11 +83,11 @@ def test_a_watchdog_that_stood_still_does_not_blame_the_loop() -> None:
     for _ in range(10):
         clock.advance(TICK)
         watchdog.check(clock.uptime())
-    assert not told
+    assert not events
 
     clock.advance(TICK)
     watchdog.check(clock.uptime())
-    assert [type(event) for event in told] == [WorkerHung]
+    assert [type(event) for event in events] == [WorkerHung]
     assert watchdog.given_up()
 
 

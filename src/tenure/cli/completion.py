@@ -128,7 +128,7 @@ def _known(ctx: click.Context) -> KnownNames:
     try:
         # Modules of the user may print, and a shell takes each line of the output as a completion.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return asyncio.run(_asked(_with_parameters(ctx, session)))
+            return asyncio.run(_look_up(_with_parameters(ctx, session)))
     except (Exception, SystemExit):
         return nothing
 
@@ -143,7 +143,7 @@ def _with_parameters(ctx: click.Context, session: CommandSession) -> CommandSess
     return session
 
 
-async def _asked(session: CommandSession) -> KnownNames:
+async def _look_up(session: CommandSession) -> KnownNames:
     access = reach(session)
     try:
         must_exist(access.storage)

@@ -5,22 +5,20 @@ import functools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 from msgspec import Struct
 
 from tenure.cli.access import StorageAccess, accessed
-from tenure.cli.consent import consent, consenting
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
-from tenure.cli.session import CommandSession, length, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, fault_named, gap_of
 from tenure.client.filters import in_order
-from tenure.core.duration import instant, moment
 from tenure.errors import UsageError
 from tenure.ops.views import (
     DeadGroupsView,
@@ -48,7 +46,7 @@ def dead(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_dead_filter(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that filter dead letters to a command; it gets them as one argument `where`."""
 
     @functools.wraps(command)
@@ -63,25 +61,6 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_FILTER):
         decorated = option(decorated)
     return decorated
-
-
-def _when(flag: str) -> Callable[[Any], datetime | timedelta]:
-    """Return a parser for an instant, or for a duration before now."""
-    ago = length(flag)
-
-    def read(value: Any) -> datetime | timedelta:
-        try:
-            at = datetime.fromisoformat(str(value))
-        except ValueError:
-            pass
-        else:
-            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
-        try:
-            return ago(value)
-        except UsageError as error:
-            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
-
-    return read
 
 
 def _fault(value: Any) -> str:
@@ -126,13 +105,13 @@ _FILTER: list[Callable[[Any], Any]] = [
     ),
     click.option(
         "--since",
-        type=_when("--since"),
+        type=since("--since"),
         metavar="WHEN",
         help="Only jobs that failed at or after this time: 2h (ago) or an instant.",
     ),
     click.option(
         "--until",
-        type=_when("--until"),
+        type=since("--until"),
         metavar="WHEN",
         help="Only jobs that failed before this time: 2h (ago) or an instant.",
     ),
@@ -149,7 +128,7 @@ class DeadPageView(Struct, frozen=True):
 
 @dead.command("list")
 @storage
-@chosen
+@with_dead_filter
 @click.option("--arguments", is_flag=True, help="Also show the arguments of the jobs.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
@@ -160,7 +139,7 @@ def list_dead(session: CommandSession, where: DeadFilter, arguments: bool, limit
     An option that is given several times matches any of its values; several --tag must all match.
     """
     page = asyncio.run(_page(session, where, limit, after, arguments=arguments))
-    if as_json(session, page.letters if session.form == "jsonl" else page):
+    if as_json(session, page.letters if session.output_format == "jsonl" else page):
         return
     if session.quiet:
         for row in page.letters:
@@ -212,7 +191,7 @@ def _row(letter: DeadView, *, arguments: bool) -> list[str]:
 
 @dead.command()
 @storage
-@chosen
+@with_dead_filter
 @click.pass_obj
 def groups(session: CommandSession, where: DeadFilter) -> None:
     """Group failed jobs by fault, largest group first.
@@ -221,7 +200,7 @@ def groups(session: CommandSession, where: DeadFilter) -> None:
     numbers, ids, paths and quoted values, and the same function raised them.
     """
     found = asyncio.run(_groups(session, where))
-    if as_json(session, found.groups if session.form == "jsonl" else found):
+    if as_json(session, found.groups if session.output_format == "jsonl" else found):
         return
     if session.quiet:
         for group in found.groups:
@@ -252,11 +231,11 @@ async def _groups(session: CommandSession, where: DeadFilter) -> DeadGroupsView:
 
 @dead.command()
 @storage
-@chosen
+@with_dead_filter
 @click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="Maximum number of jobs.")
 @click.option("--rate", type=_rate, metavar="PER_SECOND", help="Jobs per second; without it, all at once.")
 @click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
-@consenting
+@confirm_option
 @click.pass_obj
 def redrive(
     session: CommandSession, where: DeadFilter, limit: int, rate: float | None, dry_run: bool, yes: bool
@@ -280,11 +259,11 @@ def redrive(
 
 @dead.command()
 @storage
-@chosen
+@with_dead_filter
 @click.option("--all", "everything", is_flag=True, help="Required if no other filter is given.")
 @click.option("--limit", type=click.IntRange(1), default=CAP, show_default=True, help="Maximum number of jobs.")
 @click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
-@consenting
+@confirm_option
 @click.pass_obj
 def purge(session: CommandSession, where: DeadFilter, everything: bool, limit: int, dry_run: bool, yes: bool) -> int:
     """Delete failed jobs with their runs and logs, the earliest failure first."""
@@ -314,25 +293,25 @@ def _done(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Count the matching letters, ask for consent, act, and print the result."""
+    """Count the matching letters, ask for confirmation, act, and print the result."""
     verb, done = words
-    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, takes=0.0)
+    report = DeadReportView(done=[], refused=[], gone=[], held=[], left=0, duration=0.0)
     if dry_run or not yes:
-        found = asyncio.run(_asked(session, lambda letters: letters.count(where)))
+        found = asyncio.run(_with_dead_letters(session, lambda letters: letters.count(where)))
         if dry_run:
-            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, takes=0.0)
+            report = DeadReportView(done=[], refused=[], gone=[], held=[], left=found, duration=0.0)
         elif found:
             of_all = f" of {found:,}" if found > limit else ""
-            consent(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
+            confirm(f"{verb} {_letters(min(found, limit), of_all)}?", yes=yes)
             yes = True
     if yes and not dry_run:
-        report = dead_report_view(asyncio.run(_asked(session, do)))
+        report = dead_report_view(asyncio.run(_with_dead_letters(session, do)))
     if as_json(session, report) or session.quiet:
         return OK
     if dry_run:
         click.echo(f"{_letters(min(report.left, limit))} would be {done}; {report.left:,} match")
         return OK
-    duration = f", the last of them in {span_text(report.takes)}" if report.takes else ""
+    duration = f", the last of them in {span_text(report.duration)}" if report.duration else ""
     more = f"; {report.left:,} more match" if report.left else ""
     were = "was" if len(report.done) == 1 else "were"
     click.echo(f"{_letters(len(report.done))} {were} {done}{duration}{more}")
@@ -346,7 +325,7 @@ def _done(
     return OK
 
 
-async def _asked(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
+async def _with_dead_letters(session: CommandSession, ask: Callable[[DeadLetters], Awaitable[T]]) -> T:
     async with _opened(session) as (letters, _):
         return await ask(letters)
 

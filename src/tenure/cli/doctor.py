@@ -165,14 +165,14 @@ class _Visit:
         storage = self._storage
         asked_at = self._clock.now()
         survey = await storage.survey()
-        answered = self._clock.now()
+        answered_at = self._clock.now()
         pending, all_pending = await _listed(storage, *PENDING)
         # Read active jobs after waiting ones, so that a job released meanwhile is seen holding its key.
         active, all_active = await _listed(storage, State.ACTIVE)
         return DiagnosisInput(
             survey=survey,
-            asked=asked_at,
-            answered=answered,
+            asked_at=asked_at,
+            answered_at=answered_at,
             active=active,
             pending=pending,
             complete=all_pending and all_active,

@@ -123,10 +123,10 @@ def _arguments(text: str | None, named: tuple[str, ...]) -> dict[str, Any] | lis
             raise UsageError(f"the arguments are {text}; write them as a JSON object or array, or with --arg")
         return cast("dict[str, Any] | list[Any]", read)
     arguments: dict[str, Any] = {}
-    for given in named:
-        name, mark, value = given.partition("=")
+    for argument in named:
+        name, mark, value = argument.partition("=")
         if not mark or not name:
-            raise UsageError(f"--arg {given!r} has no name; write --arg name=value")
+            raise UsageError(f"--arg {argument!r} has no name; write --arg name=value")
         if name in arguments:
             raise UsageError(f"--arg {name} is given twice; write a list as JSON: --arg '{name}=[1, 2]'")
         arguments[name] = _value(name, value)

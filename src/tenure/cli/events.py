@@ -78,7 +78,7 @@ def events(
         asyncio.run(_live(session, cursor, wanted, queues, job, limit, results=results))
         return OK
     found = asyncio.run(_past(session, cursor, wanted, queues, job, limit or 100, results=results))
-    if not as_json(session, found.events if session.form == "jsonl" else found):
+    if not as_json(session, found.events if session.output_format == "jsonl" else found):
         for event in found.events:
             click.echo(_line(event))
         if cursor is not None and found.events and not session.quiet:
@@ -146,7 +146,7 @@ async def _live(
     results: bool,
 ) -> None:
     loop = asyncio.get_running_loop()
-    lines = replace(session, form="jsonl" if session.form == "json" else session.form)
+    lines = replace(session, output_format="jsonl" if session.output_format == "json" else session.output_format)
     async with accessed(session) as access:
         ref = await _ref(access, queues, job)
         decode = access.decode if results else None

@@ -85,6 +85,9 @@ def _code(error: TenureError) -> int:
 
 def _usage(error: click.UsageError) -> str:
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        # The message of click is written in another form than that for an unknown command.
+        message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(map(repr, error.possibilities))}?"
     if error.ctx is None:
         return message
     # A message may end with a suggestion, which is a question.

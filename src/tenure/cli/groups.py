@@ -43,42 +43,42 @@ class Group(click.Group):
 class LazyGroup(Group):
     """A group whose commands are imported when they are called.
 
-    `rooms`: by the name of each command, its location (`module:function`) and its short help. `prepare`: called with
-    each command and its name before the command is used.
+    `locations`: by the name of each command, its location (`module:function`) and its short help. `prepare`: called
+    with each command and its name before the command is used.
     """
 
     def __init__(
         self,
         *args: Any,
-        rooms: Mapping[str, tuple[str, str]],
+        locations: Mapping[str, tuple[str, str]],
         prepare: Callable[[click.Context, str, click.Command], None],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._rooms = rooms
+        self._locations = locations
         self._prepare = prepare
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, the most important first."""
-        return list(self._rooms)
+        return list(self._locations)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
-        if cmd_name not in self._rooms:
+        if cmd_name not in self._locations:
             return None
-        room, _, name = self._rooms[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(room), name)
+        module, _, name = self._locations[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
         self._prepare(ctx, cmd_name, command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, short) for name, (_, short) in self._rooms.items()])
+            formatter.write_dl([(name, short) for name, (_, short) in self._locations.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options that begin with a text, without importing the commands."""
-        found = [CompletionItem(name, help=short) for name, (_, short) in self._rooms.items()]
+        found = [CompletionItem(name, help=short) for name, (_, short) in self._locations.items()]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(item for item in found if item.value.startswith(incomplete)), *options]
 
@@ -87,7 +87,7 @@ class LazyGroup(Group):
         return super().suggestions(ctx, name) or list(self._parts_named(ctx, name))
 
     def _parts_named(self, ctx: click.Context, name: str) -> Iterable[str]:
-        for group in self._rooms:
+        for group in self._locations:
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
                 yield f"{group} {name}"

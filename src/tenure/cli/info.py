@@ -83,7 +83,7 @@ async def _look(access: StorageAccess, slow: Slow) -> InfoView:
 
 @contextmanager
 def _screen(session: CommandSession) -> Generator[Callable[[InfoView], None]]:
-    if session.form != "table" or not draws():
+    if session.output_format != "table" or not draws():
         yield lambda info: _line(session, info)
         return
     from rich.live import Live
@@ -115,7 +115,7 @@ def _remarks(info: InfoView) -> list[tuple[str, str | None]]:
 def _line(session: CommandSession, info: InfoView) -> None:
     """Print a survey as one line, so that a log of them can be read."""
     # Print one object per line: indented objects could not be separated.
-    if session.form != "table" and as_json(replace(session, form="jsonl"), info):
+    if session.output_format != "table" and as_json(replace(session, output_format="jsonl"), info):
         return
     queues = "; ".join(
         f"{queue.queue}{' (paused)' if queue.paused else ''}: "

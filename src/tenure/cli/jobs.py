@@ -2,23 +2,26 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.cli.access import accessed
-from tenure.cli.consent import consent, consenting
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_jobs, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, table
-from tenure.cli.session import CommandSession, naming, no_cursor, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.cli.show import show
+from tenure.client.filters import in_order
+from tenure.client.jobs import JobFilter
 from tenure.core.check import remark
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
 from tenure.ops.views import JobView, RevisedView, job_view
-from tenure.storage.protocol import CancelJob, DeleteJob, Query, RedriveJob, Revision
+from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision
 
 
 @click.group(cls=Group)
@@ -48,6 +51,16 @@ class PageView(Struct, frozen=True):
 @click.option(
     "--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="Only jobs with all these tags."
 )
+@click.option(
+    "--since",
+    "begin",
+    type=since("--since"),
+    metavar="WHEN",
+    help="Enqueued at this instant or later, or at most this long ago: 2h.",
+)
+@click.option(
+    "--until", "end", type=since("--until"), metavar="WHEN", help="Enqueued before this instant, or longer ago: 1h."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
@@ -57,6 +70,8 @@ def list_jobs(
     queues: tuple[str, ...],
     tasks: tuple[str, ...],
     tags: tuple[str, ...],
+    begin: datetime | timedelta | None,
+    end: datetime | timedelta | None,
     limit: int,
     after: str | None,
 ) -> None:
@@ -64,9 +79,17 @@ def list_jobs(
 
     An option that is given several times matches any of its values; several --tag must all match.
     """
-    query = Query(queues=queues, states=tuple(map(State, states)), tasks=tasks, tags=tags, limit=limit, after=after)
-    page = asyncio.run(_page(session, query))
-    if as_json(session, page.jobs if session.form == "jsonl" else page):
+    in_order(begin, end, fields=("--since", "--until"))
+    where = JobFilter(
+        queues=queues or None,
+        states=states or None,
+        tasks=tasks or None,
+        tags=tags or None,
+        since=begin,
+        until=end,
+    )
+    page = asyncio.run(_page(session, where, limit, after))
+    if as_json(session, page.jobs if session.output_format == "jsonl" else page):
         return
     if session.quiet:
         for job in page.jobs:
@@ -77,14 +100,15 @@ def list_jobs(
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: CommandSession, query: Query) -> PageView:
+async def _page(session: CommandSession, where: JobFilter, limit: int, after: str | None) -> PageView:
     async with accessed(session) as access:
+        now = (await access.storage.survey()).now if where.has_ages else 0
         try:
-            page = await access.storage.find(query)
+            page = await access.storage.find(structs.replace(where.query(now), limit=limit, after=after))
         except ValueError as error:
-            raise no_cursor("--after", query.after) from error
+            raise no_cursor("--after", after) from error
         if not page.jobs:
-            await warn_of_unknown(access, query.queues, query.tasks)
+            await warn_of_unknown(access, where.queues, where.tasks)
         return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
 
 
@@ -124,12 +148,12 @@ def cancel(session: CommandSession, ids: tuple[str, ...], queue: str | None, rea
 @storage
 @click.argument("ids", nargs=-1, required=True, type=naming("ID"), metavar="ID...")
 @click.option("--queue", type=naming("--queue"), metavar="QUEUE", help="The queue of the jobs.")
-@consenting
+@confirm_option
 @click.pass_obj
 def delete(session: CommandSession, ids: tuple[str, ...], queue: str | None, yes: bool) -> int:
     """Delete jobs that are not running, with their runs and logs."""
     subject = f"job {printable(ids[0])}" if len(ids) == 1 else f"{len(ids):,} jobs"
-    consent(f"Delete {subject} for good?", yes=yes)
+    confirm(f"Delete {subject} for good?", yes=yes)
     by = current_user()
     return asyncio.run(_revise(session, ids, queue, lambda ref: DeleteJob(ref, by), _DELETED))
 

@@ -59,16 +59,16 @@ def logged(command: F) -> F:
         show_default=True,
         help="Lowest level that is logged.",
     )
-    form = click.option(
+    log_format = click.option(
         "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="To stderr."
     )
-    return level(form(command))
+    return level(log_format(command))
 
 
-def set_up(level: str, form: str, *, quiet: bool) -> None:
+def set_up(level: str, log_format: str, *, quiet: bool) -> None:
     """Log to stderr from here on. An app that sets up logging when it is loaded overrides this."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else _lines())
+    handler.setFormatter(JsonLines() if log_format == "json" else _lines())
     least = logging.WARNING if quiet else logging.NOTSET
     logging.basicConfig(handlers=[handler], level=max(least, getattr(logging, level.upper())))
 

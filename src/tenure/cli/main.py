@@ -24,7 +24,7 @@ COMMANDS = {
     "tasks": ("tenure.cli.tasks:tasks", "List the tasks of an app."),
     "jobs": ("tenure.cli.jobs:jobs", "List, show, redrive, cancel and delete jobs."),
     "dead": ("tenure.cli.dead:dead", "List failed jobs, group them by fault, redrive and purge them."),
-    "queues": ("tenure.cli.queues:queues", "List, pause and resume queues, set rates, show statistics."),
+    "queues": ("tenure.cli.queues:queues", "List, pause, limit and purge queues, show statistics."),
     "workers": ("tenure.cli.workers:workers", "List, quiet and stop workers, and show the stacks of their runs."),
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("tenure.cli.events:events", "Show past events, and follow new ones."),
@@ -106,7 +106,7 @@ def _shouted(name: str) -> str:
 
 @click.group(
     cls=Root,
-    rooms=COMMANDS,
+    locations=COMMANDS,
     prepare=_prepare,
     context_settings={"auto_envvar_prefix": "TENURE", "help_option_names": ["-h", "--help"]},
 )

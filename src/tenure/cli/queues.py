@@ -1,4 +1,4 @@
-"""`tenure queues`: lists queues and their settings, pauses and resumes them, sets rates, and shows statistics."""
+"""`tenure queues`: lists queues and their settings, pauses, resumes and purges them, sets rates, shows statistics."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,15 +9,17 @@ import click
 from msgspec import structs
 
 from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK, NotFound
 from tenure.cli.groups import Group
 from tenure.cli.lookup import check_known, current_user
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, naming, storage
+from tenure.client.jobs import JobFilter, Jobs
 from tenure.clock import SECOND
 from tenure.core.duration import duration, duration_text, micros
 from tenure.core.job import FOREVER, JobRecord
-from tenure.core.lifecycle import TERMINAL
+from tenure.core.lifecycle import TERMINAL, State
 from tenure.core.suggestion import did_you_mean
 from tenure.errors import UsageError
 from tenure.ops.names import known_names
@@ -25,6 +27,7 @@ from tenure.ops.views import (
     KeepView,
     LiftedView,
     PausedView,
+    PurgedView,
     QueueSettingsView,
     QueueStatsView,
     QueueView,
@@ -40,7 +43,7 @@ from tenure.ops.views import (
 )
 from tenure.options import Rate
 from tenure.options.rate import rate_key, valid_rate
-from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Survey, Target
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Storage, Survey, Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +55,7 @@ PAGE = 200
 @storage
 @click.pass_context
 def queues(ctx: click.Context) -> None:
-    """List, pause and resume queues, set rates, show statistics."""
+    """List, pause, limit and purge queues, show statistics."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -263,6 +266,77 @@ async def _lifted(session: CommandSession, names: tuple[str, ...], rate: str | N
             await access.storage.tune(Target("queue", name), Settings(lift=rate or "*"), by=by)
         survey = await access.storage.survey(names)
         return [LiftedView(queue=queue.queue, limits=limits_view(queue)) for queue in survey.queues]
+
+
+@queues.command()
+@storage
+@click.argument("names", nargs=-1, required=True, type=naming("QUEUE"), metavar="QUEUE...")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in State if state is not State.ACTIVE]),
+    default=("waiting", "delayed"),
+    show_default=True,
+    help="Only jobs in these states.",
+)
+@click.option("--task", "tasks", multiple=True, type=naming("--task"), metavar="TASK", help="Only jobs of these tasks.")
+@click.option("--dry-run", is_flag=True, help="Only print the number of matching jobs.")
+@confirm_option
+@click.pass_obj
+def purge(
+    session: CommandSession,
+    names: tuple[str, ...],
+    states: tuple[str, ...],
+    tasks: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Delete the jobs of queues for good: those that have not started, or those in other states.
+
+    Running jobs stay; cancel them with `jobs cancel`. A queue that nothing uses is an error, with exit code 4.
+    """
+    where = JobFilter(queues=names, states=states, tasks=tasks or None)
+    purged = PurgedView(matched=asyncio.run(_counted(session, where)), deleted=0, changed=0)
+    if purged.matched and not dry_run:
+        confirm(f"Delete {_jobs(purged.matched)} of {_named(names)} for good?", yes=yes)
+        purged = asyncio.run(_purged(session, where, purged.matched))
+    if as_json(session, purged) or session.quiet:
+        return OK
+    if dry_run:
+        click.echo(f"{_jobs(purged.matched)} would be deleted")
+        return OK
+    changed = f"; {_jobs(purged.changed)} changed meanwhile and stayed" if purged.changed else ""
+    click.echo(f"{_jobs(purged.deleted)} {'was' if purged.deleted == 1 else 'were'} deleted{changed}")
+    return OK
+
+
+async def _counted(session: CommandSession, where: JobFilter) -> int:
+    async with accessed(session) as access:
+        await check_known(access, [Target("queue", name) for name in where.queues], force=False)
+        return await _jobs_of(access).count(where)
+
+
+async def _purged(session: CommandSession, where: JobFilter, matched: int) -> PurgedView:
+    by = current_user()
+    async with accessed(session) as access:
+        report = await _jobs_of(access).purge(where, by=by)
+        return PurgedView(matched=matched, deleted=report.deleted, changed=report.changed)
+
+
+def _jobs_of(access: StorageAccess) -> Jobs:
+    async def opened() -> Storage:
+        return access.storage
+
+    return Jobs(opened)
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'' if count == 1 else 's'}"
+
+
+def _named(queues: tuple[str, ...]) -> str:
+    return printable(f"{'queue' if len(queues) == 1 else 'queues'} {', '.join(queues)}")
 
 
 async def _rated(session: CommandSession, targets: list[Target], rate: Rate | None, *, force: bool) -> list[RatedView]:

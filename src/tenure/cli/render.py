@@ -57,7 +57,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 def as_json(session: CommandSession, result: msgspec.Struct | list[Any]) -> bool:
     """Print a result as JSON if JSON was requested; return whether it was."""
     encode = msgspec.json.encode
-    match session.form:
+    match session.output_format:
         case "table":
             return False
         case "json":
@@ -149,6 +149,10 @@ def _fitted(natural: list[int], heads: list[int], firm: list[bool], limit: int |
         if groups[-1] and _total([*groups[-1], width], GAP) > limit - (INDENT if len(groups) > 1 else 0):
             groups.append([])
         groups[-1].append(width)
+    if not firm[-1]:
+        # The last column, often a text, takes what its line has left.
+        left = limit - (INDENT if len(groups) > 1 else 0) - _total(groups[-1], GAP)
+        groups[-1][-1] = min(natural[-1], groups[-1][-1] + left)
     return groups, GAP
 
 
@@ -196,7 +200,7 @@ def _folded(text: str, width: int) -> list[str]:
         cut = max((index + 1 for index in range(end) if text[index] in _BREAKS), default=0)
         if text[end] == " ":
             cut = end
-        cut = cut if cut > end // 2 else end
+        cut = cut if cut > end // 3 else end
         lines.append(text[:cut].rstrip())
         text = text[cut:].lstrip()
     return [*lines, text]

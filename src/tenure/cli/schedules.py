@@ -7,7 +7,7 @@ from typing import TypeVar
 import click
 
 from tenure.cli.access import accessed
-from tenure.cli.consent import consent, consenting
+from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
 from tenure.cli.render import as_json, moment_text, printable, table
@@ -19,7 +19,7 @@ from tenure.ids import JobIds
 from tenure.ops.views import ScheduleView, TickView, TriggeredView, schedule_view, tick_view, triggered_view
 from tenure.storage.protocol import Storage
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @click.group(cls=Group)
@@ -166,7 +166,7 @@ async def _next(session: CommandSession, name: str, count: int) -> list[TickView
 @schedules.command("remove")
 @storage
 @click.argument("names", nargs=-1, required=True, type=naming("NAME"), metavar="NAME...")
-@consenting
+@confirm_option
 @click.pass_obj
 def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool) -> int:
     """Remove these schedules; their jobs stay.
@@ -174,7 +174,7 @@ def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool)
     A schedule that is declared in code returns when a worker starts: remove it from the code first.
     """
     subject = f"schedule {printable(names[0])}" if len(names) == 1 else f"{len(names):,} schedules"
-    consent(f"Remove {subject} for good?", yes=yes)
+    confirm(f"Remove {subject} for good?", yes=yes)
 
     async def forget(storage: Storage, name: str) -> str:
         await remove(storage, name)
@@ -187,9 +187,7 @@ def remove_schedules(session: CommandSession, names: tuple[str, ...], yes: bool)
     return OK
 
 
-async def _each(
-    session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[Made]]
-) -> list[Made]:
+async def _each(session: CommandSession, names: tuple[str, ...], do: Callable[[Storage, str], Awaitable[T]]) -> list[T]:
     async with accessed(session) as access:
         return [await do(access.storage, name) for name in await _known(access.storage, names)]
 

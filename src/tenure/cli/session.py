@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,13 +12,13 @@ import click
 from click.core import ParameterSource
 
 from tenure.core.check import named
-from tenure.core.duration import duration
+from tenure.core.duration import duration, instant, moment
 from tenure.core.size import size
 from tenure.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Form = Literal["table", "json", "jsonl"]
+OutputFormat = Literal["table", "json", "jsonl"]
 
 
 @dataclass
@@ -32,7 +32,7 @@ class CommandSession:
     app_dir: Path | None = None
     url: str | None = None
     fallback: str | None = None
-    form: Form = "table"
+    output_format: OutputFormat = "table"
     quiet: bool = False
     color: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
 
@@ -58,6 +58,28 @@ def bytes_of(flag: str) -> Callable[[Any], int]:
 
     def read(value: Any) -> int:
         return size(value, field=flag)
+
+    return read
+
+
+def since(flag: str) -> Callable[[Any], datetime | timedelta]:
+    """Return a parser for an instant, or for a duration before now.
+
+    The parser raises UsageError if the value is neither.
+    """
+    ago = length(flag)
+
+    def read(value: Any) -> datetime | timedelta:
+        try:
+            at = datetime.fromisoformat(str(value))
+        except ValueError:
+            pass
+        else:
+            return moment(instant(at if at.tzinfo is not None else at.replace(tzinfo=UTC), field=flag))
+        try:
+            return ago(value)
+        except UsageError as error:
+            raise UsageError(f"{error}; or give an instant, such as 2026-01-31T10:00Z") from None
 
     return read
 
@@ -108,7 +130,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             plain = ctx.parent is None and ctx.get_parameter_source("url") is ParameterSource.ENVIRONMENT
             setattr(session, "fallback" if plain else "url", value)
         case "output" if value is not None:
-            session.form = value
+            session.output_format = value
         case "quiet" if value:
             session.quiet = True
         case "no_color" if value:

@@ -46,7 +46,7 @@ def _shown(session: CommandSession, job: DetailView) -> None:
         block(session, "error", _error(job.error))
     if job.runs:
         click.echo()
-        table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs")
+        table(session, _RUN_COLUMNS, [_run(run) for run in job.runs], title="runs", whole=_WHOLE)
         for run in job.runs:
             if (text := _post_mortem(run)) and not (job.error is not None and text == job.error.traceback):
                 block(session, f"post-mortem of run {run.number}", text)
@@ -113,7 +113,8 @@ def _facts(job: DetailView) -> list[tuple[str, str]]:
 def _retry(rule: RetryView) -> str:
     if rule.max_attempts == 1:
         return "never"
-    delay = f"{rule.backoff} delay from {_span(rule.base)} to {_span(rule.cap)}, ±{rule.jitter:.0%}"
+    jitter = f", ±{rule.jitter:.0%}" if rule.jitter else ""
+    delay = f"{rule.backoff} delay from {_span(rule.base)} to {_span(rule.cap)}{jitter}"
     return f"up to {rule.max_attempts} attempts, {delay}"
 
 
@@ -123,26 +124,32 @@ def _span(seconds: float) -> str:
 
 def _budgets(job: DetailView) -> str:
     return (
-        f"{job.starts} starts; {job.failures} of {job.max_attempts} attempts failed, "
-        f"{job.stalls} stalls of {job.max_stalls} allowed, {job.releases} releases"
+        f"{job.failures} of {job.max_attempts} attempts failed, {job.stalls} of {job.max_stalls} stalls allowed; "
+        f"starts: {job.starts}, releases: {job.releases}"
     )
 
 
-_RUN_COLUMNS = ("run", "fence", "worker", "host", "pid", "start", "took", "ended", "why")
+_RUN_COLUMNS = ("run", "fence", "worker", "start", "took", "ended", "why")
+
+_WHOLE = ("fence", "start", "took", "ended")
 
 
 def _run(run: RunView) -> list[str]:
     return [
         str(run.number),
         str(run.fence),
-        run.worker,
-        run.host,
-        str(run.pid),
+        _worker(run),
         moment_text(run.start),
         span_text(run.took),
         run.ended or "active",
         ": ".join(part for part in (run.reason, first_line(run.detail or "")) if part) or "-",
     ]
+
+
+def _worker(run: RunView) -> str:
+    place = f"{run.host}:{run.pid}"
+    # By default this is the name.
+    return run.worker if run.worker == place else f"{run.worker} ({place})"
 
 
 def _line(message: str, fields: dict[str, str]) -> str:

@@ -94,7 +94,7 @@ class DeadFilter:
         return self == DeadFilter()
 
     def query(self, now: int) -> Query:
-        """Return the conditions that a storage can check as a query; `takes` checks the rest."""
+        """Return the conditions that a storage can check as a query; `matches` checks the rest."""
         return Query(
             queues=self.queues,
             states=(State.FAILED,),
@@ -106,7 +106,7 @@ class DeadFilter:
             limit=PAGE,
         )
 
-    def takes(self, job: JobRecord) -> bool:
+    def matches(self, job: JobRecord) -> bool:
         """Return True if the filter selects a dead letter that the query found."""
         if self.error is not None and (job.error is None or job.error.type != self.error):
             return False
@@ -114,7 +114,7 @@ class DeadFilter:
 
     @property
     def sifts(self) -> bool:
-        """True if `takes` may exclude jobs that the query finds."""
+        """True if `matches` may exclude jobs that the query finds."""
         return self.error is not None or self.fingerprint is not None
 
 
@@ -166,7 +166,7 @@ class DeadReport(Struct, frozen=True, kw_only=True):
     - `gone`: the jobs that were deleted meanwhile.
     - `held`: the refused jobs whose unique key another unfinished job holds, each with that job.
     - `left`: how many more jobs match beyond the limit.
-    - `takes`: the time until the last job is due, if a rate was given.
+    - `duration`: the time until the last job is due, if a rate was given.
     """
 
     done: tuple[Ref, ...] = ()
@@ -174,7 +174,7 @@ class DeadReport(Struct, frozen=True, kw_only=True):
     gone: tuple[Ref, ...] = ()
     held: tuple[tuple[Ref, Ref], ...] = ()
     left: int = 0
-    takes: timedelta = timedelta(0)
+    duration: timedelta = timedelta(0)
 
 
 class DeadLetters:
@@ -267,7 +267,7 @@ class DeadLetters:
         return await self._handle(
             _valid_filter(where),
             whole(limit, field="limit", least=1),
-            lambda one, index: RedriveJob(one.ref, operator, round(gap * index), one.finished),
+            lambda letter, index: RedriveJob(letter.ref, operator, round(gap * index), letter.finished),
             gap=gap,
         )
 
@@ -291,7 +291,9 @@ class DeadLetters:
         if where.everything and everything is not True:
             raise UsageError("a purge without a filter deletes every dead letter; give one, or everything=True")
         return await self._handle(
-            where, whole(limit, field="limit", least=1), lambda one, _: DeleteJob(one.ref, operator, one.finished)
+            where,
+            whole(limit, field="limit", least=1),
+            lambda letter, _: DeleteJob(letter.ref, operator, letter.finished),
         )
 
     def page_sync(self, where: DeadFilter | None = None, *, limit: int = 50, after: str | None = None) -> DeadPage:
@@ -351,7 +353,7 @@ class DeadLetters:
             gone=tuple(gone),
             held=tuple(held),
             left=found - len(chosen),
-            takes=timedelta(microseconds=gap * max(0, len(done) - 1)),
+            duration=timedelta(microseconds=gap * max(0, len(done) - 1)),
         )
 
 
@@ -446,7 +448,7 @@ async def _all(storage: Storage, where: DeadFilter) -> AsyncIterator[JobRecord]:
     while True:
         page = await storage.find(_from(query, after, PAGE))
         for job in page.jobs:
-            if where.takes(job):
+            if where.matches(job):
                 yield job
         after = page.next
         if after is None:
@@ -462,11 +464,11 @@ async def _matching(
     while True:
         room = limit - len(found)
         page = await storage.find(_from(query, after, max(PAGE, room) if where.sifts else room))
-        places = [index for index, job in enumerate(page.jobs) if where.takes(job)]
+        places = [index for index, job in enumerate(page.jobs) if where.matches(job)]
         if len(places) > room:
             # Only the end of a page has a cursor: read the page that ends with the last wanted job.
             page = await storage.find(_from(query, after, places[room - 1] + 1))
-        found += [job for job in page.jobs if where.takes(job)]
+        found += [job for job in page.jobs if where.matches(job)]
         after = page.next
         if after is None or len(found) >= limit:
             return found, after

@@ -31,10 +31,10 @@ def condition(values: Sequence[object] | None, *, field: str) -> tuple[object, .
     """
     if values is None:
         return ()
-    given = several(values, field=field)
-    if not given:
+    checked = several(values, field=field)
+    if not checked:
         raise UsageError(f"{field} = [] is empty; name one or more, or leave {field} out to select all")
-    return given
+    return checked
 
 
 def when(value: object, *, field: str) -> datetime | timedelta | None:

@@ -15,7 +15,7 @@ from tenure.client.job_events import ChangesOfRecord
 from tenure.client.job_info import JobWithRuns, history
 from tenure.client.job_search import find_record
 from tenure.core.check import flag, remark
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros
 from tenure.core.events import AnyEvent, JobCompleted, JobExpired
@@ -77,11 +77,14 @@ class JobAccess:
         storage: Callable[[], Awaitable[Storage]],
         convert: Callable[[bytes], Any],
         *,
+        check_wait: Callable[[JobRecord], None],
         rng: Random,
         logger: logging.Logger,
     ) -> None:
         self.storage = storage
         self.convert = convert
+        self.check_wait = check_wait
+        """Called with an unfinished job, for which a caller has waited for `POLL` seconds; raises if it cannot end."""
         self._rng = rng
         self._logger = logger
 
@@ -112,7 +115,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     _ref: Ref
     _access: JobAccess
-    made: Made = "created"
+    made: EnqueueAction = "created"
     refusal: ThrottledError | None = None
 
     @property
@@ -227,7 +230,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         # The timeout may be too short for one read, or may end between two reads: read once more.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL):
-                if (job := await self._ended_record(await self._opened())) is not None:
+                if (job := await self._record(await self._opened())).state in TERMINAL:
                     return self._outcome(job)
         raise ResultTimeoutError(self.id, f"job {self.id} did not end within {limit:g} s; it continues")
 
@@ -250,6 +253,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         storage = await self._opened()
         hints = self._access.hints(storage, self._ref)
         cursor, seen_any, changes = None, False, ChangesOfRecord()
+        clock = asyncio.get_running_loop().time
+        news = clock()
         try:
             while True:
                 # Read the job before its events, so that the event that ended it is among them.
@@ -262,6 +267,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     now = (await storage.get([self._ref]))[0]
                     for event in changes.merge(page.events, now):
                         yield self._readable(event)
+                    news = clock()
                     # The state is final only if no new events came: a redrive may follow an end.
                     continue
                 if detail is not None:
@@ -269,6 +275,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                         yield event
                 if detail is None or detail.job.state in TERMINAL:
                     break
+                if clock() >= news + POLL:
+                    self._access.check_wait(detail.job)
                 await first(hints.next(), within=FOLLOW_POLL)
         finally:
             hints.close()
@@ -422,34 +430,36 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """Wait until the job has ended. Raise if the storage is unreachable for `outage` seconds in a row."""
         clock = asyncio.get_running_loop().time
         hints: Hints | None = None
-        failures, since = 0, clock()
+        failures, began = 0, clock()
+        since = began
         try:
             while True:
                 try:
                     storage = await self._opened()
                     hints = hints or self._access.hints(storage, self._ref)
-                    job = await self._ended_record(storage)
+                    job = await self._record(storage)
                 except StorageUnavailableError as error:
                     failures += 1
                     if clock() >= since + outage:
                         raise
                     await asyncio.sleep(self._access.retry_delay(failures, error))
                     continue
-                if job is not None:
+                if job.state in TERMINAL:
                     return self._outcome(job)
                 failures, since = 0, clock()
+                if since >= began + POLL:
+                    self._access.check_wait(job)
                 # With or without a notification, read the record again: only the record is authoritative.
                 await first(hints.next(), within=POLL)
         finally:
             if hints is not None:
                 hints.close()
 
-    async def _ended_record(self, storage: Storage) -> JobRecord | None:
-        """Return the job's record if the job has ended, else None."""
+    async def _record(self, storage: Storage) -> JobRecord:
         detail = (await storage.get([self._ref]))[0]
         if detail is None:
             raise await self._missing_error(storage)
-        return detail.job if detail.job.state in TERMINAL else None
+        return detail.job
 
     def _readable(self, event: AnyEvent) -> AnyEvent:
         """Return the event with its result decoded, or with None if the result cannot be decoded."""

@@ -350,8 +350,8 @@ class Jobs:
 
 async def _ends(jobs: "Job[Any] | JobInfo | Ref | Iterable[Job[Any] | JobInfo | Ref]") -> dict[Ref, int | None]:
     """Return the jobs with the end that a row shows (0: it has none), or None for handles and refs."""
-    given: object = jobs
-    some = (given,) if isinstance(given, Job | JobInfo | Ref) else several(given, field="jobs")
+    collection: object = jobs
+    some = (collection,) if isinstance(collection, Job | JobInfo | Ref) else several(collection, field="jobs")
     ends: dict[Ref, int | None] = {}
     for job in some:
         if isinstance(job, Job):

@@ -229,10 +229,10 @@ class Signature:
             bound = self._bound(args, kwargs)
             refused = self._first_lossy(codec, bound)
             subject = self._unencodable(codec, bound) if refused is None else f"argument {refused[0]!r}"
-            raise UsageError(
-                f"task {self.task!r}: {subject} cannot be encoded ({error}); "
-                "annotate the parameter with the type, or pass plain data"
-            ) from error
+            # A ValueError is about the value, such as a lone surrogate: no annotation helps.
+            by_value = isinstance(error, ValueError) if refused is None else refused[2].kind is None
+            remedy = "pass another value" if by_value else "annotate the parameter with the type, or pass plain data"
+            raise UsageError(f"task {self.task!r}: {subject} cannot be encoded ({error}); {remedy}") from error
         if self._checks and (changed := self._first_lossy(codec, self._bound(args, kwargs))) is not None:
             path, name, refused_for = changed
             raise UsageError(
@@ -574,8 +574,8 @@ def _required(parameter: Parameter) -> bool:
     return parameter.default is parameter.empty and _stored(parameter) == "one"
 
 
-def _same_type(one: Any, other: Any) -> bool:
-    return one is Any or other is Any or types.type_info(one) == types.type_info(other)
+def _same_type(first: Any, second: Any) -> bool:
+    return first is Any or second is Any or types.type_info(first) == types.type_info(second)
 
 
 def _type_text(hint: Any) -> str:
@@ -591,9 +591,9 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         names = getattr(inspect.unwrap(function), "__globals__", {})
     found: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        one = SimpleNamespace(__annotations__={name: annotation})
+        annotated = SimpleNamespace(__annotations__={name: annotation})
         with suppress(Exception):
-            found.update(get_type_hints(one, names, include_extras=True))
+            found.update(get_type_hints(annotated, names, include_extras=True))
     return found
 
 

@@ -19,13 +19,15 @@ from tenure.client.job_template import EncodedCall, refusal
 from tenure.client.sending import SendLayers
 from tenure.client.signature import Signature
 from tenure.core.check import of_kind, remark, shown
-from tenure.core.job import NewJob
+from tenure.core.deduplication import merge_name
+from tenure.core.job import JobRecord, NewJob, UniqueKey
+from tenure.core.lifecycle import State
 from tenure.errors import ResultTimeoutError, StorageError, UsageError
 from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
-from tenure.storage.protocol import TASK_RATE, EnqueueResult, Settings, Storage, Target
+from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
 
 R = TypeVar("R")
 
@@ -65,6 +67,7 @@ class StorageClient:
         self.sending = SendLayers(logger)
         """The middleware around every enqueue."""
         self._accesses: dict[Signature | None, JobAccess] = {}
+        self._check_wait: Callable[[JobRecord], None] | None = None
 
     @property
     def storage(self) -> Storage:
@@ -74,14 +77,19 @@ class StorageClient:
         return self._storage
 
     @contextmanager
-    def using(self, storage: Storage | None) -> Generator[None]:
-        """Use another storage within the context, if one is given."""
-        before = self._storage
-        self._storage = storage or before
+    def using(self, storage: Storage | None, check_wait: Callable[[JobRecord], None] | None = None) -> Generator[None]:
+        """Use another storage within the context, if one is given, and another check of long waits."""
+        before = self._storage, self._check_wait
+        self._storage, self._check_wait = storage or self._storage, check_wait or self._check_wait
         try:
             yield
         finally:
-            self._storage = before
+            self._storage, self._check_wait = before
+
+    def check_wait(self, job: JobRecord) -> None:
+        """Raise if an unfinished job, for which a caller waits, cannot end; only tests know that."""
+        if self._check_wait is not None:
+            self._check_wait(job)
 
     def forget(self) -> None:
         """Create the storage again on the next use; the current one must not be open."""
@@ -145,6 +153,19 @@ class StorageClient:
             raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
 
+    async def unique_job(self, call: EncodedCall[R]) -> Job[R] | None:
+        """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""
+        key = call.job.merge
+        if not isinstance(key, UniqueKey):
+            raise UsageError(
+                f"this call of task {call.job.task!r} has no unique key; give the task or the call unique=..."
+            )
+        # A query by key finds unfinished jobs only.
+        states = (State.DELAYED, State.WAITING) if key.scope == "queued" else ()
+        query = Query(queues=(call.job.queue,), states=states, merge=merge_name(key), limit=1)
+        page = await (await self.opened()).find(query)
+        return Job(page.jobs[0].ref, self.access(call.signature)) if page.jobs else None
+
     async def submit_and_wait(self, call: EncodedCall[R], wait: timedelta) -> R:
         """Enqueue a call and wait for its result; every `enqueue_and_wait` uses this method."""
         limit = wait.total_seconds()
@@ -175,7 +196,9 @@ class StorageClient:
         if access is None:
             codec = self._codec
             convert = codec.decode if signature is None else functools.partial(signature.result, codec)
-            access = self._accesses[signature] = JobAccess(self.opened, convert, rng=self._rng, logger=self._logger)
+            access = self._accesses[signature] = JobAccess(
+                self.opened, convert, check_wait=self.check_wait, rng=self._rng, logger=self._logger
+            )
         return access
 
     def triggered(self, receipt: EnqueueResult, job: NewJob, signature: Signature | None) -> Job[Any]:

@@ -91,6 +91,14 @@ class Bound(Generic[P, R]):
         """Call `Task.enqueue_and_wait_sync` with these options."""
         return PORTAL.call(self.enqueue_and_wait(*args, **kwargs), verb="enqueue_and_wait")
 
+    async def unique_job(self, *args: P.args, **kwargs: P.kwargs) -> Job[R] | None:
+        """Call `Task.unique_job` with these options."""
+        return await self._task.binding.app.client.unique_job(self.call(*args, **kwargs))
+
+    def unique_job_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R] | None:
+        """Call `Task.unique_job_sync` with these options."""
+        return PORTAL.call(self.unique_job(*args, **kwargs), verb="unique_job")
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
         """Call `Task.call` with these options."""
         if self._template.encoder is None:
@@ -320,6 +328,22 @@ class Task(PublicObject, Generic[P, R]):
             StorageError: the change may or may not have been stored; it is safe to call again.
         """
         await self.binding.app.client.pause_task(self.name, paused=False, by=by)
+
+    async def unique_job(self, *args: P.args, **kwargs: P.kwargs) -> Job[R] | None:
+        """Return the unfinished job that holds the unique key of this call, or None. Nothing is enqueued.
+
+        Cancel or delete that job to free the key. A key that is held for a time (`scope="5m"`) may belong to a job that
+        has ended; such a job is not found.
+
+        Raises:
+            UsageError: the call has no unique key, or an argument is invalid.
+            StorageError: the storage cannot be reached.
+        """
+        return await Bound(self).unique_job(*args, **kwargs)
+
+    def unique_job_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R] | None:
+        """Call `unique_job` from code without a running event loop."""
+        return PORTAL.call(self.unique_job(*args, **kwargs), verb="unique_job")
 
     async def set_rate(self, rate: Rate | str | None, *, by: str | None = None) -> None:
         """Set how many jobs of this task may start per time, in each queue: "10/s", or None for no limit.

@@ -85,8 +85,8 @@ class OneOfType(type):
         # msgspec asks this about a decoded value. `ValueTypes.decode` has made it of one of the members.
         return True
 
-    def __eq__(cls, other: object) -> bool:
-        return isinstance(other, OneOfType) and cls.hint == other.hint
+    def __eq__(cls, decoded: object) -> bool:
+        return isinstance(decoded, OneOfType) and cls.hint == decoded.hint
 
     def __hash__(cls) -> int:
         return hash(cls.members)
@@ -174,27 +174,27 @@ class ValueTypes:
         """
         cls = cast(Any, type(sent))
         # Aliases, because an `isinstance` narrows a variable to a type that the type checkers know in part only.
-        one: Any = sent
-        other: Any = read
+        original: Any = sent
+        decoded: Any = read
         if is_model(cls):
             return self._model_difference(sent, read, path)
         if isinstance(sent, _AS_TEXT):
-            return None if one == other else _changed(one, other, path)
+            return None if original == decoded else _changed(original, decoded, path)
         if any(known in self._own for known in cls.__mro__):
-            return None if is_same(one, other) else _changed(one, other, path)
+            return None if is_same(original, decoded) else _changed(original, decoded, path)
         pairs: Iterable[tuple[str, Any, Any]] = ()
         names = getattr(cls, "__dataclass_fields__", None) or getattr(cls, "__struct_fields__", None)
         if names is not None:
-            pairs = ((f"{path}.{name}", getattr(one, name, None), getattr(other, name, None)) for name in names)
+            pairs = ((f"{path}.{name}", getattr(original, name, None), getattr(decoded, name, None)) for name in names)
         elif isinstance(sent, Mapping) and isinstance(read, Mapping):
-            if any(_is_known_type(key) and key not in other for key in one):
+            if any(_is_known_type(key) and key not in decoded for key in original):
                 return f"{path} has keys that would not come back equal"
-            pairs = ((f"{path}[{key!r}]", value, other.get(key)) for key, value in one.items())
+            pairs = ((f"{path}[{key!r}]", value, decoded.get(key)) for key, value in original.items())
         elif isinstance(sent, set | frozenset):
-            if any(map(_is_known_type, one)) and one != other:
-                return _changed(one, other, path)
+            if any(map(_is_known_type, original)) and original != decoded:
+                return _changed(original, decoded, path)
         elif isinstance(sent, list | tuple) and isinstance(read, list | tuple):
-            both = enumerate(zip(one, other, strict=False))
+            both = enumerate(zip(original, decoded, strict=False))
             pairs = ((f"{path}[{place}]", item, back) for place, (item, back) in both)
         return next((found for where, item, back in pairs if (found := self.difference(item, back, where))), None)
 
@@ -300,12 +300,12 @@ class ValueTypes:
                 "annotated"
             )
         for name in cls.model_fields:
-            one, other = getattr(sent, name, None), getattr(read, name, None)
-            found = self.difference(one, other, f"{path}.{name}")
+            original, decoded = getattr(sent, name, None), getattr(read, name, None)
+            found = self.difference(original, decoded, f"{path}.{name}")
             if found is not None:
                 return found
-            if not is_same(one, other) and one != other:
-                return _changed(one, other, f"{path}.{name}")
+            if not is_same(original, decoded) and original != decoded:
+                return _changed(original, decoded, f"{path}.{name}")
         if sent.__pydantic_private__ != read.__pydantic_private__:
             names = ", ".join(sent.__pydantic_private__ or ())
             return f"{path} has private attributes ({names}), which are not encoded"

@@ -20,7 +20,7 @@ class Window(Struct):
     ref: Ref
 
 
-Made = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
+EnqueueAction = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
 """The result of a call to enqueue."""
 
 

@@ -45,7 +45,11 @@ def decode_document(body: bytes | str) -> dict[str, Any]:
     Raises:
         MsgspecError: the text is not a JSON object.
     """
-    return _decode(body)
+    try:
+        return _decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        # msgspec does not convert these two. Only a program other than Tenure can have stored such a text.
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def read_progress(stored: float | str | None) -> Progress | None:

@@ -210,7 +210,7 @@ class JobRepaired(JobEvent, frozen=True, kw_only=True):
     """A record was repaired that was unreadable or contradicted its indexes. In a sound storage this never happens."""
 
     found: str
-    mended: str
+    repair: str
 
 
 class RunFenced(JobEvent, frozen=True, kw_only=True):
@@ -501,12 +501,12 @@ def from_log(body: bytes | str) -> AnyEvent:
     """Decode an event of the log; an undecodable event must not stop the reader of later ones."""
     try:
         event = _decoder.decode(body)
-    except msgspec.MsgspecError:
+        if isinstance(event, JobCompleted) and isinstance(event.result, str):
+            # The log holds text, but a result is bytes, as its codec made them. Only the field's type could tell, and
+            # it is Any.
+            event = structs.replace(event, result=msgspec.convert(event.result, bytes))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return UnreadableEvent(body=body if isinstance(body, str) else body.decode(errors="replace"))
-    if isinstance(event, JobCompleted) and isinstance(event.result, str):
-        # The log holds text, but a result is bytes, as its codec made them. Only the field's type could tell, and it is
-        # Any.
-        return structs.replace(event, result=msgspec.convert(event.result, bytes))
     return event
 
 

@@ -5,7 +5,7 @@ from typing import Literal, assert_never
 
 from msgspec import Struct, structs
 
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.duration import moment
 from tenure.core.events import Event, ScheduleFired, ScheduleMissed, ScheduleSkipped
 from tenure.core.job import NewJob, Ref
@@ -147,7 +147,7 @@ def may_fire(overlap: Overlap, unfinished: Iterable[State]) -> bool:
             assert_never(overlap)
 
 
-def fate_of(made: Made, ref: Ref) -> Fate:
+def fate_of(made: EnqueueAction, ref: Ref) -> Fate:
     """Return the result of a tick whose job was enqueued, given the result of that call."""
     match made:
         case "created" | "replaced" | "gathered":

@@ -60,11 +60,15 @@ class Handlers:
         No call of it begins after this. Safe to call from any thread, also from within the handler.
         """
         with self._lock:
-            removed = [one for one in self._all if one.handler == handler and kind in (None, one.kind)]
-            for one in removed:
-                one.registered = False
+            removed = [
+                registration
+                for registration in self._all
+                if registration.handler == handler and kind in (None, registration.kind)
+            ]
+            for registration in removed:
+                registration.registered = False
             # A new list: another thread may be reading the old one.
-            self._all = [one for one in self._all if one.registered]
+            self._all = [registration for registration in self._all if registration.registered]
         return bool(removed)
 
     @contextlib.contextmanager
@@ -382,6 +386,6 @@ def begun_before(cursor: str, page: EventPage) -> list[int]:
     pairs = zip(cursor.split("."), begin.split("."), strict=False)
     return [
         index
-        for index, (asked, begun) in enumerate(pairs)
-        if asked.isdecimal() and begun.isdecimal() and int(begun) < int(asked)
+        for index, (read_from, begun) in enumerate(pairs)
+        if read_from.isdecimal() and begun.isdecimal() and int(begun) < int(read_from)
     ]

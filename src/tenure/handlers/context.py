@@ -14,6 +14,7 @@ from tenure.core.job import JobRecord, RecordedError, Ref
 from tenure.core.public import PublicObject
 from tenure.core.text import storable
 from tenure.errors import PayloadTooLargeError, UsageError
+from tenure.failures import text_of
 from tenure.handlers.control import Cancel
 from tenure.handlers.job_data import JobData
 
@@ -347,7 +348,8 @@ class JobContext(PublicObject):
         try:
             self._data.save()
         except BaseException as error:
-            self.log.error(f"the last changes of the job's data are not stored: {error}")
+            # A value in the data may define its own comparison, and so raise an exception that cannot be made text.
+            self.log.error(f"the last changes of the job's data are not stored: {text_of(error)}")
 
     def _save(self, document: bytes) -> None:
         self._signs.sign(self._uptime(), data=document)

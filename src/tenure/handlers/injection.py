@@ -120,13 +120,13 @@ def Inject(provider: Provider, /) -> Any:
 
 @dataclass(frozen=True)
 class ProviderStep:
-    """One provider of a run. `takes`: for each injected parameter, the index of the step that makes its value."""
+    """One provider of a run. `parameters`: for each injected parameter, the index of the step that makes its value."""
 
     name: str
     provider: Provider
     make: Callable[..., Any]
     kind: Kind
-    takes: Mapping[str, int]
+    parameters: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Needs:
     """The injected values of a function: the steps that make them, in order, and the step index of each parameter."""
 
     steps: tuple[ProviderStep, ...] = ()
-    takes: Mapping[str, int] = field(default_factory=dict[str, int])
+    parameters: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | None = None) -> Needs:
@@ -144,8 +144,8 @@ def needs(function: Callable[..., Any], replaced: Mapping[Provider, Provider] | 
         UsageError: a provider has a required parameter without `Inject`, or depends on itself.
     """
     survey = _ProviderWalk(replaced or {})
-    takes = survey.places(injections(inspect.signature(function).parameters.values(), owner=_name(function)))
-    return Needs(tuple(survey.steps), takes)
+    parameters = survey.places(injections(inspect.signature(function).parameters.values(), owner=_name(function)))
+    return Needs(tuple(survey.steps), parameters)
 
 
 def injections(parameters: Iterable[Parameter], *, owner: str) -> dict[str, Provider]:
@@ -229,16 +229,16 @@ class _ProviderWalk:
         if provider not in self._places:
             self._trail.append(provider)
             parameters = inspect.signature(provider).parameters.values()
-            takes = self.places(injections(parameters, owner=f"the provider {_name(provider)}"))
+            injected = self.places(injections(parameters, owner=f"the provider {_name(provider)}"))
             self._trail.pop()
             self._places[provider] = len(self.steps)
-            self.steps.append(_step(provider, takes))
+            self.steps.append(_step(provider, injected))
         return self._places[provider]
 
 
-def _step(provider: Provider, takes: Mapping[str, int]) -> ProviderStep:
+def _step(provider: Provider, parameters: Mapping[str, int]) -> ProviderStep:
     make, kind = _way(provider)
-    return ProviderStep(_name(provider), provider, make, kind, takes)
+    return ProviderStep(_name(provider), provider, make, kind, parameters)
 
 
 def _way(provider: Provider) -> tuple[Callable[..., Any], Kind]:

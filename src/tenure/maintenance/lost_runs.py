@@ -46,7 +46,7 @@ class CrashEvidence(Struct, frozen=True):
     `hung`: the process was killed because its event loop was blocked. `overdue`: jobs whose runs went on beyond their
     timeouts, so that the process was killed. `causes`: jobs whose runs caused the death, if they are known; then the
     other jobs are not charged. `suspects`: jobs whose runs had begun in the process, and so may have ended it; empty if
-    there were certainly none, None if that is not known. `apart`: jobs whose runs had isolated processes. `waiting`:
+    there were certainly none, None if that is not known. `isolated`: jobs whose runs had isolated processes. `waiting`:
     jobs whose runs had certainly not begun. `blameless`: the process was killed for a reason that no run has caused.
     `dead_for`: how long the process had been dead when its jobs were taken, in microseconds; this is long if the
     storage was out of reach.
@@ -57,7 +57,7 @@ class CrashEvidence(Struct, frozen=True):
     hung: bool = False
     overdue: frozenset[Ref] = field(default_factory=frozenset[Ref])
     suspects: frozenset[Ref] | None = None
-    apart: frozenset[Ref] = field(default_factory=frozenset[Ref])
+    isolated: frozenset[Ref] = field(default_factory=frozenset[Ref])
     waiting: frozenset[Ref] = field(default_factory=frozenset[Ref])
     blameless: bool = False
     causes: frozenset[Ref] = field(default_factory=frozenset[Ref])
@@ -68,19 +68,19 @@ class CrashEvidence(Struct, frozen=True):
 
     def clears(self, ref: Ref) -> bool:
         """Return True if the run of a job cannot have ended the process: it was in another one, or had not begun."""
-        return ref in self.apart or self.not_begun(ref)
+        return ref in self.isolated or self.not_begun(ref)
 
     def may_be_cause(self, ref: Ref) -> bool:
         """Return True if a run may have caused the death from its isolated process: no other cause is known."""
         known = self.blameless or self.hung or bool(self.causes - {ref})
-        return ref in self.apart and not self.not_begun(ref) and not known
+        return ref in self.isolated and not self.not_begun(ref) and not known
 
     def not_begun(self, ref: Ref) -> bool:
         """Return True if it is known that the run of a job had not begun.
 
         If all suspects are known, a job that is not listed was claimed, but its worker never received the answer.
         """
-        return ref in self.waiting or not (self.suspects is None or ref in self.suspects or ref in self.apart)
+        return ref in self.waiting or not (self.suspects is None or ref in self.suspects or ref in self.isolated)
 
 
 async def settle_stalled(
@@ -203,8 +203,8 @@ def _outcome(
         max_block=max_block,
     )
     begun = evidence is None or not evidence.not_begun(stalled_run.lease.ref)
-    apart = evidence is not None and evidence.may_be_cause(stalled_run.lease.ref)
-    deaths = records.deaths(stalled_run) if apart else 0
+    isolated = evidence is not None and evidence.may_be_cause(stalled_run.lease.ref)
+    deaths = records.deaths(stalled_run) if isolated else 0
     if deaths >= FREE_DEATHS:
         # This many deaths in a row are hardly chance. An isolated run can kill its worker, too.
         cause = f"its worker died while it ran, for the {deaths + 1}th time in a row; {cause}"
@@ -218,7 +218,7 @@ def _outcome(
         )
     )
     text = _text(stalled_run, cause, records, evidence)
-    return Stalled(reason, stalled_run.silent_for, stalled_run.owner, text, blameless, begun, isolated=apart)
+    return Stalled(reason, stalled_run.silent_for, stalled_run.owner, text, blameless, begun, isolated=isolated)
 
 
 def _stopped(

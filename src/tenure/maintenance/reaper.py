@@ -210,9 +210,9 @@ class Reaper:
             UsageError: the URL names no storage, or one of the other three is given with an app, which has its own.
         """
         own = {"timing": timing, "logger": logger, "codec": codec}
-        given = [name for name, value in own.items() if value is not None]
-        if given and not isinstance(app_or_url, str):
-            raise UsageError(f"{given[0]} is the app's own; leave it out, or give the URL instead of the app")
+        own_options = [name for name, value in own.items() if value is not None]
+        if own_options and not isinstance(app_or_url, str):
+            raise UsageError(f"{own_options[0]} is the app's own; leave it out, or give the URL instead of the app")
         if isinstance(app_or_url, str):
             runtime = runtime_from_url(app_or_url, timing=timing, logger=logger, codec=codec)
         else:

@@ -40,15 +40,15 @@ class TaskFacts(Struct, frozen=True):
 
 
 class DiagnosisInput(Struct, frozen=True, kw_only=True):
-    """The evidence from a storage. `asked` and `answered`: this host's clock before and after the survey.
+    """The evidence from a storage. `asked_at` and `answered_at`: this host's clock before and after the survey.
 
     `active` and `pending` (not run yet): jobs, the newest first; `complete`: True if no job was left out. `tasks`: the
     tasks of the app, or None if no app was given.
     """
 
     survey: Survey
-    asked: int
-    answered: int
+    asked_at: int
+    answered_at: int
     active: tuple[JobRecord, ...] = ()
     pending: tuple[JobRecord, ...] = ()
     complete: bool = True
@@ -86,7 +86,7 @@ def repairs(found: Sequence[JobRepaired], events_read: int) -> Finding:
         "repairs",
         f"sweeps repaired inconsistent records {many} {_among(events_read)}; the newest{at}, of job {newest.id} in "
         "queue "
-        f"{newest.queue!r}: {newest.found}; {newest.mended}",
+        f"{newest.queue!r}: {newest.found}; {newest.repair}",
         "unless records were changed by hand, this is a bug in Tenure: report it with the output of tenure events "
         "--kind repaired",
     )
@@ -108,7 +108,7 @@ def _storage(survey: Survey) -> Iterator[Finding]:
 
 def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
     now = evidence.survey.now
-    difference = now - evidence.answered if now > evidence.answered else min(now - evidence.asked, 0)
+    difference = now - evidence.answered_at if now > evidence.answered_at else min(now - evidence.asked_at, 0)
     if abs(difference) < CLOCKS_APART:
         yield Finding("ok", "clock", "the storage's clock and this host's agree")
         return

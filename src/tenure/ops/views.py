@@ -16,7 +16,7 @@ from tenure.client.dead_letters import DeadGroups, DeadLetter, DeadReport
 from tenure.client.job_info import JobInfo, RunInfo, run_info
 from tenure.clock import SECOND
 from tenure.core.backlog import Backlog, Thresholds
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import Progress, decode_document
 from tenure.core.duration import moment
 from tenure.core.frames import unframed
@@ -237,7 +237,7 @@ class TriggeredView(Struct, frozen=True, kw_only=True):
 
     queue: str
     id: str
-    made: Made
+    made: EnqueueAction
     retry_in: float | None
 
 
@@ -297,7 +297,7 @@ class DeadGroupsView(Struct, frozen=True, kw_only=True):
 class DeadReportView(Struct, frozen=True, kw_only=True):
     """The result of redriving or purging dead letters; `left`: how many more match.
 
-    `takes`: seconds until the last of them is due. `held`: the refused ones whose unique key another job holds.
+    `duration`: seconds until the last of them is due. `held`: the refused ones whose unique key another job holds.
     """
 
     done: list[RefView]
@@ -305,7 +305,7 @@ class DeadReportView(Struct, frozen=True, kw_only=True):
     gone: list[RefView]
     held: list[HeldView]
     left: int
-    takes: float
+    duration: float
 
 
 class PausedView(Struct, frozen=True, kw_only=True):
@@ -314,6 +314,14 @@ class PausedView(Struct, frozen=True, kw_only=True):
     kind: str
     name: str
     paused: bool
+
+
+class PurgedView(Struct, frozen=True, kw_only=True):
+    """The jobs of queues that match, those that were deleted, and those that stay because they changed meanwhile."""
+
+    matched: int
+    deleted: int
+    changed: int
 
 
 class RatedView(Struct, frozen=True, kw_only=True):
@@ -618,7 +626,7 @@ def dead_report_view(report: DeadReport) -> DeadReportView:
         gone=_refs(report.gone),
         held=[HeldView(queue=ref.queue, id=ref.id, holder=holder.id) for ref, holder in report.held],
         left=report.left,
-        takes=report.takes.total_seconds(),
+        duration=report.duration.total_seconds(),
     )
 
 

@@ -23,7 +23,7 @@ def lists_options(options: type[Any], *, described_by: type[Any]) -> Callable[[F
 
     def document(function: F) -> F:
         signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
         listed = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=_NotSet(), annotation=kind)
             for name, kind in options.__annotations__.items()

@@ -76,7 +76,7 @@ class KeyReader:
     def __init__(
         self, template: KeyTemplate, parameters: Iterable[str], *, field: str, task: str, collects: bool = False
     ) -> None:
-        self._given = template
+        self._template = template
         self._field = field
         if isinstance(template, str):
             _check_fields(template, tuple(parameters), field=field, task=task, collects=collects)
@@ -87,7 +87,7 @@ class KeyReader:
         Raises:
             UsageError: the template or the function fails on these arguments, or makes an invalid key.
         """
-        key = evaluate(self._given, call, field=self._field)
+        key = evaluate(self._template, call, field=self._field)
         return None if key is None else own_key(key, field=self._field)
 
 

@@ -20,8 +20,8 @@ from tenure.options.retry import Retry, valid_retry
 from tenure.options.seconds import option_duration
 from tenure.options.stall import Stall, valid_stall
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Value = TypeVar("Value")
+Checked = TypeVar("Checked")
 
 OnUnreachable = Literal["auto", "stop", "continue"]
 
@@ -144,7 +144,7 @@ class TaskOptions(Layer):
             strict=flag(strict, field="strict"),
             ttl=None if ttl is None else valid_ttl(ttl),
             singleton=flag(singleton, field="singleton"),
-            concurrency_key=_unless_false(concurrency_key, lambda given: key_template(given, field="concurrency_key")),
+            concurrency_key=_unless_false(concurrency_key, lambda text: key_template(text, field="concurrency_key")),
             concurrency_limit=None if concurrency_limit is None else valid_concurrency_limit(concurrency_limit),
             result_ttl=None if result_ttl is None else option_duration(result_ttl, field="result_ttl"),
             auto_redrive=None
@@ -152,7 +152,7 @@ class TaskOptions(Layer):
             else of_kind(auto_redrive, AutoRedrive, field="auto_redrive", remedy='write AutoRedrive("1h", times=3)'),
             middleware=None if middleware is None else valid_middlewares(middleware),
             lifo=flag(lifo, field="lifo"),
-            fair_key=_unless_false(fair_key, lambda given: key_template(given, field="fair_key")),
+            fair_key=_unless_false(fair_key, lambda text: key_template(text, field="fair_key")),
             fair_weight=None if fair_weight is None else _weighing(fair_weight),
             rate=_unless_false(rate, valid_rates),
             unique=None if unique is None else valid_unique(unique),
@@ -310,7 +310,7 @@ def check_fair_weight(settings: TaskOptions, *, weight_is_set: bool) -> None:
         raise UsageError('fair_weight needs a fair_key; give one, fair_key="tenant:{tenant}"')
 
 
-def _unless_false(value: Given, read: Callable[[Given], Made]) -> Made | Literal[False] | None:
+def _unless_false(value: Value, read: Callable[[Value], Checked]) -> Checked | Literal[False] | None:
     """Return the checked option. None means "not set here"; False removes a value that is set below."""
     if value is None:
         return None

@@ -29,7 +29,7 @@ class NotificationHub:
             listener.wake()
 
     def notify_here(self, topics: Iterable[str]) -> None:
-        """Notify as `knock` does, but from the loop of all the listeners, which saves one turn of the loop."""
+        """Notify as `notify` does, but from the loop of all the listeners, which saves one turn of the loop."""
         for listener in self._listening(topics):
             listener.wake_here()
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from tenure.core.deduplication import Made
+from tenure.core.deduplication import EnqueueAction
 from tenure.core.events import AnyEvent, Event, OnRequest
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
 from tenure.core.lane import Lane
@@ -92,7 +92,7 @@ class EnqueueResult(Struct, frozen=True, gc=False):
     after `retry_in` microseconds.
     """
 
-    made: Made
+    made: EnqueueAction
     ref: Ref
     retry_in: int | None = None
 

@@ -70,7 +70,7 @@ class DeadWorker(Struct, frozen=True):
             self.workplace,
             hung=kill_reason is not None and kill_reason.reason == "loop_blocked",
             suspects=self.runs.suspects,
-            apart=self.runs.apart,
+            isolated=self.runs.isolated,
             waiting=self.runs.waiting,
             blameless=kill_reason is not None and kill_reason.charges_no_run,
             overdue=causes if kill_reason is not None and kill_reason.reason == "timeout" else frozenset(),
@@ -156,7 +156,7 @@ class CrashRecovery:
         else:
             took = (self._clock.now() - worker.died_at) / SECOND
             self._logger.warning(
-                "worker %d %s; %d jobs recovered within %.3f s", worker.pid, evidence.ending.how, recovered.jobs, took
+                "worker %d %s; jobs recovered: %d, within %.3f s", worker.pid, evidence.ending.how, recovered.jobs, took
             )
         return recovered.charged(evidence)
 

@@ -24,7 +24,8 @@ from tenure.client.handle import Job
 from tenure.client.task import Task
 from tenure.clock import SECOND
 from tenure.core.duration import Duration, duration, micros
-from tenure.core.job import NewJob, Owner
+from tenure.core.job import JobRecord, NewJob, Owner
+from tenure.core.lifecycle import State
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.handlers.middleware import Proceed, RunCall
@@ -65,7 +66,8 @@ class JobTester:
 
     Within the context the app uses a storage and a clock of this test alone; what its storage held before is not seen.
     Handlers, retries, keys, rates, schedules, middleware and event handlers behave as in production. Time passes only
-    by `travel`, except within a handler: its own `asyncio.sleep` and its time limits take real time.
+    by `travel`, except within a handler: its own `asyncio.sleep` and its time limits take real time. A wait for a job
+    that no `drain` or `travel` runs would never end: it raises `UsageError` after a second.
 
     Each method that waits has a twin that ends in `_sync`, for tests without an event loop.
 
@@ -84,13 +86,20 @@ class JobTester:
         self._faults: list[PlannedFault] = []
         self._sweep_at = 0
         """The instant of the next sweep, if none is needed before."""
+        self._working_calls = 0
+        """How many calls of `drain` and `travel` are in progress."""
         self._rng = Random(0)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._stack.enter_context(
             self._app.using(
-                storage=self._client, clock=self.clock, rng=self._rng, side=SameLoop, outermost=self._interfere
+                storage=self._client,
+                clock=self.clock,
+                rng=self._rng,
+                side=SameLoop,
+                outermost=self._interfere,
+                check_wait=self._check_wait,
             )
         )
         return self
@@ -200,12 +209,27 @@ class JobTester:
 
     @contextlib.asynccontextmanager
     async def _working(self) -> AsyncGenerator[None]:
-        await self._begin()
+        self._working_calls += 1
         try:
-            yield
+            await self._begin()
+            try:
+                yield
+            finally:
+                ends, self._ends = self._ends, []
+                await asyncio.gather(self._worker.stop(), *ends)
         finally:
-            ends, self._ends = self._ends, []
-            await asyncio.gather(self._worker.stop(), *ends)
+            self._working_calls -= 1
+
+    def _check_wait(self, job: JobRecord) -> None:
+        if self._working_calls:
+            return
+        left = job.run_at - self.clock.now()
+        due = f" for another {left / SECOND:.6g} s" if job.state is State.DELAYED and left > 0 else ""
+        error = "" if job.error is None else f" after {job.error.type}: {job.error.message}"
+        raise UsageError(
+            f"job {job.id} of task {job.task!r} is {job.state}{due}{error}, and nothing runs now: call drain() of the "
+            "JobTester, or travel(time), before you wait for the job"
+        )
 
     async def _begin(self) -> None:
         """Start a worker with a connection of its own."""

@@ -478,8 +478,8 @@ class Executor:
             self._fill_up()
             return
         try:
-            apart = await self._isolated_runs.run(run) if run.way == "process" else None
-            if apart is None:
+            outcome_of_process = await self._isolated_runs.run(run) if run.way == "process" else None
+            if outcome_of_process is None:
                 if run.way == "process":
                     # No process is available, so it runs in this one, and is then a suspect if this process dies.
                     self._active_runs.run_here(run, _way(self._tasks.get(run.lease.job.task)))
@@ -487,7 +487,7 @@ class Executor:
                     self._active_runs.begin(run, self._clock.uptime())
                 outcome = await self._runner.run(run, self._overdue)
             else:
-                outcome = apart
+                outcome = outcome_of_process
         except GeneratorExit:
             # The event loop is gone. An exception of a handler does not reach this place.
             raise

@@ -43,11 +43,11 @@ class InjectedValues:
         made: list[Any] = []
         try:
             for step in self._needs.steps:
-                made.append(await self._make(step, {name: made[place] for name, place in step.takes.items()}))
+                made.append(await self._make(step, {name: made[place] for name, place in step.parameters.items()}))
         except BaseException as error:
             await self._close(error)
             raise
-        return {name: made[place] for name, place in self._needs.takes.items()}
+        return {name: made[place] for name, place in self._needs.parameters.items()}
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -339,7 +339,7 @@ class Runner:
     def _call_handler(
         self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: ActiveRun
     ) -> Awaitable[Any]:
-        if task.needs.takes:
+        if task.needs.parameters:
             return self._call_with_values(task.function, task.needs, args, kwargs, run)
         if task.is_async:
             return task.function(*args, **kwargs)  # type: ignore[no-any-return]  # it is an awaitable
@@ -354,8 +354,8 @@ class Runner:
         complain = functools.partial(self._report, run)
         try:
             leave = functools.partial(self._close_later, run)
-            async with InjectedValues(needed, thread, report=complain, close_later=leave) as given:
-                called = functools.partial(function, *args, **{**given, **kwargs})
+            async with InjectedValues(needed, thread, report=complain, close_later=leave) as injected:
+                called = functools.partial(function, *args, **{**injected, **kwargs})
                 return await (called() if is_async(function) else _in_thread(thread, called, run))
         finally:
             # A provider may also still be at work in the thread.

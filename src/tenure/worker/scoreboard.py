@@ -86,12 +86,12 @@ class KnownRuns(Struct, frozen=True):
     """The facts that a scoreboard has of a dead process's runs, by job.
 
     `suspects`: the runs that had begun in the process. None if there may be others, because not every run had a row.
-    `apart`: the runs that were sent to isolated processes. `waiting`: the runs that had not begun. `stopped`: exclusive
-    runs that the process had stopped, and why. Their handlers went on, so they had kept their rights.
+    `isolated`: the runs that were sent to isolated processes. `waiting`: the runs that had not begun. `stopped`:
+    exclusive runs that the process had stopped, and why. Their handlers went on, so they had kept their rights.
     """
 
     suspects: frozenset[Ref] | None = None
-    apart: frozenset[Ref] = frozenset()
+    isolated: frozenset[Ref] = frozenset()
     waiting: frozenset[Ref] = frozenset()
     stopped: Mapping[Ref, StopCode] = {}
 
@@ -370,10 +370,10 @@ class Scoreboard:
         """Return which runs had begun here, which were in isolated processes, and which had not begun."""
         runs = self.runs()
         here = {run.ref for run in runs if run.way != "process" and run.claimed_at != _NEVER}
-        apart = {run.ref for run in runs if run.way == "process" and run.pid} - here
-        waiting = {run.ref for run in runs} - here - apart
+        isolated = {run.ref for run in runs if run.way == "process" and run.pid} - here
+        waiting = {run.ref for run in runs} - here - isolated
         stopped: dict[Ref, StopCode] = {run.ref: run.stopped for run in runs if run.stopped is not None}
-        return KnownRuns(None if self.was_full else frozenset(here), frozenset(apart), frozenset(waiting), stopped)
+        return KnownRuns(None if self.was_full else frozenset(here), frozenset(isolated), frozenset(waiting), stopped)
 
     def _read(self, row: int) -> WatchedRun | None:
         cells = self._rows[row]

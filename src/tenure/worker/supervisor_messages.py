@@ -5,6 +5,7 @@ child ──► hello, with the storage's address … working … counted … go
 """
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 
 import msgspec
 from msgspec import Struct
@@ -49,9 +50,11 @@ class ChildStarted(Struct, frozen=True, tag="hello", tag_field="say"):
     @property
     def timing(self) -> Timing:
         """The child's timing, or the default if the values are invalid."""
+        seconds = (self.lease, self.beat, self.sweep, self.grace, self.leader_ttl, self.max_block)
         try:
-            return Timing(self.lease, self.beat, self.sweep, self.grace, self.leader_ttl, self.max_block)
-        except UsageError:
+            # Timing warns of large numbers, which a user may have meant as milliseconds.
+            return Timing(*(timedelta(seconds=length) for length in seconds))
+        except (UsageError, ValueError, OverflowError):
             return Timing()
 
 

@@ -189,7 +189,7 @@ class Worker(PublicObject):
         try:
             background, watchdog = self._parts.keeper_loop, self._parts.watchdog
             background.run(self._keep)
-            if background.apart:
+            if background.own_thread:
                 watchdog.start()
                 background.run(watchdog.watch)
             if self._reaper is not None:
@@ -203,7 +203,7 @@ class Worker(PublicObject):
         names = sorted(self._runtime.tasks)
         more = f" and {len(names) - TASKS_LOGGED} more" if len(names) > TASKS_LOGGED else ""
         self._runtime.logger.info(
-            "worker %s (%s) starts: tenure %s, storage %s, queues %s, concurrency %d, tasks %s%s",
+            "worker %s (%s) starts: tenure %s; storage %s; queues %s; concurrency %d; tasks %s%s",
             self.owner.name,
             self.owner.id,
             __version__,

@@ -38,24 +38,24 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
         help="on a server that keeps nothing: exit status 0 if the audit finds that out",
     )
     parser.add_argument("--evidence", type=Path, metavar="PATH", help="write what came of it to this page")
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     clock = clock or SystemClock()
-    seed = entropy().getrandbits(32) if asked.seed is None else asked.seed
+    seed = entropy().getrandbits(32) if args.seed is None else args.seed
     commit = evidence.commit()
-    _say(f"chaos on {asked.storage}, seed {seed}")
+    _say(f"chaos on {args.storage}, seed {seed}")
     outcomes: list[Outcome] = []
     try:
         for name, (timing, share) in SHARES.items():
-            if asked.act in (None, name):
-                seconds = asked.minutes * 60 * (share if asked.act is None else 1)
+            if args.act in (None, name):
+                seconds = args.minutes * 60 * (share if args.act is None else 1)
                 act = Act(
                     name=name,
-                    storage=asked.storage,
+                    storage=args.storage,
                     timing=timing,
                     seconds=seconds,
                     seed=seed,
-                    keep=asked.keep,
-                    control=asked.control,
+                    keep=args.keep,
+                    control=args.control,
                 )
                 _say(f"\n{_title(act)}")
                 outcomes.append(asyncio.run(play(act, clock=clock, say=_say)))
@@ -67,14 +67,14 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
         # At this point all processes have ended and the disk is unmounted.
         return 130
     ok = all(outcome.finding.ok for outcome in outcomes)
-    if asked.control:
+    if args.control:
         _say("\nthe audit did NOT find out" if ok else "\nthe audit found out that the server forgets, as it must")
         return 1 if ok else 0
-    _say("\nall of it holds" if ok else f"\nNOT all of it holds; again: --storage {asked.storage} --seed {seed}")
-    if asked.evidence is not None:
+    _say("\nall of it holds" if ok else f"\nNOT all of it holds; again: --storage {args.storage} --seed {seed}")
+    if args.evidence is not None:
         date = datetime.fromtimestamp(clock.now() / SECOND, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        asked.evidence.parent.mkdir(parents=True, exist_ok=True)
-        asked.evidence.write_text(_page(outcomes, date=date, commit=commit, minutes=asked.minutes))
+        args.evidence.parent.mkdir(parents=True, exist_ok=True)
+        args.evidence.write_text(_page(outcomes, date=date, commit=commit, minutes=args.minutes))
     return 0 if ok else 1
 
 
@@ -114,11 +114,11 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         ("runs", f"{finding.runs:,}"),
         ("at rest", f"{outcome.resting:.1f} s after the healing"),
         *_recoveries("recovery", finding.recoveries),
-        *_recoveries("  nothing else wrong", [one for one in finding.recoveries if one.clear]),
+        *_recoveries("  nothing else wrong", [recovery for recovery in finding.recoveries if recovery.clear]),
     ]
     if finding.resumed:
-        rows.append(("runs begin again", spoken(spread([one / SECOND for one in finding.resumed]))))
-    lines = [f"{name:<24}  {said}" for name, said in rows]
+        rows.append(("runs begin again", spoken(spread([item / SECOND for item in finding.resumed]))))
+    lines = [f"{name:<24}  {row}" for name, row in rows]
     for check in finding.checks:
         lines.append(f"{'ok    ' if check.holds else 'FAILED'}  {check.name:<62}  {check.summary}")
         lines += [f"          {example}" for example in check.examples]
@@ -131,8 +131,8 @@ def outcome_lines(outcome: Outcome) -> list[str]:
 
 def _recoveries(name: str, recoveries: Sequence[ChaosRecovery]) -> list[tuple[str, str]]:
     by_reason: dict[str, list[float]] = {}
-    for one in recoveries:
-        by_reason.setdefault("seen death" if one.seen else one.reason, []).append(one.delay / SECOND)
+    for recovery in recoveries:
+        by_reason.setdefault("seen death" if recovery.seen else recovery.reason, []).append(recovery.delay / SECOND)
     return [(f"{name}, {reason}", spoken(spread(delays))) for reason, delays in sorted(by_reason.items())]
 
 

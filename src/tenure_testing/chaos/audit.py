@@ -204,18 +204,18 @@ def _completed_were_noted(case: EvidenceIndex) -> Check:
 def _fences_rise(case: EvidenceIndex) -> Check:
     wrong: list[str] = []
     for job, runs in case.runs.items():
-        for one, next_ in pairwise(runs[number] for number in sorted(runs)):
-            if next_.fence <= one.fence:
-                wrong.append(f"job {job}: run {next_.number} has fence {next_.fence}, the one before {one.fence}")
+        for before, after in pairwise(runs[number] for number in sorted(runs)):
+            if after.fence <= before.fence:
+                wrong.append(f"job {job}: run {after.number} has fence {after.fence}, the one before {before.fence}")
     latest: dict[str, int] = {}
-    given = 0
+    calls = 0
     for event in case.evidence.events:
         if isinstance(event, JobStarted):
-            given += 1
+            calls += 1
             if event.fence <= latest.get(event.id, 0):
                 wrong.append(f"job {event.id}: fence {event.fence} was given out after {latest[event.id]}")
             latest[event.id] = event.fence
-    return _check("fences rise with each job", f"{given:,} given out, in the order of the log", wrong)
+    return _check("fences rise with each job", f"{calls:,} given out, in the order of the log", wrong)
 
 
 def _announced(case: EvidenceIndex) -> Check:
@@ -249,34 +249,36 @@ def _announced(case: EvidenceIndex) -> Check:
 
 
 def _caused(case: EvidenceIndex, found: list[ChaosRecovery], wrong: list[str]) -> Check:
-    causes = Counter(one.cause for one in found)
+    causes = Counter(item.cause for item in found)
     return _check("no run was taken without a cause", f"{len(case.stalled):,} stalls: {_counted(causes)}", wrong)
 
 
 def _seen_deaths(recoveries: list[ChaosRecovery]) -> Check:
     name = "jobs of the dead whose supervisor saw it were back in time"
-    return _in_time(name, [one for one in recoveries if one.seen])
+    return _in_time(name, [recovery for recovery in recoveries if recovery.seen])
 
 
 def _silences(recoveries: list[ChaosRecovery]) -> Check:
     name = "all other jobs of the lost were back in time"
-    return _in_time(name, [one for one in recoveries if not one.seen])
+    return _in_time(name, [recovery for recovery in recoveries if not recovery.seen])
 
 
 def _in_time(name: str, recoveries: list[ChaosRecovery]) -> Check:
-    bounds = sorted({one.bound for one in recoveries})
+    bounds = sorted({recovery.bound for recovery in recoveries})
     allowed = seconds(bounds[0]) if len(bounds) == 1 else "from " + " to ".join(map(seconds, bounds[:1] + bounds[-1:]))
     slowest = (
-        f", the slowest after {seconds(max(one.delay for one in recoveries))}; allowed {allowed}" if bounds else ""
+        f", the slowest after {seconds(max(recovery.delay for recovery in recoveries))}; allowed {allowed}"
+        if bounds
+        else ""
     )
     return _check(
         name,
         f"{len(recoveries):,} jobs{slowest}",
         [
-            f"run {one.run} of job {one.job} ({one.cause}, {one.reason}) was back after {seconds(one.delay)}; "
-            f"allowed {seconds(one.bound)}"
-            for one in recoveries
-            if one.delay > one.bound
+            f"run {item.run} of job {item.job} ({item.cause}, {item.reason}) was back after {seconds(item.delay)}; "
+            f"allowed {seconds(item.bound)}"
+            for item in recoveries
+            if item.delay > item.bound
         ],
     )
 
@@ -324,9 +326,9 @@ def _no_unexpected_exits(case: EvidenceIndex) -> Check:
             wrong.append(f"worker {event.pid} died ({how}), and no fault had killed it")
         else:
             refused += 1
-    for one in evidence.exits:
-        if one.status != 1 or not case.out_of_reach(one.began, min(one.at, one.began + STARTING)):
-            wrong.append(f"{one.where} ended by itself with the exit status {one.status}")
+    for exit_ in evidence.exits:
+        if exit_.status != 1 or not case.out_of_reach(exit_.began, min(exit_.at, exit_.began + STARTING)):
+            wrong.append(f"{exit_.where} ended by itself with the exit status {exit_.status}")
         else:
             refused += 1
     said = f"{len(evidence.hosts)} hosts; {refused} starts given up as the storage was out of reach"

@@ -46,7 +46,7 @@ class Field:
 
     def free(self, role: Role) -> ChaosProcess | None:
         """Return a running member of that role that no fault hits at the moment."""
-        free = [one for one in self.crew.of(role) if one.pid and one.name not in self._struck]
+        free = [item for item in self.crew.of(role) if item.pid and item.name not in self._struck]
         return self.rng.choice(free) if free else None
 
     @contextlib.contextmanager

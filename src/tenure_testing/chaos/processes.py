@@ -80,7 +80,7 @@ class ChaosProcess:
                 stdout=log,
                 stderr=log,
                 # A restarted producer has a new name, because it must not reuse the ids of the one before.
-                env={name: said.replace("{life}", str(self._lives)) for name, said in self._env.items()},
+                env={name: item.replace("{life}", str(self._lives)) for name, item in self._env.items()},
                 start_new_session=True,
             )
         self._minded = asyncio.create_task(self._mind(self._process))
@@ -156,7 +156,7 @@ class ChaosProcesses:
     async def leave(self, role: Role) -> None:
         """Ask all members of a role to stop, and record those that do not stop gracefully."""
         members = self.of(role)
-        for member, status in zip(members, await asyncio.gather(*(one.leave() for one in members)), strict=True):
+        for member, status in zip(members, await asyncio.gather(*(item.leave() for item in members)), strict=True):
             if status != 0:
                 member.complaints.append(f"{member.name} was asked to leave and left with the exit status {status}")
 
@@ -167,12 +167,12 @@ class ChaosProcesses:
     @property
     def exits(self) -> list[Exit]:
         """All exits that the test had not asked for."""
-        return [one for member in self.members for one in member.exits]
+        return [exit_ for member in self.members for exit_ in member.exits]
 
     @property
     def complaints(self) -> list[str]:
         """The members that did not stop as they should."""
-        return [said for member in self.members for said in member.complaints]
+        return [complaint for member in self.members for complaint in member.complaints]
 
 
 def worker_command(processes: int, concurrency: int) -> list[str]:
@@ -204,10 +204,10 @@ def children(parent: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                said = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+                output = Path(f"/proc/{entry}/stat").read_text(errors="replace")
             except OSError:
                 continue
-            state, above, group, *_ = said.rpartition(")")[2].split()
+            state, above, group, *_ = output.rpartition(")")[2].split()
             if int(above) == parent and group == entry and state not in "ZX":
                 found.append(int(entry))
     return sorted(found)

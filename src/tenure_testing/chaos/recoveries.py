@@ -130,10 +130,12 @@ def resumed(case: EvidenceIndex) -> tuple[list[int], list[str]]:
         if deed.pids or deed.until is None or deed.until > case.evidence.ended - RESUME:
             continue
         window = [
-            one for one in case.evidence.deeds if one is not deed and one.overlaps(deed.until, deed.until + RESUME)
+            item for item in case.evidence.deeds if item is not deed and item.overlaps(deed.until, deed.until + RESUME)
         ]
-        idle = {one.where for one in window if one.effect != "none"}
-        struck = any(one.effect == "outage" and not one.pids for one in window) or idle.issuperset(case.evidence.hosts)
+        idle = {fault.where for fault in window if fault.effect != "none"}
+        struck = any(fault.effect == "outage" and not fault.pids for fault in window) or idle.issuperset(
+            case.evidence.hosts
+        )
         after = next((at - deed.until for at in starts if at >= deed.until), None)
         if after is None or (struck and after > RESUME):
             continue
@@ -150,7 +152,7 @@ def _over(deed: Deed) -> int:
 def _length(deeds: Iterable[Deed], since: int, until: int) -> int:
     """Return for how long any of these faults lasted in this period."""
     total, reached = 0, since
-    for deed in sorted(deeds, key=lambda one: one.at):
+    for deed in sorted(deeds, key=lambda fault: fault.at):
         end = until if deed.until is None else min(deed.until, until)
         total += max(0, end - max(reached, deed.at))
         reached = max(reached, end)

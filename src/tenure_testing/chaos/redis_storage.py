@@ -139,7 +139,7 @@ class ChaosRedis:
             found = await storage.examine()
         finally:
             await storage.close()
-        return [f"{one.subject}: {one.message}" for one in found if one.level == "error"]
+        return [f"{item.subject}: {item.message}" for item in found if item.level == "error"]
 
     async def close(self) -> None:
         """End the server and the proxies. Idempotent."""

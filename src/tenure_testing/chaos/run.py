@@ -312,7 +312,7 @@ class _Act:
             except (StorageError, TimeoutError):
                 pass
             else:
-                left = sum(n for one in survey.queues for state, n in one.counts.items() if state not in TERMINAL)
+                left = sum(n for queue in survey.queues for state, n in queue.counts.items() if state not in TERMINAL)
                 if not left:
                     return took
             await asyncio.sleep(LOOK)

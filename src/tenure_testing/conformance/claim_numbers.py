@@ -119,13 +119,13 @@ class ClaimNumbersConformance(Conformance):
         assert following.leases == ()
         assert (await record(storage, kept.ref)).state is State.ACTIVE
         assert [detail.job.state for detail in details] == [State.WAITING] * 2
-        assert [(job.starts, job.releases, job.stalls, job.failures) for job in (one.job for one in details)] == [
+        assert [(job.starts, job.releases, job.stalls, job.failures) for job in (detail.job for detail in details)] == [
             (1, 1, 0, 0)
         ] * 2
-        assert [(job.reason, job.owner, job.lease_until) for job in (one.job for one in details)] == [
+        assert [(job.reason, job.owner, job.lease_until) for job in (detail.job for detail in details)] == [
             ("prefetch", None, None)
         ] * 2
-        assert [(run.ended, run.reason, run.end) for one in details for run in one.runs] == [
+        assert [(run.ended, run.reason, run.end) for item in details for run in item.runs] == [
             ("released", "prefetch", clock.now())
         ] * 2
         assert [(event.id, event.run, event.reason, event.delay) for event in events] == [

@@ -527,7 +527,7 @@ class ConcurrencyKeysConformance(Conformance):
         await claim(storage)
         revised = await storage.revise([way_off(Ref(QUEUE, "job-1"))])
 
-        assert [one.verdict for one in revised] == ["done"]
+        assert [result.verdict for result in revised] == ["done"]
         assert (await glance(storage)).parked == 1
         assert await claim(storage) == []
 
@@ -755,7 +755,7 @@ class Walk:
             owner = self._dice.choice(self.WORKERS)
             await self._recover(owner)
             # Half of the dead workers come back and settle late, under old fences.
-            self._held = [(one, lease) for one, lease in self._held if one != owner or self._dice.random() < 0.5]
+            self._held = [(run, lease) for run, lease in self._held if run != owner or self._dice.random() < 0.5]
 
     async def _recover(self, dead: Owner) -> None:
         taken = (await self._storage.reclaim(dead.id, REAPER)).stalled

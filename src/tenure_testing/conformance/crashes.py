@@ -473,7 +473,7 @@ class CrashesConformance(Conformance):
         last = await storage.renew(RenewRequest(ALICE, last=True))
 
         assert before == ()
-        assert [set(given) for given in repeated] == [{"quiet", "stop"}] * 3
+        assert [set(item) for item in repeated] == [{"quiet", "stop"}] * 3
         # The keeper of a worker that hangs receives the orders, too.
         assert set(unowned.orders or ()) == {"quiet", "stop"}
         assert fewer == last.orders == ("stop",)

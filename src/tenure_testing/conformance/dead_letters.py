@@ -194,7 +194,10 @@ class DeadLettersConformance(Conformance):
         await settle(storage, ALICE, lease, RAISED)
         revised = await storage.revise([RedriveJob(lease.ref, "ops"), RedriveJob(lease.ref, "ops")])
 
-        assert [(one.verdict, one.state) for one in revised] == [("done", State.FAILED), ("refused", State.WAITING)]
+        assert [(result.verdict, result.state) for result in revised] == [
+            ("done", State.FAILED),
+            ("refused", State.WAITING),
+        ]
         assert len(await events_of(storage, JobRedriven)) == 1
         assert len(await claim(storage)) == 1
 
@@ -282,7 +285,10 @@ class DeadLettersConformance(Conformance):
         refs = [Ref(QUEUE, "cancelled"), Ref(QUEUE, "expired")]
         revised = await storage.revise([RedriveJob(ref, "ops", delay=SECOND) for ref in refs])
 
-        assert [(one.verdict, one.state) for one in revised] == [("done", State.CANCELLED), ("done", State.EXPIRED)]
+        assert [(result.verdict, result.state) for result in revised] == [
+            ("done", State.CANCELLED),
+            ("done", State.EXPIRED),
+        ]
         assert [(event.id, event.by, event.was) for event in await events_of(storage, JobRedriven)] == [
             ("cancelled", "ops", "cancelled"),
             ("expired", "ops", "expired"),

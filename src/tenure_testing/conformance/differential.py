@@ -224,17 +224,17 @@ class History:
 
     async def _exchange(self) -> None:
         owner = self._dice.choice(WORKERS)
-        asked = [settled(lease, self._outcome()) for _, lease in self._leases[-8:] if self._dice.random() < 0.3]
+        sent = [settled(lease, self._outcome()) for _, lease in self._leases[-8:] if self._dice.random() < 0.3]
         if self._sent and self._dice.random() < 0.3:
             owner, again = self._dice.choice(self._sent)
-            asked.append(again)
-        self._sent += [(owner, settlement) for settlement in asked]
+            sent.append(again)
+        self._sent += [(owner, settlement) for settlement in sent]
         queues = tuple(self._dice.sample(QUEUES, self._dice.randint(1, 2)))
         known = self._dice.choice((None, None, {"add": 1}, {"send": 2, "mail": 1}, {}))
         request = ClaimRequest(queues, self._dice.randint(0, 4), tasks=known) if self._dice.random() < 0.8 else None
-        self._note("exchange", owner.name, asked, request)
-        mine = await self._storage.exchange(owner, asked, request)
-        self._agree(mine, await self._model.exchange(owner, asked, request))
+        self._note("exchange", owner.name, sent, request)
+        mine = await self._storage.exchange(owner, sent, request)
+        self._agree(mine, await self._model.exchange(owner, sent, request))
         self._leases += [(owner, lease) for lease in mine.leases]
 
     def _outcome(self) -> Outcome:
@@ -292,8 +292,8 @@ class History:
             return
         owner, lease = self._dice.choice(self._stalled[-5:])
         self._note("judge", owner.name, lease.lease.ref, lease.lease.fence)
-        asked = [stalled(lease)]
-        self._agree(await self._storage.exchange(owner, asked), await self._model.exchange(owner, asked))
+        sent = [stalled(lease)]
+        self._agree(await self._storage.exchange(owner, sent), await self._model.exchange(owner, sent))
 
     async def _reclaim(self) -> None:
         dead, reaper = self._dice.choice(WORKERS + REAPERS), self._dice.choice(REAPERS)
@@ -312,9 +312,9 @@ class History:
             RescheduleJob(ref, priority=1, boost=60 * SECOND),
             RetainJob(ref, self._dice.choice((SECOND, 60 * SECOND))),
         )
-        asked = self._dice.sample(revisions, self._dice.randint(1, 2))
-        self._note("revise", asked)
-        self._agree(await self._storage.revise(asked), await self._model.revise(asked))
+        requests = self._dice.sample(revisions, self._dice.randint(1, 2))
+        self._note("revise", requests)
+        self._agree(await self._storage.revise(requests), await self._model.revise(requests))
 
     async def _tune(self) -> None:
         target = self._dice.choice(

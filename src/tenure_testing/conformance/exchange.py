@@ -442,10 +442,10 @@ class SettleConformance(Conformance):
         self, storage: Storage, clock: ManualClock
     ) -> None:
         lease = await start(storage)
-        asked = settled(lease, RAISED)
+        sent = settled(lease, RAISED)
 
-        assert await apply(storage, ALICE, asked) == "done"
-        assert await apply(storage, ALICE, asked) == "duplicate"
+        assert await apply(storage, ALICE, sent) == "done"
+        assert await apply(storage, ALICE, sent) == "duplicate"
         job = await record(storage, lease.ref)
         assert (job.state, job.failures) == (State.DELAYED, 1)
         assert len(await all_events(storage)) == 1
@@ -454,9 +454,9 @@ class SettleConformance(Conformance):
     async def test_an_exchange_repeated_after_a_lost_reply_settles_once(self, storage: Storage) -> None:
         await enqueue(storage, *new_jobs(2))
         lease = await claim_one(storage)
-        asked = [settled(lease)]
-        first = await storage.exchange(ALICE, asked, ClaimRequest((QUEUE,), 1))
-        second = await storage.exchange(ALICE, asked, ClaimRequest((QUEUE,), 1))
+        sent = [settled(lease)]
+        first = await storage.exchange(ALICE, sent, ClaimRequest((QUEUE,), 1))
+        second = await storage.exchange(ALICE, sent, ClaimRequest((QUEUE,), 1))
 
         assert [verdict.verdict for verdict in first.verdicts] == ["done"]
         assert [verdict.verdict for verdict in second.verdicts] == ["duplicate"]

@@ -246,7 +246,7 @@ class PauseConformance(Conformance):
         await claim(storage)
         revised = await storage.revise([way_off(Ref(QUEUE, "job-0000"))])
 
-        assert [one.verdict for one in revised] == ["done"]
+        assert [result.verdict for result in revised] == ["done"]
         assert (await glance(storage)).parked == 1
 
         await storage.tune(THIS_TASK, RESUME)

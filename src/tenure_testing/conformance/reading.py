@@ -346,10 +346,10 @@ class ReadingConformance(Conformance):
 
     async def test_an_event_is_read_as_it_was_recorded(self, storage: Storage) -> None:
         lease = await start(storage)
-        asked = settled(lease, RAISED)
-        await storage.exchange(ALICE, [asked])
+        sent = settled(lease, RAISED)
+        await storage.exchange(ALICE, [sent])
         event = (await all_events(storage))[0]
-        recorded = asked.events[0]
+        recorded = sent.events[0]
 
         assert isinstance(event, JobRetried)
         assert isinstance(recorded, JobRetried)

@@ -617,7 +617,7 @@ class RenewConformance(Conformance):
         after = await record(storage, lease.ref)
 
         assert (quiet.lost, quiet.cancelling) == ((), ())
-        assert [(one.ref, one.reason) for one in pulse.cancelling] == [(lease.ref, "enough")]
+        assert [(request.ref, request.reason) for request in pulse.cancelling] == [(lease.ref, "enough")]
         assert foreign.lost == ((lease.ref, lease.fence),)
         assert (after.lease_until, after.heard_at) == (before.lease_until, before.heard_at)
 
@@ -646,8 +646,8 @@ class RenewConformance(Conformance):
     ) -> None:
         async def state(*seen: PartitionState) -> PartitionState:
             pulse = await storage.renew(RenewRequest(ALICE, seen=seen))
-            [one] = pulse.partitions
-            return one
+            [partition] = pulse.partitions
+            return partition
 
         before = await state()
         announced = tuple(WorkerStopping(owner=ALICE.id, reason=reason) for reason in ("one", "two"))

@@ -525,7 +525,7 @@ class RetentionConformance(Conformance):
         clock.advance(30)
         revised = await storage.revise([RetainJob(brief.ref, 2 * DAY * SECOND), RetainJob(usual.ref, 2 * DAY * SECOND)])
 
-        assert [(one.verdict, one.state) for one in revised] == [("done", State.COMPLETED)] * 2
+        assert [(result.verdict, result.state) for result in revised] == [("done", State.COMPLETED)] * 2
 
         clock.advance(2 * DAY - 0.000_001)
         await sweep_all(storage)
@@ -581,8 +581,8 @@ class RetentionConformance(Conformance):
         before = [await look(storage, ref) for ref in refs]
         revised = await storage.revise([RetainJob(ref, SECOND) for ref in (*refs, Ref(QUEUE, "missing"))])
 
-        assert [one.verdict for one in revised] == ["refused"] * 6 + ["gone"]
-        assert [one.state and one.state.value for one in revised[:6]] == [ref.id for ref in refs]
+        assert [result.verdict for result in revised] == ["refused"] * 6 + ["gone"]
+        assert [item.state and item.state.value for item in revised[:6]] == [ref.id for ref in refs]
         assert [await look(storage, ref) for ref in refs] == before
 
     async def test_a_new_retention_time_wakes_listeners_of_the_job(self, storage: Storage) -> None:

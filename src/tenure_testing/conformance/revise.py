@@ -55,12 +55,12 @@ class ReviseConformance(Conformance):
 
         await enqueue(storage, new_job("later", delay=SECOND))
         refs = [new_job("later").ref, ran]
-        assert [one.verdict for one in await storage.revise([DeleteJob(ref, ended=0) for ref in refs])] == [
+        assert [item.verdict for item in await storage.revise([DeleteJob(ref, ended=0) for ref in refs])] == [
             "done",
             "refused",
         ]
         # An active job stays, even if the listing showed it as waiting.
-        assert [one.verdict for one in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
+        assert [result.verdict for result in await storage.revise([DeleteJob(waiting, ended=0)])] == ["refused"]
 
     async def test_a_new_priority_moves_a_job_and_keeps_its_keys(self, storage: Storage, clock: ManualClock) -> None:
         unique, rate = UniqueKey("u"), RateKey("mail", interval=10 * SECOND)
@@ -126,7 +126,7 @@ class ReviseConformance(Conformance):
         clock.advance(60)
         await watch(storage, clock, 4)
 
-        assert [(one.verdict, one.state) for one in revised] == [("done", State.DELAYED)]
+        assert [(result.verdict, result.state) for result in revised] == [("done", State.DELAYED)]
         assert await claim(storage) == []
         assert [event.was for event in await events_of(storage, JobCancelled)] == ["delayed"]
 
@@ -198,7 +198,7 @@ class ReviseConformance(Conformance):
         second = await storage.revise([CancelJob(lease.ref, "again")])
         job = await record(storage, lease.ref)
 
-        assert [one.verdict for one in first + second] == ["asked", "asked"]
+        assert [item.verdict for item in first + second] == ["asked", "asked"]
         assert (job.state, job.owner, job.fence) == (State.ACTIVE, ALICE.id, lease.fence)
         assert (job.cancel_at, job.cancel_reason) == (clock.now() - SECOND, "enough")
         assert await all_events(storage) == []
@@ -216,7 +216,7 @@ class ReviseConformance(Conformance):
         before = [await look(storage, lease.ref) for lease in leases]
         revised = await storage.revise([CancelJob(lease.ref, "second") for lease in leases])
 
-        assert [(one.verdict, one.state) for one in revised] == [
+        assert [(result.verdict, result.state) for result in revised] == [
             ("refused", State.COMPLETED),
             ("refused", State.FAILED),
             ("refused", State.CANCELLED),
@@ -277,7 +277,7 @@ class ReviseConformance(Conformance):
         refs = [completed.ref, active.ref, Ref(QUEUE, "later"), Ref(QUEUE, "z-waiting")]
         revised = await storage.revise([RedriveJob(ref) for ref in refs])
 
-        assert [(one.verdict, one.state) for one in revised] == [
+        assert [(result.verdict, result.state) for result in revised] == [
             ("refused", State.COMPLETED),
             ("refused", State.ACTIVE),
             ("refused", State.DELAYED),
@@ -293,7 +293,7 @@ class ReviseConformance(Conformance):
         revised = await storage.revise([DeleteJob(ref, "ops") for ref in refs])
         clock.advance(60)
 
-        assert [one.verdict for one in revised] == ["done", "done", "done"]
+        assert [result.verdict for result in revised] == ["done", "done", "done"]
         assert await storage.get(refs) == [None, None, None]
         assert (await storage.find(Query())).jobs == ()
         assert await claim(storage) == []
@@ -326,7 +326,7 @@ class ReviseConformance(Conformance):
         await enqueue(storage, new_job("usual"))
         revised = await storage.revise([RescheduleJob(Ref(QUEUE, "moved"), delay=0)])
 
-        assert [one.verdict for one in revised] == ["done"]
+        assert [result.verdict for result in revised] == ["done"]
         assert (await record(storage, Ref(QUEUE, "moved"))).run_at == clock.now()
         assert {lease.ref.id for lease in await claim(storage)} == {"moved", "usual"}
 
@@ -336,7 +336,7 @@ class ReviseConformance(Conformance):
         revised = await storage.revise([RescheduleJob(ref, delay=10 * SECOND) for ref in refs])
         clock.advance(9.999_999)
 
-        assert [one.verdict for one in revised] == ["done", "done"]
+        assert [result.verdict for result in revised] == ["done", "done"]
         assert await claim(storage) == []
 
         clock.advance(0.000_001)
@@ -370,7 +370,7 @@ class ReviseConformance(Conformance):
         await settle(storage, ALICE, over)
         revised = await storage.revise([RescheduleJob(active.ref, delay=0), RescheduleJob(over.ref, delay=0)])
 
-        assert [(one.verdict, one.state) for one in revised] == [
+        assert [(result.verdict, result.state) for result in revised] == [
             ("refused", State.ACTIVE),
             ("refused", State.COMPLETED),
         ]
@@ -395,7 +395,7 @@ class ReviseConformance(Conformance):
             ]
         )
 
-        assert [(one.ref.id, one.verdict) for one in revised] == [
+        assert [(result.ref.id, result.verdict) for result in revised] == [
             ("missing", "gone"),
             ("waiting", "done"),
             ("active", "asked"),

@@ -432,7 +432,7 @@ class SchedulesConformance(Conformance):
         slewed = structs.replace(schedule(clock, "slewed"), last_tick=now + AHEAD)
         due = structs.replace(schedule(clock, "z"), next_tick=now, last_tick=now - EVERY)
         both = structs.replace(due, name="y", last_tick=now + AHEAD + 1)
-        await storage.plan([PutSchedule(one) for one in (slewed, due, both)])
+        await storage.plan([PutSchedule(item) for item in (slewed, due, both)])
         swept = await storage.sweep(bid())
 
         assert [found.name for found in swept.due] == ["y", "z", "a", "b", "never"]

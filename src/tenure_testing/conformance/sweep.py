@@ -846,7 +846,7 @@ class ElectionConformance(Conformance):
         terms = (await storage.sweep(bid(term=60 * SECOND))).terms
         taken = await watch(storage, clock, 24, reaper=DEPUTY)
 
-        assert [one.lease.ref for one in taken] == [lease.ref]
+        assert [item.lease.ref for item in taken] == [lease.ref]
         assert (await storage.survey()).leaders == terms
         assert len(await events_of(storage, LeadershipAcquired)) == len(terms)
 

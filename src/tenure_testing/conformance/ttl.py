@@ -448,7 +448,7 @@ class TtlConformance(Conformance):
         await sweep_all(storage)
         revised = await storage.revise([CancelJob(new_job().ref), RescheduleJob(new_job().ref, delay=0)])
 
-        assert [(one.verdict, one.state) for one in revised] == [("refused", State.EXPIRED)] * 2
+        assert [(result.verdict, result.state) for result in revised] == [("refused", State.EXPIRED)] * 2
         assert await events_of(storage, JobDeleted) == []
 
     async def test_a_settled_job_never_expires(self, storage: Storage, clock: ManualClock) -> None:

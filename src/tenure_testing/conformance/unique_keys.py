@@ -467,8 +467,8 @@ class UniqueConformance(Conformance):
             new_job("fourth", merge=UNIQUE, queue="other"),
         )
 
-        async def found(**asked: object) -> list[str]:
-            page = await storage.find(Query(merge=merge_name(UNIQUE), **asked))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        async def found(**messages: object) -> list[str]:
+            page = await storage.find(Query(merge=merge_name(UNIQUE), **messages))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
             return [job.id for job in page.jobs]
 
         assert await found() == ["fourth", "second"]

@@ -160,10 +160,11 @@ class UnknownTasksConformance(Conformance):
         assert max(job.releases for job in jobs) == 1
 
     @pytest.mark.parametrize(
-        ("tasks", "given"), [({}, False), ({"ship": 1}, False), ({"ship": 2}, True), ({"ship": 9}, True), (None, True)]
+        ("tasks", "claimable"),
+        [({}, False), ({"ship": 1}, False), ({"ship": 2}, True), ({"ship": 9}, True), (None, True)],
     )
     async def test_a_newer_payload_is_given_to_workers_that_read_it(
-        self, storage: Storage, tasks: dict[str, int] | None, given: bool
+        self, storage: Storage, tasks: dict[str, int] | None, claimable: bool
     ) -> None:
         await enqueue(storage, new_job("new", task="ship", policy=NEXT))
         [lease] = (await offered(storage, {"ship": 1})).leases
@@ -171,8 +172,8 @@ class UnknownTasksConformance(Conformance):
         nothing = await offered(storage, tasks, room=0)
         answer = await offered(storage, tasks, BOB)
 
-        assert nothing.left == given
-        assert names(answer) == (["new"] if given else [])
+        assert nothing.left == claimable
+        assert names(answer) == (["new"] if claimable else [])
 
     async def test_parked_and_other_jobs_are_claimed_in_the_order_of_scores(
         self, storage: Storage, clock: ManualClock
@@ -481,4 +482,4 @@ class UnknownTasksConformance(Conformance):
 
         await offered(storage, NEW, BOB)
 
-        assert [one.task for one in (await glance(storage)).unknown] == ["other:1"]
+        assert [task.task for task in (await glance(storage)).unknown] == ["other:1"]

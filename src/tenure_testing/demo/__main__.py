@@ -43,7 +43,7 @@ def demo(session: CommandSession, jobs: int, kills: int, seed: int, plain: bool,
 
 
 def _shown(session: CommandSession, *, plain: bool) -> Show:
-    if session.form != "table" or session.quiet:
+    if session.output_format != "table" or session.quiet:
         return Silent()
     return Lively(console(session)) if draws() and not plain else PlainOutput(_line)
 

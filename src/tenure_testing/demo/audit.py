@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from tenure.core.events import JobCompleted, JobReleased, JobStalled, RunFenced, at_micros
 from tenure.core.job import JobRecord, RunRecord
@@ -22,7 +22,7 @@ class Check(Struct, frozen=True):
     """The result of one check: what must hold, what was found, and some examples of what is wrong."""
 
     name: str
-    summary: str = field(name="told")  # allow word: the key of the JSON report
+    summary: str
     wrong: int = 0
     examples: tuple[str, ...] = ()
 

@@ -115,9 +115,12 @@ class Faults:
         struck = {fault.owner.id for fault in self.done}
         leaders = {term.owner for term in survey.leaders}
         busy = [
-            one.owner
-            for one in survey.workers
-            if held[one.owner.id] and one.owner.id not in struck and one.owner.id != self.spared and not one.died
+            worker.owner
+            for worker in survey.workers
+            if held[worker.owner.id]
+            and worker.owner.id not in struck
+            and worker.owner.id != self.spared
+            and not worker.died
         ]
         leading = [owner for owner in busy if owner.id in leaders]
         others = [owner for owner in busy if owner.id not in leaders]
@@ -139,7 +142,7 @@ class Faults:
         (detail,) = await self._storage.get([self.hung]) if self.hung is not None else (None,)
         if detail is None or detail.job.state is not State.ACTIVE or detail.runs[-1].trace is None:
             return None
-        choice = [one.owner for one in survey.workers if one.owner.id == detail.job.owner]
+        choice = [worker.owner for worker in survey.workers if worker.owner.id == detail.job.owner]
         return self._kill(survey, choice, {term.owner for term in survey.leaders}, await self._held())
 
     async def _pause(self, survey: Survey, choice: list[Owner], leaders: set[str]) -> Fault | None:
@@ -162,7 +165,7 @@ class Faults:
         struck = {fault.owner.id for fault in self.done}
         recovered = {event.owner for event in self._follower.stalled.values()}
         held = await self._held()
-        there = [one for one in survey.workers if one.owner.id not in struck and held[one.owner.id]]
+        there = [worker for worker in survey.workers if worker.owner.id not in struck and held[worker.owner.id]]
         return struck <= recovered and not any(held[owner] for owner in struck) and len(there) >= self._workers
 
     async def _held(self) -> dict[str, tuple[HeldRun, ...]]:
@@ -173,4 +176,4 @@ class Faults:
         return held
 
     def _completed(self, survey: Survey) -> int:
-        return sum(one.counts.get(State.COMPLETED, 0) for one in survey.queues if one.queue == self._queue)
+        return sum(queue.counts.get(State.COMPLETED, 0) for queue in survey.queues if queue.queue == self._queue)

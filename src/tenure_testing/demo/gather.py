@@ -85,7 +85,7 @@ async def replay(storage: Storage, details: dict[str, JobDetail | None], faults:
     if not runs:
         return None
     woken = {fault.owner.id for fault in faults if fault.kind == "pause"}
-    job, run = next((one for one in runs if one[1].owner in woken), runs[0])
+    job, run = next((item for item in runs if item[1].owner in woken), runs[0])
     late = Lease(structs.replace(job, fence=run.fence, starts=run.number, owner=run.owner))
     sent = settlement(late, Returned(b'"an answer that came too late"'), entropy())
     answer = await storage.exchange(Owner(run.owner, run.worker, run.host, run.pid), [sent])

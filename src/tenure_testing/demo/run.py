@@ -180,7 +180,7 @@ class _Demo:
 
     async def _alone(self, storage: Storage) -> None:
         """Refuse a storage with active workers: the demo's reaper has a short timing and would reclaim their jobs."""
-        others = [one for one in (await storage.survey()).workers if one.seen_ago < STALE and not one.died]
+        others = [worker for worker in (await storage.survey()).workers if worker.seen_ago < STALE and not worker.died]
         if others:
             raise UsageError(
                 f"{len(others)} workers were at work on {self._url} just now, and this demo kills workers; "
@@ -202,7 +202,7 @@ class _Demo:
         while True:
             survey = await storage.survey([self._queue])
             events = await follower.catch_up()
-            crew.saw(one.owner.pid for one in survey.workers if self._queue in one.queues)
+            crew.saw(worker.owner.pid for worker in survey.workers if self._queue in worker.queues)
             for fault in faults.done:
                 if fault.kind == "kill":
                     crew.lost(fault.owner.pid)
@@ -247,7 +247,7 @@ class _Demo:
                 self._show.say(post_mortem_lines(event.post_mortem))
 
     def _counts(self, survey: Survey) -> dict[str, int]:
-        ours = [one.counts for one in survey.queues if one.queue == self._queue]
+        ours = [queue.counts for queue in survey.queues if queue.queue == self._queue]
         return {str(state): count for counts in ours for state, count in counts.items() if count}
 
     def _progress(self, survey: Survey, counts: dict[str, int], jobs: int, faults: Faults) -> Progress:
@@ -265,7 +265,8 @@ class _Demo:
             counts=counts,
             per_second=(done - before) / (now - since) if now > since else 0.0,
             workers=sum(
-                self._queue in one.queues and one.owner.id not in lost and not one.died for one in survey.workers
+                self._queue in worker.queues and worker.owner.id not in lost and not worker.died
+                for worker in survey.workers
             ),
         )
 

@@ -108,17 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--processes", type=int, default=0, help="processes at once (one a core)")
     parser.add_argument("--stories", action="store_true", help="show what each was caught at")
-    asked = parser.parse_args(argv)
-    if unknown := [name for name in asked.names if name not in MUTANTS]:
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.names if name not in MUTANTS]:
         parser.error(f"no mutant is called {', '.join(unknown)}; there are {', '.join(MUTANTS)}")
-    trials = list(spread(partial(tried, seeds=asked.seeds), asked.names or list(MUTANTS), asked.processes))
+    trials = list(spread(partial(tried, seeds=args.seeds), args.names or list(MUTANTS), args.processes))
     lines = table(trials)
-    if asked.stories:
+    if args.stories:
         lines += [f"{trial.name}: {trial.story}" for trial in trials if trial.story]
     lines.append(f"{'caught':<10}  {caught_of(trials)}")
     lines += [f"{'FAILED':<10}  {trial.name}: {_wrong(trial)}" for trial in trials if not trial.passed]
-    alone = processor_seconds(asked.processes)
-    slow = asked.within is not None and alone > asked.within
+    alone = processor_seconds(args.processes)
+    slow = args.within is not None and alone > args.within
     lines.append(f"{'TOO SLOW' if slow else 'took':<10}  {alone:.0f} s with a core for each process")
     sys.stdout.write("\n".join(lines) + "\n")
     return 1 if slow or not all(trial.passed for trial in trials) else 0

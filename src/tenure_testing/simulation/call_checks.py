@@ -55,7 +55,7 @@ class CallRecords:
         # A known id is answered before the storage checks how long the key is held. Only that check shortens the
         # period.
         held = self._held(new, now) if known is None and taker is None else None
-        holders = [one.ref for one in _holders(new, before, now)] if held is None else [held]
+        holders = [holder.ref for holder in _holders(new, before, now)] if held is None else [held]
         self._holding = self._holding or isinstance(new.merge, UniqueKey)
         match receipt.made:
             case "created":

@@ -105,13 +105,13 @@ class ChangeChecks:
             elif verb in ("sweep", "enqueue", "plan") and self._accounts.forgettable(was):
                 story.deleted = True
         if ruled:
-            over = {one.ref for one in ruled}
+            over = {item.ref for item in ruled}
             unfinished = {
                 ref
                 for ref, job in self._accounts.model.records.items()
                 if job.state not in TERMINAL and ref not in over
             }
-            for was in sorted(ruled, key=lambda one: (one.redrive_at or 0, one.ref)):
+            for was in sorted(ruled, key=lambda job: (job.redrive_at or 0, job.ref)):
                 self._redriven(was, unfinished)
         return expected
 

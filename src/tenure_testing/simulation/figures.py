@@ -85,10 +85,10 @@ class WorldFigures:
             announced=accounts.announced,
             repaired=accounts.repaired,
         )
-        for one in accounts.recoveries:
-            figures.recoveries.setdefault(one.reason, []).append(one.seconds)
-            if one.clear:
-                figures.clear.setdefault(one.reason, []).append(one.seconds)
+        for recovery in accounts.recoveries:
+            figures.recoveries.setdefault(recovery.reason, []).append(recovery.seconds)
+            if recovery.clear:
+                figures.clear.setdefault(recovery.reason, []).append(recovery.seconds)
         if violation is not None:
             failure = Failure(world.seed, world.name, violation.invariant, str(violation), world.command)
             figures.failures.append(failure)

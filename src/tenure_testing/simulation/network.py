@@ -188,7 +188,7 @@ class SimServer:
             case "renew", (RenewRequest() as beat,) if beat.renewals and self.hit("echo", self.rates.echo):
                 again = RenewRequest(self._some_owner(beat.owner), beat.renewals)
                 self._echo(request, (again,), lambda: self.storage.renew(again))
-            case "plan", (changes,) if all(isinstance(one, Tick) for one in changes) and self._again():
+            case "plan", (changes,) if all(isinstance(change, Tick) for change in changes) and self._again():
                 self._echo(request, (changes,), lambda: self.storage.plan(changes))
             case _:
                 pass
@@ -283,9 +283,9 @@ class SimNet:
         if self.senseless:
             self.senseless = False
             return cast("ExchangeResult", None)
-        asked = tuple(settlements)
+        sent = tuple(settlements)
         return await self._ask(
-            "exchange", (owner, asked, order), lambda: self._server.storage.exchange(owner, asked, order)
+            "exchange", (owner, sent, order), lambda: self._server.storage.exchange(owner, sent, order)
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:

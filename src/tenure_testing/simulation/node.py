@@ -39,7 +39,7 @@ NOTICED = 0.01
 class NodeSide:
     """Runs a worker's agents on a separate node, so that the keeper continues while the worker's loop is blocked."""
 
-    apart = False
+    own_thread = False
 
     def __init__(self, environment: WorldEnvironment, node: Node) -> None:
         self._environment = environment
@@ -164,11 +164,11 @@ class SimulatedNode:
         await environment.loop.start(nodes[0], worker.stop(timeout=drain, force=force))
         took, longest = environment.loop.time() - began, drain + CANCEL_GRACE + LAST_CALLS + FAREWELL
         own = [
-            one
-            for one in environment.fault_log.between(began, environment.loop.time())
-            if one.where in (self.owner, EVERYWHERE)
+            step
+            for step in environment.fault_log.between(began, environment.loop.time())
+            if step.where in (self.owner, EVERYWHERE)
         ]
-        if took > longest and not any(one.kind in ("pause", "block", "lid") for one in own):
+        if took > longest and not any(item.kind in ("pause", "block", "lid") for item in own):
             raise Violation(f"stop: {worker.owner.name} took {took:.1f} s to stop, more than {longest:.1f} s")
         self._gone()
 

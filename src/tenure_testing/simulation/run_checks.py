@@ -55,32 +55,32 @@ class RunChecks:
         """Record settlements and claims. Return the events that must be recorded for them."""
         expected: EventCounts = Counter()
         over: list[Ref] = []
-        for asked, verdict in zip(settlements, answer.verdicts, strict=True):
-            self._require((verdict.ref, verdict.fence) == (asked.ref, asked.fence), "I2", "verdicts out of order")
+        for sent, verdict in zip(settlements, answer.verdicts, strict=True):
+            self._require((verdict.ref, verdict.fence) == (sent.ref, sent.fence), "I2", "verdicts out of order")
             self._accounts.verdicts[verdict.verdict] += 1
-            job = before.get(asked.ref)
+            job = before.get(sent.ref)
             holds = (
                 job is not None
-                and asked.ref not in over
-                and (job.state, job.fence, job.owner) == (State.ACTIVE, asked.fence, owner.id)
+                and sent.ref not in over
+                and (job.state, job.fence, job.owner) == (State.ACTIVE, sent.fence, owner.id)
             )
             match verdict.verdict:
                 case "done":
-                    self._require(holds, "I2", f"{asked.ref}: settled under {asked.fence} by {owner.id}: {shown(job)}")
-                    over.append(asked.ref)
+                    self._require(holds, "I2", f"{sent.ref}: settled under {sent.fence} by {owner.id}: {shown(job)}")
+                    over.append(sent.ref)
                     if job is not None:
-                        expected.update(self._settled(job, asked))
+                        expected.update(self._settled(job, sent))
                 case "duplicate":
-                    known = self._accounts.stories[asked.ref].accepted
-                    self._require(asked.fence in known, "I2", f"{asked.ref}: {asked.fence} was never settled before")
+                    known = self._accounts.stories[sent.ref].accepted
+                    self._require(sent.fence in known, "I2", f"{sent.ref}: {sent.fence} was never settled before")
                 case "lost":
-                    self._require(not holds, "I2", f"{asked.ref}: refused under {asked.fence}, which holds it")
-                    applied = job is not None and asked.fence in self._accounts.stories[job.ref].accepted[-1:]
-                    self._require(not applied, "I2", f"{asked.ref}: {asked.fence} settled it, and the verdict is lost")
+                    self._require(not holds, "I2", f"{sent.ref}: refused under {sent.fence}, which holds it")
+                    applied = job is not None and sent.fence in self._accounts.stories[job.ref].accepted[-1:]
+                    self._require(not applied, "I2", f"{sent.ref}: {sent.fence} settled it, and the verdict is lost")
                     if job is not None:
-                        expected[RunFenced, asked.ref, job.starts] += 1
+                        expected[RunFenced, sent.ref, job.starts] += 1
                 case "gone":
-                    self._require(job is None, "I8", f"{asked.ref}: the verdict is gone: {shown(job)}")
+                    self._require(job is None, "I8", f"{sent.ref}: the verdict is gone: {shown(job)}")
         lane = None if order is None else order.lane
         if lane is not None:
             highest, _ = self._claims.get((owner.id, lane.id), (0, []))
@@ -106,27 +106,27 @@ class RunChecks:
         """Record the renewals of a beat. Return the events that must be recorded for it."""
         now = self._accounts.clock.uptime()
         lost = {(ref, fence) for ref, fence in answer.lost}
-        exclusive = {asked.ref: asked.exclusive for asked in beat.renewals if asked.extend}
-        for asked in beat.renewals:
-            job = before.get(asked.ref)
+        exclusive = {item.ref: item.exclusive for item in beat.renewals if item.extend}
+        for renewal in beat.renewals:
+            job = before.get(renewal.ref)
             holds = job is not None and (job.state, job.fence, job.owner) == (
                 State.ACTIVE,
-                asked.fence,
+                renewal.fence,
                 beat.owner.id,
             )
             self._require(
-                holds != ((asked.ref, asked.fence) in lost),
+                holds != ((renewal.ref, renewal.fence) in lost),
                 "I5",
-                f"{asked.ref}: {beat.owner.id} beat under {asked.fence}, lost should be {not holds}: {shown(job)}",
+                f"{renewal.ref}: {beat.owner.id} beat under {renewal.fence}, lost should be {not holds}: {shown(job)}",
             )
-            story = self._accounts.story(asked.ref) if holds else None
+            story = self._accounts.story(renewal.ref) if holds else None
             if story is not None and story.run is not None:
-                story.run.heard, story.run.exclusive = now, story.run.exclusive or asked.exclusive
-                if asked.sign and asked.silent is None:
+                story.run.heard, story.run.exclusive = now, story.run.exclusive or renewal.exclusive
+                if renewal.sign and renewal.silent is None:
                     story.run.signed = now
-                elif asked.silent is not None:
+                elif renewal.silent is not None:
                     # The sign is older than the renewal that carries it, and the holder measures from the sign.
-                    story.run.signed = now - asked.silent / SECOND
+                    story.run.signed = now - renewal.silent / SECOND
                     story.run.gave_sign = max(story.run.gave_sign, story.run.signed - sent_ago)
         expected: EventCounts = Counter()
         for lane in beat.lanes:

@@ -148,7 +148,7 @@ class SweepChecks:
         self._accounts.raise_fence(story, job.fence)
         self._require(job.owner == owner.id, "I5", f"{job.ref}: reclaimed by {owner.id}, but its owner is {job.owner}")
         self._require(was.starts == job.starts, "I7", f"{job.ref}: a reclaim counted a start")
-        lost_by = next(one for one in reversed(run.holders) if one not in self._accounts.recoverers)
+        lost_by = next(holder for holder in reversed(run.holders) if holder not in self._accounts.recoverers)
         self._accounts.recovery_checks.excused(was, run, stalled.reason, self._accounts.clock.uptime(), lost_by=lost_by)
         run.taken = job.fence
         limit = was.run_until is not None and was.run_until <= self._accounts.clock.now()

@@ -286,12 +286,12 @@ class World:
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
         self._check_rights()
         began = {(entry.ref, entry.fence) for entry in self.environment.journal.entries}
-        for one in self.environment.accounts.counted:
-            if one not in began:
-                raise Violation(f"I18: the put-back of {one} was counted, and it had not begun")
-        for one in self.environment.accounts.uncounted:
-            if one in began:
-                raise Violation(f"I18: the put-back of {one} was not counted, and it had begun")
+        for item in self.environment.accounts.counted:
+            if item not in began:
+                raise Violation(f"I18: the put-back of {item} was counted, and it had not begun")
+        for item in self.environment.accounts.uncounted:
+            if item in began:
+                raise Violation(f"I18: the put-back of {item} was not counted, and it had begun")
         for ref in self._acknowledged:
             story = self.environment.accounts.stories.get(ref)
             if story is None or (ref not in self.environment.model.records and not story.deleted):
@@ -312,16 +312,16 @@ class World:
             for second in entries:
                 others = [first for first in entries if first.began <= second.began < first.ended]
                 troubled = any(
-                    one.where in (first.owner, EVERYWHERE)
+                    step.where in (first.owner, EVERYWHERE)
                     for first in others
-                    for one in self.environment.fault_log.between(first.began, second.began)
+                    for step in self.environment.fault_log.between(first.began, second.began)
                 )
                 if len(others) > limits[name] and not troubled:
                     raise Violation(f"I6: {len(others)} handlers of the key {name} were at work at once: {others}")
 
     def _troubled(self, first: Any, second: Any) -> bool:
         near = self.environment.fault_log.between(first.began - 60, second.began)
-        return any(one.where in (first.owner, EVERYWHERE) for one in near)
+        return any(item.where in (first.owner, EVERYWHERE) for item in near)
 
     def _may_overlap(self, first: Any, second: Any) -> bool:
         return first.task in (*OVERRUNS, "silent") or self._troubled(first, second)

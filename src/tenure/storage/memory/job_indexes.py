@@ -131,7 +131,7 @@ class JobIndexes:
         self,
         paused: Callable[[str], bool],
         task_rate: Callable[[str], RateKey | None],
-        knock: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.jobs: dict[Ref, JobRecord] = {}
         self.order: dict[Ref, int] = {}
@@ -146,7 +146,7 @@ class JobIndexes:
         """For each rate of a queue: up to when its time is taken."""
         self._paused = paused
         self._task_rate = task_rate
-        self._notify = knock
+        self._notify = notify
         self._merging: dict[tuple[str, str], dict[Ref, None]] = {}
         self._scheduled: dict[str, dict[Ref, None]] = {}
         self._freed: Counter[tuple[str, str]] = Counter()

@@ -134,7 +134,7 @@ class MemoryStorage:
     def _step(self, step: Callable[[], T]) -> T:
         with self._lock:
             answer = step()
-            knocked, self.model.notified = self.model.notified, []
-        if knocked:
-            self._hub.notify(knocked)
+            topics, self.model.notified = self.model.notified, []
+        if topics:
+            self._hub.notify(topics)
         return answer

@@ -231,7 +231,7 @@ class PostgresStorage:
 
     def after_fork_in_child(self) -> None:
         """Reset the state: threads do not survive a fork, and the connections belong to the parent."""
-        self.claims = Claims()
+        self.claims.reset()
         self._hub.clear()
         for part in (self.flow, self.care, self._listener):
             part.reset()

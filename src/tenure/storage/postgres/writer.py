@@ -74,6 +74,10 @@ class Claims:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset after a fork: the owners are those of the parent, and no thread here gives back its turn."""
         self.turns = Turns()
         self.lanes: Lanes = {}
 
@@ -176,7 +180,8 @@ class PostgresWriter(Writer):
         try:
             connection.execute(_COMMIT)
         except psycopg.Error as error:
-            if not errors.is_lost(error):
+            # A server that ends all sessions in an emergency may have committed before.
+            if not errors.is_lost(error) and not connection.closed:
                 raise
             if not self._was_committed(number):
                 raise

@@ -178,7 +178,7 @@ def _is_torn(parts: SplitResult, kind: Kind) -> bool:
     """Return True if there is an "@" after the hosts, which means an unescaped delimiter in a password."""
     known = _known(kind, tls=True)
     others = [pair for pair in parts.query.split("&") if pair.partition("=")[0] not in known]
-    return parts.scheme != "unix" and any("@" in one for one in (parts.path, *others))
+    return parts.scheme != "unix" and any("@" in part for part in (parts.path, *others))
 
 
 def _known(kind: Kind, *, tls: bool) -> list[str]:
@@ -199,13 +199,13 @@ def _authority(netloc: str) -> _Authority:
 
 def _places(hosts: str, port: int, shown: str, *, many: bool) -> tuple[ServerAddress, ...]:
     found: list[ServerAddress] = []
-    for one in hosts.split(","):
-        host, at = one, ""
-        if one.startswith("["):
-            host, _, at = one[1:].partition("]")
+    for entry in hosts.split(","):
+        host, at = entry, ""
+        if entry.startswith("["):
+            host, _, at = entry[1:].partition("]")
             at = at.removeprefix(":")
-        elif ":" in one:
-            host, _, at = one.rpartition(":")
+        elif ":" in entry:
+            host, _, at = entry.rpartition(":")
         if not host and (many or at):
             raise _bad(shown, "has a host without a name")
         found.append(ServerAddress(unquote(host) or "localhost", _number(at, "port", shown, 1, 65535) if at else port))

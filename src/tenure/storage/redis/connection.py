@@ -171,7 +171,7 @@ class ServerConnection:
         self._transport = cast("asyncio.StreamWriter", getattr(wire, "_writer")).transport  # noqa: B009 - not typed
         self._line = _ReplyReader(reader(_parse(wire)), self._transport.get_protocol())
         self._transport.set_protocol(self._line)
-        self.asked = 0
+        self.commands_sent = 0
         """The number of requests sent on it."""
         self._heard_before = 0
         self._kernel = select.poll()
@@ -215,7 +215,7 @@ class ServerConnection:
 
         A caller that gets an error, or does not wait for all replies, must drop the connection: see `ask`.
         """
-        self.asked += 1
+        self.commands_sent += 1
         self._heard_before = self._line.heard
         if self._greeted:
             self._send(commands)
@@ -300,7 +300,7 @@ def text(reply: Reply) -> str:
     return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
 
 
-def said(reply: Reply) -> RedisError | None:
+def error_of(reply: Reply) -> RedisError | None:
     """Return the reply if it is an error, otherwise None."""
     return reply if isinstance(reply, RedisError) else None
 

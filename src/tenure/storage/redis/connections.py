@@ -24,7 +24,7 @@ from tenure.clock import entropy
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import NotDurableError, TenureError
 from tenure.storage.redis.address import RedisAddress, ServerAddress
-from tenure.storage.redis.connection import ANSWERING, LONGEST, ServerConnection, said, unreached, why
+from tenure.storage.redis.connection import ANSWERING, LONGEST, ServerConnection, error_of, unreached, why
 from tenure.storage.redis.errors import cause_of, ours, undone
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply, Word, packed_after
@@ -305,7 +305,7 @@ class _LoopConnections:
         """Retry the calls that were not carried out; return the replies to all calls."""
         for tried in range(1, TRIES):
             left = [
-                at for at, one in enumerate(replies) if _may_go_again(one, elsewhere=self._address.kind != "server")
+                at for at, reply in enumerate(replies) if _may_go_again(reply, elsewhere=self._address.kind != "server")
             ]
             if not left:
                 break
@@ -393,7 +393,7 @@ class _LoopConnections:
 
     async def _compare(self, place: ServerAddress, link: ServerConnection) -> None:
         """Give up a silent connection if the server answers on another one."""
-        asked = link.asked
+        sent_before = link.commands_sent
         try:
             async with asyncio.timeout(ANSWERING):
                 other = await ServerConnection.open(place, self._address, db=self._address.db)
@@ -404,7 +404,7 @@ class _LoopConnections:
         except (RedisError, OSError):
             return
         # Meanwhile the call may have ended and another one begun on this connection.
-        if said(reply) is None and link.silent and link.asked == asked:
+        if error_of(reply) is None and link.silent and link.commands_sent == sent_before:
             link.give_up()
 
     async def close(self) -> None:
@@ -444,12 +444,12 @@ class _LoopConnections:
             except (TenureError, RedisError, OSError) as error:
                 replies[at] = error
 
-        async def one(place: ServerAddress, group: list[int]) -> None:
+        async def send(place: ServerAddress, group: list[int]) -> None:
             made = await self._make_at(place, [calls[at] for at in group], load=load, durable=durable)
             for at, reply in zip(group, made, strict=True):
                 replies[at] = reply
 
-        trips = [one(place, group) for place, group in groups.items()]
+        trips = [send(place, group) for place, group in groups.items()]
         if len(trips) == 1:
             await trips[0]
         elif trips:
@@ -464,7 +464,7 @@ class _LoopConnections:
         except (RedisError, OSError) as error:
             return [error] * len(calls)
         if durable and (lacking := _lacking(replies.pop(), self._address.shown)) is not None:
-            replies = [UnconfirmedError(lacking, reply) if said(reply) is None else reply for reply in replies]
+            replies = [UnconfirmedError(lacking, reply) if error_of(reply) is None else reply for reply in replies]
         self.handle_replies(place, calls, replies)
         return replies
 
@@ -647,7 +647,7 @@ def _may_go_again(reply: Reply, *, elsewhere: bool) -> bool:
 
     `elsewhere`: the partition may move to another server, so a failed connection is worth a retry, too.
     """
-    error = said(reply)
+    error = error_of(reply)
     return error is not None and (undone(error) or (elsewhere and isinstance(error, _NotConnectedError)))
 
 
@@ -660,7 +660,7 @@ def _unloaded(replies: list[Reply], loaded: int) -> list[Reply]:
     """Return the replies without those to SCRIPT LOAD. If a load failed, its error replaces each NOSCRIPT error."""
     if not loaded:
         return replies
-    trouble = next((error for reply in replies[:loaded] if (error := said(reply)) is not None), None)
+    trouble = next((error for reply in replies[:loaded] if (error := error_of(reply)) is not None), None)
     answers = replies[loaded:]
     if trouble is None:
         return answers
@@ -672,20 +672,20 @@ def _wait() -> Command:
 
 
 def _knows_no_waitaof(reply: Reply) -> bool:
-    error = str(said(reply) or "")
+    error = str(error_of(reply) or "")
     return "unknown command" in error or "appendonly is disabled" in error
 
 
 def _counts(reply: Reply) -> list[int]:
     """Return how many servers have a write: for WAITAOF [server, replicas], for WAIT [replicas], for an error [0]."""
-    if said(reply) is not None:
+    if error_of(reply) is not None:
         return [0]
     return cast("list[int]", reply) if isinstance(reply, list) else [cast("int", reply)]
 
 
 def _lacking(reply: Reply, shown: str) -> str | None:
     """Return the error message if the reply to WAIT or WAITAOF shows no confirmation; otherwise None."""
-    if (error := said(reply)) is not None:
+    if (error := error_of(reply)) is not None:
         return f"{shown} cannot confirm a write ({error}); but it was made"
     match _counts(reply):
         case [0, _]:

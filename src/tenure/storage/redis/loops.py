@@ -85,9 +85,9 @@ async def _elsewhere(closing: Coroutine[Any, Any, None], loop: asyncio.AbstractE
         return
     # If that loop is blocked, do not wait longer; it closes its object when it can.
     done, _ = await asyncio.wait([ended], timeout=CLOSING)
-    for one in done:
-        if not one.cancelled():
-            one.result()
+    for future in done:
+        if not future.cancelled():
+            future.result()
 
 
 _all: "weakref.WeakSet[PerLoop[Any]]" = weakref.WeakSet()
@@ -95,8 +95,8 @@ _abandoned: list[object] = []
 
 
 def _after_fork() -> None:
-    for one in list(_all):
-        one.start_again()
+    for per_loop in list(_all):
+        per_loop.start_again()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -123,7 +123,9 @@ def merge_surveys(parts: Sequence[Survey]) -> Survey:
             )
         ),
         leaders=tuple(term for part in parts for term in part.leaders),
-        schedules=tuple(sorted((schedule for part in parts for schedule in part.schedules), key=lambda one: one.name)),
+        schedules=tuple(
+            sorted((schedule for part in parts for schedule in part.schedules), key=lambda schedule: schedule.name)
+        ),
         swept_ago=max(swept, default=None),
         now=max(part.now for part in parts),
     )
@@ -131,22 +133,22 @@ def merge_surveys(parts: Sequence[Survey]) -> Survey:
 
 def merge_sweeps(swept: Sequence[SweepResult], troubles: Sequence[str]) -> SweepResult:
     """Merge the sweeps of several partitions, each with its own leader. `troubles`: the errors of those that failed."""
-    led = [one for one in swept if one.retry_in is None]
+    led = [result for result in swept if result.retry_in is None]
     did: defaultdict[str, int] = defaultdict(int)
-    for one in led:
-        for chore, done in one.did.items():
+    for result in led:
+        for chore, done in result.did.items():
             did[chore] += done
     return SweepResult(
-        tuple(term for one in led for term in one.terms),
-        None if led else least(one.retry_in for one in swept),
-        tuple(lease for one in led for lease in one.stalled),
+        tuple(term for result in led for term in result.terms),
+        None if led else least(result.retry_in for result in swept),
+        tuple(lease for result in led for lease in result.stalled),
         dict(did),
-        more=any(one.more for one in led),
-        troubles=(*(trouble for one in led for trouble in one.troubles), *troubles),
-        due=tuple(schedule for one in led for schedule in one.due),
-        next_tick=least(one.next_tick for one in led),
+        more=any(result.more for result in led),
+        troubles=(*(trouble for result in led for trouble in result.troubles), *troubles),
+        due=tuple(schedule for result in led for schedule in result.due),
+        next_tick=least(result.next_tick for result in led),
         # The servers' clocks differ a little. The slowest one never makes a tick due too early.
-        now=min((one.now for one in led), default=0),
+        now=min((result.now for result in led), default=0),
     )
 
 

@@ -267,7 +267,7 @@ class Partition:
             if (
                 place is not None
                 and place[0] == BEGIN[0]
-                and weight(taken.lease for one in parts for taken in one.stalled) > TAKEN_BYTES
+                and weight(lease.lease for done in parts for lease in done.stalled) > TAKEN_BYTES
             ):
                 # Take no more stalled runs, but still do the other chores.
                 long, place = True, (BEGIN[0] + 1, 0)
@@ -295,7 +295,7 @@ class Partition:
                 return ReclaimResult(tuple(stalled), more=True, incomplete=True)
             stalled += taken.stalled
             incomplete |= taken.incomplete
-            if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(one.lease for one in stalled) > TAKEN_BYTES:
+            if not taken.more or len(stalled) >= SWEEP_LIMIT or weight(lease.lease for lease in stalled) > TAKEN_BYTES:
                 return ReclaimResult(tuple(stalled), more=taken.more, incomplete=incomplete)
 
     async def resign(self, term: Term) -> None:

@@ -96,20 +96,20 @@ class Partitions:
         An unreachable partition does not hold up the others, and leases that they granted still reach the worker. It
         is asked again later.
         """
-        asked: defaultdict[Partition, list[Settlement]] = defaultdict(list)
+        settlements_of: defaultdict[Partition, list[Settlement]] = defaultdict(list)
         for settlement in settlements:
-            asked[self.of(settlement.ref.queue)].append(settlement)
+            settlements_of[self.of(settlement.ref.queue)].append(settlement)
         orders = self._queues_of_claim(order)
         lane = None if order is None else order.lane
         elsewhere: list[tuple[Partition, tuple[str, ...] | None]] = []
         for partition in self._partitions:
             # Call a partition in which a claim was lost even if nothing is wanted there: the call hands the jobs back.
             lost = lane is not None and self._begin(partition, owner, lane)
-            if partition not in orders and (lost or partition in asked):
+            if partition not in orders and (lost or partition in settlements_of):
                 elsewhere.append((partition, () if lost else None))
         room = 0 if order is None else order.room
         tasks = None if order is None else order.tasks
-        outcomes = await self._try_all(owner, elsewhere, asked, 0, lane, tasks)
+        outcomes = await self._try_all(owner, elsewhere, settlements_of, 0, lane, tasks)
         carried = 0
         waiting = list(orders.items())
         while waiting:
@@ -117,7 +117,7 @@ class Partitions:
             # unreachable, ask the rest at once: others may be unreachable too, and the waits would add up.
             some = waiting if any(isinstance(outcome, BaseException) for outcome in outcomes) else waiting[:1]
             waiting = waiting[len(some) :]
-            found = await self._try_all(owner, some, asked, room, lane, tasks)
+            found = await self._try_all(owner, some, settlements_of, room, lane, tasks)
             outcomes += found
             won = [lease for answer in found if isinstance(answer, ExchangeResult) for lease in answer.leases]
             carried += weight(won)
@@ -128,7 +128,11 @@ class Partitions:
             for verdict in answer.verdicts:
                 verdicts[verdict.ref, verdict.fence].append(verdict)
         return ExchangeResult(
-            tuple(verdicts[one.ref, one.fence].pop(0) for one in settlements if verdicts[one.ref, one.fence]),
+            tuple(
+                verdicts[settlement.ref, settlement.fence].pop(0)
+                for settlement in settlements
+                if verdicts[settlement.ref, settlement.fence]
+            ),
             tuple(lease for answer in answers for lease in answer.leases),
             left=any(answer.left for answer in answers),
             next_due=least(answer.next_due for answer in answers),
@@ -178,8 +182,8 @@ class Partitions:
             tuple(sorted((lost for result in results for lost in result.lost), key=place.__getitem__)),
             tuple(
                 sorted(
-                    (asked for result in results for asked in result.cancelling),
-                    key=lambda asked: place[asked.ref, asked.fence],
+                    (request for result in results for request in result.cancelling),
+                    key=lambda request: place[request.ref, request.fence],
                 )
             ),
             None if isinstance(outcomes[0], BaseException) else outcomes[0].orders,
@@ -219,15 +223,17 @@ class Partitions:
         outcomes = await _outcomes([partition.reclaim(dead, owner) for partition in self._partitions])
         taken = _answers(outcomes)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        stalled = tuple(lease for one in taken for lease in one.stalled)
+        stalled = tuple(lease for result in taken for lease in result.stalled)
         if errors and not stalled:
             raise errors[0]
-        incomplete = bool(errors) or any(one.incomplete for one in taken)
-        return ReclaimResult(stalled, more=bool(errors) or any(one.more for one in taken), incomplete=incomplete)
+        incomplete = bool(errors) or any(result.incomplete for result in taken)
+        return ReclaimResult(stalled, more=bool(errors) or any(result.more for result in taken), incomplete=incomplete)
 
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
-        return await self._each(revisions, lambda one: one.ref.queue, lambda partition, some: partition.revise(some))
+        return await self._each(
+            revisions, lambda revision: revision.ref.queue, lambda partition, some: partition.revise(some)
+        )
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.
@@ -252,7 +258,7 @@ class Partitions:
             else:
                 results = await _all([partition.plan([change]) for partition in self._partitions])
                 answers = [answer for [answer] in results]
-                planned.append(next((one for one in answers if one.verdict != "gone"), answers[0]))
+                planned.append(next((answer for answer in answers if answer.verdict != "gone"), answers[0]))
         return planned
 
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
@@ -275,13 +281,13 @@ class Partitions:
         partitions = len(self._partitions)
         before = [LARGEST] * partitions if query.after is None else places_of(query.after, partitions)
         queues = self._queues_by_partition(query.queues)
-        asked = [
+        queries = [
             (partition, structs.replace(query, queues=queues.get(partition, ())), place)
             for partition, place in zip(self._partitions, before, strict=True)
             if not queues or partition in queues
         ]
-        found = await _all([partition.listed(part, query.limit + 1, place) for partition, part, place in asked])
-        answers = {partition: some for (partition, _, _), some in zip(asked, found, strict=True)}
+        found = await _all([partition.listed(part, query.limit + 1, place) for partition, part, place in queries])
+        answers = {partition: some for (partition, _, _), some in zip(queries, found, strict=True)}
         return merge_listings([answers.get(partition, ()) for partition in self._partitions], before, query.limit)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
@@ -311,7 +317,7 @@ class Partitions:
 
         begins = dict(zip(self._partitions, reader_begins(reader, len(self._partitions)), strict=True))
 
-        async def one(partition: Partition, word: str) -> EventPage:
+        async def page_of(partition: Partition, word: str) -> EventPage:
             if at_home is not None and partition is not at_home:
                 return EventPage((), "0" if word == UNREAD else word)
             place = None if word == UNREAD else word
@@ -328,7 +334,7 @@ class Partitions:
                 # Do not keep an age in the cursor: by the time the partition is back, it would mean another instant.
                 return EventPage((), EVENTS_END if age_of(place) is not None else word, incomplete=True)
 
-        pages = await _all([one(partition, word) for partition, word in zip(self._partitions, words, strict=True)])
+        pages = await _all([page_of(partition, word) for partition, word in zip(self._partitions, words, strict=True)])
         if all(page.incomplete for page in pages):
             raise StorageUnavailableError("no part of the storage has answered")
         return merge_event_pages(pages, limit)
@@ -345,13 +351,15 @@ class Partitions:
         """Exchange with several partitions at once, and divide the room evenly among them."""
         each, rest = divmod(room, max(1, len(partitions)))
 
-        async def one(place: int, partition: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
+        async def exchange_with(place: int, partition: Partition, queues: tuple[str, ...] | None) -> ExchangeResult:
             order = None if queues is None else ClaimRequest(queues, each + (place < rest), lane, tasks)
             return await self._call(
                 partition, lambda order: partition.exchange(owner, settlements.get(partition, ()), order), order
             )
 
-        return await _outcomes([one(place, partition, queues) for place, (partition, queues) in enumerate(partitions)])
+        return await _outcomes(
+            [exchange_with(place, partition, queues) for place, (partition, queues) in enumerate(partitions)]
+        )
 
     async def _call(
         self,
@@ -408,40 +416,40 @@ class Partitions:
 
     async def _each(
         self,
-        asked: Sequence[A],
+        items: Sequence[A],
         queue: Callable[[A], str],
         ask: Callable[[Partition, Sequence[A]], Awaitable[Sequence[T]]],
     ) -> list[T]:
         """Send each item to the partition of its queue, all at once; return the answers in the order of the items."""
         places: defaultdict[Partition, list[int]] = defaultdict(list)
-        for place, one in enumerate(asked):
-            places[self.of(queue(one))].append(place)
-        answers = await _all([ask(partition, [asked[place] for place in some]) for partition, some in places.items()])
+        for place, item in enumerate(items):
+            places[self.of(queue(item))].append(place)
+        answers = await _all([ask(partition, [items[place] for place in some]) for partition, some in places.items()])
         answered = {
             place: answer
             for some, answer_list in zip(places.values(), answers, strict=True)
             for place, answer in zip(some, answer_list, strict=True)
         }
-        return [answered[place] for place in range(len(asked))]
+        return [answered[place] for place in range(len(items))]
 
 
 class _PartitionSkippedError(StorageUnavailableError):
     """A partition was not asked, because it was unreachable a moment ago."""
 
 
-async def _all(asked: Iterable[Awaitable[T]]) -> list[T]:
+async def _all(calls: Iterable[Awaitable[T]]) -> list[T]:
     """Wait for every partition; return all answers, or raise the first error."""
     answers: list[T] = []
-    for outcome in await _outcomes(asked):
+    for outcome in await _outcomes(calls):
         if isinstance(outcome, BaseException):
             raise outcome
         answers.append(outcome)
     return answers
 
 
-async def _outcomes(asked: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+async def _outcomes(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """Return each partition's answer or error."""
-    return list(await asyncio.gather(*asked, return_exceptions=True))
+    return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
 def _answers(outcomes: Sequence[T | BaseException]) -> list[T]:

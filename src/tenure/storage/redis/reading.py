@@ -208,7 +208,7 @@ def _detail(
 def _line_of(body: bytes, number: int) -> _EncodedLogLine:
     try:
         return _line(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return _EncodedLogLine(at=0, run=0, level="error", message=f"unreadable: {body[:200]!r}", line=number)
 
 
@@ -358,7 +358,7 @@ def _queue(
 
 def _workers(workers: Mapping[bytes, bytes], seen: Mapping[bytes, bytes], now: int) -> tuple[WorkerSurvey, ...]:
     known = [(owner.decode(), _worker(body), int(float(seen.get(owner, b"0")))) for owner, body in workers.items()]
-    known.sort(key=lambda one: (one[1].number, one[0]))
+    known.sort(key=lambda entry: (entry[1].number, entry[0]))
     return tuple(
         WorkerSurvey(
             owner=Owner(owner, worker.name, worker.host, worker.pid),
@@ -435,7 +435,7 @@ def decode_events(reply: Any) -> EventsPart:
 
 def _entry(number: bytes, fields: Mapping[bytes, bytes]) -> AnyEvent:
     event = _decoded(fields[b"e"])
-    if b"o" in fields:
+    if b"o" in fields and not isinstance(event, UnreadableEvent):
         event = structs.replace(event, **_any(fields[b"o"]))
     return stamped(event, number.decode().partition("-")[2], int(fields[b"t"]))
 
@@ -444,7 +444,7 @@ def _decoded(body: bytes) -> AnyEvent:
     """Decode an event of the log. An undecodable event must not stop the reader of those after it."""
     try:
         return _event.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return _decoded_otherwise(body)
 
 
@@ -453,7 +453,7 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
     try:
         fields = _any(body)
         shown = _json(fields).decode()
-    except (msgspec.MsgspecError, TypeError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
         return UnreadableEvent(body=body.decode(errors="replace"))
     try:
         values: dict[str, Any] = dict(fields)
@@ -463,5 +463,5 @@ def _decoded_otherwise(body: bytes) -> AnyEvent:
         named = ("due_at", "tick", "until")
         instants = {name: moment(fields[name]) for name in named if isinstance(fields.get(name), int)}
         return _event.decode(_encode({**values, **instants}))
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, OverflowError):
+    except (msgspec.MsgspecError, RecursionError, AttributeError, TypeError, ValueError, OverflowError):
         return UnreadableEvent(body=shown)

@@ -191,7 +191,10 @@ _STATES: tuple[State, ...] = (
 _TOO_LARGE = 1 << 62
 """All instants, durations, counts and scores of a valid record are below this."""
 
-_UNREADABLE = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError)
+_UNREADABLE = (
+    *(msgspec.MsgspecError, struct.error, ValueError, OverflowError, LookupError, TypeError, AttributeError),
+    RecursionError,
+)
 """The exceptions that decoding a corrupt record may raise."""
 
 _NO_RUN = (0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0)

@@ -143,7 +143,7 @@ def _encode_seen(states: Sequence[PartitionState], scope: str) -> EncodedSeen:
 
 
 def _partition_state(
-    scope: str, identity: bytes, last_event: int, last_event_at: int, continues: int, mended: int
+    scope: str, identity: bytes, last_event: int, last_event_at: int, continues: int, identity_restored: int
 ) -> PartitionState:
     name, _, created = identity.decode(errors="replace").partition(" ")
     return PartitionState(
@@ -153,7 +153,7 @@ def _partition_state(
         last_event,
         last_event_at,
         continues=bool(continues),
-        trouble=IDENTITY_LOST if mended else "",
+        trouble=IDENTITY_LOST if identity_restored else "",
     )
 
 

@@ -9,7 +9,7 @@ from redis.exceptions import AuthenticationError, ClusterDownError, RedisError
 
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
-from tenure.storage.redis.connection import ServerConnection, said, text, why
+from tenure.storage.redis.connection import ServerConnection, error_of, text, why
 from tenure.storage.redis.resp import Reply
 
 SLOTS = 1 << 14
@@ -202,7 +202,7 @@ class _Cluster:
                 troubles.append(f"{node}: {why(error)}")
                 continue
             self._silent.discard(node)
-            if (trouble := said(reply)) is not None:
+            if (trouble := error_of(reply)) is not None:
                 if isinstance(trouble, AuthenticationError):
                     raise trouble
                 if "cluster support disabled" in str(trouble):
@@ -218,13 +218,13 @@ class _Cluster:
         raise ClusterDownError(f"no node returned a slot map ({'; '.join(troubles)})")
 
 
-def _owners(ranges: list[list[object]], asked: ServerAddress, ours: set[int]) -> dict[int, ServerAddress]:
+def _owners(ranges: list[list[object]], answering: ServerAddress, ours: set[int]) -> dict[int, ServerAddress]:
     owners: dict[int, ServerAddress] = {}
     for first, last, master, *_ in ranges:
         host, port = cast("Sequence[object]", master)[:2]
         # A node that does not know its own host name leaves it out: then it is the node that was asked.
-        at = ServerAddress(text(host) if host not in (None, b"", b"?") else asked.host, int(cast("int", port)))
-        owners.update((one, at) for one in ours if cast("int", first) <= one <= cast("int", last))
+        at = ServerAddress(text(host) if host not in (None, b"", b"?") else answering.host, int(cast("int", port)))
+        owners.update((slot, at) for slot in ours if cast("int", first) <= slot <= cast("int", last))
     return owners
 
 

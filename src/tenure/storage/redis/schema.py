@@ -36,8 +36,8 @@ async def settle_on(connections: Connections, bases: Sequence[str]) -> None:
     _check(found, ours, connections.address.shown)
     empty = [base for base, layout in zip(bases, found, strict=True) if layout is None]
     if empty:
-        asked = _encode({"layout": ours, "fresh": new_identity()})
-        notes = [ScriptCall(verb("create"), base, (b"", asked)) for base in empty]
+        request = _encode({"layout": ours, "fresh": new_identity()})
+        notes = [ScriptCall(verb("create"), base, (b"", request)) for base in empty]
         _check(await connections.outcomes(notes), ours, connections.address.shown)
 
 

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from tenure.errors import NotDurableError, StorageError, StorageUnavailableError
 from tenure.storage.protocol import Finding
 from tenure.storage.redis.address import RedisAddress, ServerAddress, instead
-from tenure.storage.redis.connection import said, text
+from tenure.storage.redis.connection import error_of, text
 from tenure.storage.redis.connections import Connections
 from tenure.storage.redis.errors import ours
 from tenure.storage.redis.resp import Reply
@@ -255,7 +255,9 @@ class ServerChecks:
             findings.append(await self._state(there[0]))
         findings += [await self._scripts(place) for place in there]
         if self._address.durability == "replicated":
-            findings += await self._confirmations({one.place for one in servers if one.number("connected_slaves")})
+            findings += await self._confirmations(
+                {server.place for server in servers if server.number("connected_slaves")}
+            )
         silent = await self._without_notifications()
         return [*findings, *[self._notifications(place, allowed=place not in silent) for place in there]]
 
@@ -309,7 +311,9 @@ class ServerChecks:
 
     async def _scripts(self, place: ServerAddress) -> Finding:
         replies = await self._connections.ask_all(place, [("SCRIPT", "LOAD", verb(name).text) for name in VERBS])
-        troubles = [f"{name}: {error}" for name, reply in zip(VERBS, replies, strict=True) if (error := said(reply))]
+        troubles = [
+            f"{name}: {error}" for name, reply in zip(VERBS, replies, strict=True) if (error := error_of(reply))
+        ]
         if not troubles:
             return Finding("ok", "scripts", f"{place} takes all {len(VERBS)} scripts")
         return Finding(
@@ -327,8 +331,8 @@ async def inspect(connections: Connections, *, briefly: bool = False) -> list[Se
         StorageError: all servers are unreachable or refuse the login.
     """
     places = await connections.places()
-    asked = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
-    outcomes = await asyncio.gather(*(connections.ask_all(place, asked) for place in places), return_exceptions=True)
+    commands = [("INFO",)] if briefly else [("INFO",), ("CONFIG", "GET", *_SETTINGS)]
+    outcomes = await asyncio.gather(*(connections.ask_all(place, commands) for place in places), return_exceptions=True)
     servers: list[ServerFacts] = []
     for place, outcome in zip(places, outcomes, strict=True):
         if isinstance(outcome, StorageError):
@@ -358,8 +362,8 @@ def check(servers: Sequence[ServerFacts], address: RedisAddress) -> None:
 def _read(place: ServerAddress, shown: str, info: Reply, settings: Reply = None) -> ServerFacts:
     if isinstance(info, AuthenticationError):
         return ServerFacts(place, None, {}, gone=cast("StorageError", ours(info, shown)))
-    refusal = said(info) or said(settings)
-    parsed = None if said(info) is not None else _lines(text(info))
+    refusal = error_of(info) or error_of(settings)
+    parsed = None if error_of(info) is not None else _lines(text(info))
     words = [text(word) for word in cast("list[object]", settings)] if isinstance(settings, list) else []
     return ServerFacts(place, parsed, dict(zip(words[::2], words[1::2], strict=True)), str(refusal or ""))
 
@@ -417,8 +421,8 @@ def _new(servers: Sequence[ServerFacts], known: set[ServerAddress]) -> str:
     return ", ".join(map(str, new))
 
 
-def _version(said: str) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdecimal() else 0 for part in said.split("."))
+def _version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))
 
 
 def _findings(server: ServerFacts, address: RedisAddress) -> Iterator[Finding]:

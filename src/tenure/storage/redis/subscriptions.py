@@ -24,7 +24,7 @@ from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError, TenureError
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.redis.address import ServerAddress
-from tenure.storage.redis.connection import ServerConnection, said, text, why
+from tenure.storage.redis.connection import ServerConnection, error_of, text, why
 from tenure.storage.redis.connections import SILENT, Connections
 from tenure.storage.redis.loops import PerLoop
 from tenure.storage.redis.resp import Command, Reply
@@ -327,7 +327,7 @@ class _Subscription:
             self._owner.lost(self, error)
 
     def _receive(self, reply: Reply) -> None:
-        if (error := said(reply)) is not None:
+        if (error := error_of(reply)) is not None:
             raise error
         self._check_soon, self._asked_at = False, None
         self._received_at = asyncio.get_running_loop().time()

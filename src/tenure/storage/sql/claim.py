@@ -3,8 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from msgspec import MsgspecError
-
 from tenure.core.job import JobRecord, Owner
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
@@ -97,17 +95,19 @@ class Claim:
         started: list[tuple[int, JobRecord]] = []
         slots: list[concurrency_keys.Slot] = []
         let_in = 0
-        concurrency_keys.load(tx, (job for _, job, _ in found))
+        if keyed := [job for _, job, _ in found if job.keys]:
+            concurrency_keys.load(tx, keyed)
         for seq, job, plain in found:
             if paced and not rates.free(tx, queue):
                 break
             self._examinable -= 1
             if job.parked_under is not None:
                 job = concurrency_keys.unpark_one(tx, seq, job)
-            plain = plain and not (job.keys or job.rates)
-            if plain and job.task not in unbound:
-                unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
-            free = plain and unbound[job.task]
+            free = False
+            if plain and not job.keys and not job.rates:
+                if job.task not in unbound:
+                    unbound[job.task] = concurrency_keys.may_start_freely(tx, queue, job.task)
+                free = unbound[job.task]
             if not free and is_expired(job, tx.now):
                 expire(tx, seq, job)
             elif not free and (full := concurrency_keys.blocked_by(tx, job, self._tasks)) is not None:
@@ -175,7 +175,7 @@ def _waiting(found: Found) -> Found:
 def _fresh(tx: Transaction, queue: str, job: rows.ReadyJob, payload: bytes) -> tuple[int, JobRecord, bool]:
     try:
         return job.seq, rows.plain_job(queue, job, payload), True
-    except MsgspecError:
+    except rows.UNREADABLE:
         return job.seq, job_at(tx, job.seq), False
 
 

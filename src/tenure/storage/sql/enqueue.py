@@ -1,6 +1,5 @@
 """Enqueue in SQL: makes a new job for a call, or merges the call into an existing job."""
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -147,6 +146,7 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
     payloads = ByteSlices()
     run_at = _run_at(tx, first)
     values = rows.new_job(first, run_at, tx.now)
+    states: list[str] = []
     if differ:
         run_ats = [_run_at(tx, new) for _, new in alike]
         states = ["delayed" if at > tx.now else "waiting" for at in run_ats]
@@ -163,7 +163,6 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
             ]
         )
     else:
-        states = [values["state"]] * len(alike)
         at = max(run_at, tx.now)
         calls = json_list(
             [
@@ -183,8 +182,9 @@ def _create_alike(tx: Transaction, alike: Sequence[tuple[int, NewJob]], *, diffe
     if created < len(alike):
         tx.run("enqueue.delete_last", {"jobs": created})
         return False
-    for state, jobs in Counter(states).items():
-        tx.count_move(first.queue, to=state, jobs=jobs)
+    delayed = states.count("delayed") if differ else created * (run_at > tx.now)
+    tx.count_move(first.queue, to="delayed", jobs=delayed)
+    tx.count_move(first.queue, to="waiting", jobs=created - delayed)
     if differ or first.keys:
         concurrency_keys.load(tx, (new for _, new in alike))
         for _, new in alike:

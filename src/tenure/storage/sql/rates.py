@@ -7,8 +7,6 @@ finds the rates that have opened, and the other rates cost it nothing.
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import MsgspecError
-
 from tenure.core import rate as rule
 from tenure.core.duration import moment
 from tenure.core.events import QueueLimited
@@ -248,7 +246,7 @@ def _effective(tx: Transaction, task: str, rates: Iterable[RateKey]) -> list[Rat
 def _read(written: str | None) -> Sequence[RateKey]:
     try:
         return rows.rates(str(written)) if written else ()
-    except MsgspecError:
+    except rows.UNREADABLE:
         # The claim that reaches the job sets it aside.
         return ()
 

@@ -63,8 +63,7 @@ class ReadyJob(msgspec.Struct, array_like=True, gc=False, frozen=True):
     pinned: str | None
     policy: str
     created: int
-    keys: str | None
-    rates: str | None
+    limits: tuple[str | None, str | None] | None
 
 
 _STATES = {state.value: state for state in State}
@@ -76,6 +75,8 @@ rates = msgspec.json.Decoder(tuple[RateKey, ...]).decode
 _merge: msgspec.json.Decoder[MergeKey] = msgspec.json.Decoder(MergeKey)
 _error = msgspec.json.Decoder(RecordedError).decode
 _ready = msgspec.json.Decoder(list[ReadyJob]).decode
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""The exceptions that a damaged text raises when it is decoded; msgspec does not convert the second."""
 UNREADABLE_ERROR = _encode(unreadable_record("*")).decode().partition("*")[0]
 """The beginning of a stored error that says that the record was unreadable."""
 _DEFAULT_POLICY_TEXT = _encode(DEFAULT_POLICY).decode()
@@ -146,7 +147,7 @@ def ready(jobs: str) -> list[ReadyJob]:
 
 def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
     """Return the record of a plain job that has never started."""
-    return JobRecord(
+    record = JobRecord(
         queue=queue,
         id=job.id,
         task=job.task,
@@ -159,11 +160,15 @@ def plain_job(queue: str, job: ReadyJob, payload: bytes) -> JobRecord:
         boost=job.boost,
         run_at=job.run_at,
         timeout=job.timeout,
-        keys=keys(job.keys) if job.keys else (),
-        rates=rates(job.rates) if job.rates else (),
         stall=_terms(job.lease, job.max_stalls, job.start_grace, job.renewed, job.pinned),
         policy=decode_policy(job.policy),
         created=job.created,
+    )
+    if job.limits is None:
+        return record
+    named, paced = job.limits
+    return structs.replace(
+        record, keys=keys(named) if named else record.keys, rates=rates(paced) if paced else record.rates
     )
 
 
@@ -180,7 +185,7 @@ def checked(row: Row) -> tuple[JobRecord, str | None]:
     try:
         if is_sane_row(row):
             return _record(row), None
-    except (msgspec.MsgspecError, KeyError):
+    except (*UNREADABLE, KeyError):
         pass
     cleaned, bad = _cleaned(row)
     if not bad:
@@ -358,7 +363,7 @@ def log_line(row: Row) -> LogLine:
     at, number, level, message, fields, _ = row
     try:
         decoded = _headers(str(fields)) if fields else {}
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         decoded = {"unreadable": fields}
     return LogLine(at=at, run=number, level=level, message=message, fields=decoded)
 
@@ -419,7 +424,7 @@ def _flaw(name: str, value: Any) -> str | None:
     if name in _DECODERS:
         try:
             _DECODERS[name](value)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return str(error) if value or name == "policy" else None
         return None
     if name in COUNTS:

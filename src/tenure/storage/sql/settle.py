@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import MsgspecError
-
 from tenure.core.decision import Finish, PutBack, RunEnd
 from tenure.core.job import JobRecord, Key, Owner, Ref
 from tenure.core.lifecycle import State
@@ -25,8 +23,9 @@ def settle(tx: Transaction, owner: Owner, settlements: Sequence[Settlement]) -> 
     verdicts: list[SettlementResult] = []
     for batch in without_repeats(settlements):
         completed = _complete(tx, owner, batch)
-        left = [settlement.ref for settlement in batch if (settlement.ref.queue, settlement.ref.id) not in completed]
-        runs = _runs(tx, left) if left else {}
+        runs: dict[Ref, Row] = {}
+        if len(completed) < len(batch):
+            runs = _runs(tx, [part.ref for part in batch if (part.ref.queue, part.ref.id) not in completed])
         pending = _PendingWrites()
         verdicts += [
             _settle(tx, owner, settlement, runs.get(settlement.ref), pending)
@@ -100,7 +99,7 @@ def _row(seq: int, job: JobRecord) -> Row:
 def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dict[Row, Row]:
     """Complete all plain completions of a batch in one statement.
 
-    Returns by queue and id the seqs and the concurrency keys of those jobs.
+    Returns by queue and id the rows of those jobs: queue, id, seq, and concurrency keys.
     """
     plain: list[tuple[object, ...]] = []
     results = ByteSlices()
@@ -125,13 +124,13 @@ def _complete(tx: Transaction, owner: Owner, batch: Sequence[Settlement]) -> dic
         "owner": owner.id,
         "now": tx.now,
     }
-    return {row[:2]: row[2:] for row in tx.all("exchange.complete", values)}
+    return {row[:2]: row for row in tx.all("exchange.complete", values)}
 
 
 def _completed(tx: Transaction, settlement: Settlement, row: Row, pending: _PendingWrites) -> SettlementResult:
     """Record the counts, events and notifications of a completion that the statement has written."""
     queue = settlement.ref.queue
-    seq, named = row
+    _, _, seq, named = row
     if named is not None:
         keys = _keys(named)
         # Reading the whole record repairs unreadable keys.
@@ -170,7 +169,7 @@ def _keys(named: str | bytes | None) -> Sequence[Key] | None:
     """Return the keys that a row names, None if they are unreadable."""
     try:
         return rows.keys(named if isinstance(named, bytes) else str(named)) if named else ()
-    except (MsgspecError, UnicodeDecodeError):
+    except (*rows.UNREADABLE, UnicodeDecodeError):
         return None
 
 

@@ -346,7 +346,8 @@ class Transaction(ABC):
         if self._counts:
             self._write_counts()
             self._counts.clear()
-        self._write_keys()
+        if self._keys:
+            self._write_keys()
         # They are in tables that other statements change too.
         self._kept.clear()
         self._event_bounds = None

@@ -71,7 +71,7 @@ def _repair(tx: Transaction, row: Row, job: JobRecord, flaws: str) -> JobRecord:
             task=job.task,
             run=job.starts,
             found=f"unreadable: {flaws}",
-            mended="set aside" if ends or job.state not in TERMINAL else "emptied",
+            repair="set aside" if ends or job.state not in TERMINAL else "emptied",
         )
     )
     logger.error("job %s (%s) in queue %s has an unreadable record: %s", job.id, job.task, job.queue, flaws)

@@ -203,7 +203,8 @@ UPDATE job_live SET state = 'waiting', score = :score WHERE seq = :seq;
 SELECT json_agg(
               json_build_array(
                      seq, plain, octet_length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
-                     lease, max_stalls, start_grace, renewed, pinned, policy, created, keys, rates
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created,
+                     CASE WHEN coalesce(keys, rates) IS NULL THEN NULL ELSE json_build_array(keys, rates) END
               )
               ORDER BY score, id
        )::text,

@@ -12,12 +12,8 @@ SELECT listed.key,
        (SELECT body FROM setting WHERE kind = 'queue' AND name = listed.value),
        (SELECT front FROM fair_line WHERE queue = listed.value),
        EXISTS (SELECT 1 FROM rate WHERE queue = listed.value AND name = 'limit:queue'),
-       (
-       SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
-         FROM tally
-        WHERE queue = listed.value
-          AND state IN ('completed', 'kept')
-       ),
+       coalesce((SELECT jobs FROM tally WHERE queue = listed.value AND state = 'completed'), 0)
+       - coalesce((SELECT jobs FROM tally WHERE queue = listed.value AND state = 'kept'), 0),
        (SELECT min(run_at) FROM job INDEXED BY job_delayed WHERE queue = listed.value AND state = 'delayed'),
        (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = listed.value AND opens_at IS NOT NULL),
        EXISTS (
@@ -232,13 +228,14 @@ UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
 -- Returns one row: a list of the first ready jobs, their payloads concatenated, each with the length in the list, and
--- whether there are more ready jobs.
+-- whether there are more ready jobs. The last value of a job is a list of its keys and rates, NULL if it has neither.
 -- (Row by row, each fetch would switch between the threads.) A job that is not `plain` has more data than the list
 -- shows.
 SELECT json_group_array(
               json_array(
                      seq, plain, length(payload), id, task, headers, tags, score, priority, boost, run_at, timeout,
-                     lease, max_stalls, start_grace, renewed, pinned, policy, created, keys, rates
+                     lease, max_stalls, start_grace, renewed, pinned, policy, created,
+                     CASE WHEN coalesce(keys, rates) IS NULL THEN NULL ELSE json_array(keys, rates) END
               )
        ),
        CAST(group_concat(payload, '') AS BLOB),

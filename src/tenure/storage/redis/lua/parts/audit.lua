@@ -29,7 +29,7 @@ end
 local function record_repair(ref, job, found, repairs)
   local queue, id = parts_of(ref)
   local about = job or { queue = queue, id = id, task = '', starts = 0, ref = ref }
-  local event = { found = table.concat(found, '; '), mended = table.concat(repairs, '; ') }
+  local event = { found = table.concat(found, '; '), repair = table.concat(repairs, '; ') }
   EventLog.record_job_event(about, 'repaired', event)
 end
 

@@ -23,7 +23,7 @@ local function store_salvaged()
     end
     EventLog.record_job_event(job, 'repaired', {
       found = 'unreadable: ' .. what,
-      mended = (failed or not TERMINAL[job.state]) and 'set aside' or 'emptied',
+      repair = (failed or not TERMINAL[job.state]) and 'set aside' or 'emptied',
     })
     repaired[#repaired + 1] = { job.ref, job.task, what }
     if failed then

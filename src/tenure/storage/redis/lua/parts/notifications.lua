@@ -3,7 +3,7 @@
 local Notifications = {}
 
 -- The topics noted so far, and their channels in order.
-local knocked, in_order = {}, {}
+local notified, in_order = {}, {}
 
 -- The channel of a topic; also usable as the prefix of many channels.
 function Notifications.channel(topic)
@@ -17,8 +17,8 @@ end
 
 -- Publish a hint for a topic, once, after all writes.
 function Notifications.notify(topic)
-  if not knocked[topic] then
-    knocked[topic] = true
+  if not notified[topic] then
+    notified[topic] = true
     Notifications.add_channel(Notifications.channel(topic))
   end
 end
@@ -48,7 +48,7 @@ end
 -- not fail.
 function Notifications.publish()
   local channels = in_order
-  in_order, knocked = {}, {}
+  in_order, notified = {}, {}
   for from = 1, #channels, 500 do
     publish(channels, from, min(from + 499, #channels))
   end

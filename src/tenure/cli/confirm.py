@@ -1,4 +1,4 @@
-"""Asks for consent before an operation that cannot be undone."""
+"""Asks for confirmation before an operation that cannot be undone."""
 
 import sys
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from tenure.errors import UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def consenting(command: F) -> F:
-    """Add the option that answers the question to a command."""
+def confirm_option(command: F) -> F:
+    """Add the option `--yes` to a command."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
-def consent(question: str, *, yes: bool) -> None:
-    """Ask the question; return if the answer is yes.
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask the question, and return if the answer is yes. `yes`: do not ask.
 
     Raises:
         UsageError: standard input is not a terminal, so the question cannot be asked.
