@@ -1,5 +1,6 @@
 """Runs many simulated worlds on several processes, and returns their figures in the order of their seeds."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -47,8 +48,13 @@ def spread(work: Callable[[T], R], items: Iterable[T], processes: int = 0, *, ba
     if processes == 1:
         yield from map(work, items)
         return
-    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes or os.cpu_count(), get_context("spawn"), initializer=_log_nothing) as pool:
         yield from pool.map(work, items, chunksize=batch)
+
+
+def _log_nothing() -> None:
+    """Disable logging in a process of worlds: their jobs fail on purpose, tens of thousands of times."""
+    logging.disable(logging.CRITICAL)
 
 
 def processor_seconds(processes: int) -> float:
