@@ -101,7 +101,7 @@ class ScheduleWaitsForTheClock(Model):
 # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@mutant("order")
+@mutant("")
 class LimitIgnored(Model):
     """The limit that a handler sets for a rate or a queue is not stored."""
 
