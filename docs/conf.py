@@ -64,6 +64,7 @@ UNLINKED = re.compile(r"(.*\.)?([A-Z]|R_co|Item)$|.*\[.*|_(Async)?GeneratorConte
 """Type variables, parts of annotations in quotes, and classes that the standard library does not name in public."""
 
 INTERNAL = (
+    "Scoreboard",  # in quotes in its signature
     "tenure.background_loop.",
     "tenure.client.",
     "tenure.clock.",

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -466,13 +468,30 @@ def test_each_module_has_a_docstring() -> None:
 
 def test_the_package_exports_its_imports_and_defines_nothing() -> None:
     tree = ast.parse((HOUSE / "__init__.py").read_text())
+    typed = [statement for node in tree.body if isinstance(node, ast.If) for statement in node.body]
     imported = {
-        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.asname or alias.name
+        for node in (*tree.body, *typed)
+        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for alias in node.names
     }
-    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
     assert set(tenure.__all__) == imported
-    assert not defined
+    assert defined == ["__getattr__"]
+
+
+def test_the_package_imports_the_worker_when_it_is_first_used() -> None:
+    program = """if True:
+        import sys
+        import tenure
+
+        assert not [name for name in sys.modules if name.startswith(("tenure.worker", "tenure.maintenance"))]
+        assert set(tenure.__all__) == {name for name in tenure.__all__ if getattr(tenure, name) is not None}
+        assert "tenure.worker.worker" in sys.modules
+    """
+
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_drawn_tree_of_errors_is_the_class_tree() -> None:

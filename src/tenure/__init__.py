@@ -1,5 +1,7 @@
 """Tenure: a job queue for work that must not vanish."""
 
+from typing import TYPE_CHECKING
+
 from tenure._version import __version__
 from tenure.app import Tenure
 from tenure.client.codec import Codec, JsonCodec
@@ -93,7 +95,6 @@ from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Sno
 from tenure.handlers.injection import Inject
 from tenure.handlers.job_data import JobData
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
-from tenure.maintenance.reaper import Reaper
 from tenure.options import (
     TTL,
     AutoRedrive,
@@ -111,7 +112,10 @@ from tenure.options import (
     Unique,
 )
 from tenure.options.schedules import All
-from tenure.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from tenure.maintenance.reaper import Reaper
+    from tenure.worker.worker import Worker
 
 __all__ = [
     "TTL",
@@ -248,3 +252,16 @@ __all__ = [
     "current_job",
     "incompatible",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the worker and the reaper when they are first used: a process that only enqueues needs neither."""
+    if name == "Worker":
+        from tenure.worker.worker import Worker
+
+        return Worker
+    if name == "Reaper":
+        from tenure.maintenance.reaper import Reaper
+
+        return Reaper
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

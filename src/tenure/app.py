@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from tenure.background_loop import PORTAL, BackgroundLoop, LoopRunner
 from tenure.client.app_location import AppLocation, locate_app
@@ -53,16 +53,17 @@ from tenure.health.asgi import DegradedIs, HealthApp
 from tenure.health.build import PATIENCE, Threshold, health_app
 from tenure.health.process_health import ProcessHealth
 from tenure.ids import JobIds
-from tenure.maintenance.reaper import Sweeper
 from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection, TaskOptions, Timing
 from tenure.options.schedules import grace_of
+from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
 from tenure.storage.protocol import EnqueueResult, Storage
 from tenure.storage.urls import locate, read
-from tenure.worker.recycling import RecyclePolicy
-from tenure.worker.scoreboard import Scoreboard
-from tenure.worker.worker import DRAIN, Worker
+
+if TYPE_CHECKING:
+    from tenure.worker.scoreboard import Scoreboard
+    from tenure.worker.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -396,8 +397,8 @@ class Tenure(Decorators):
         max_memory: Size | None = None,
         prefetch: int | None = None,
         owner_id: str | None = None,
-        scoreboard: Scoreboard | None = None,
-    ) -> Worker:
+        scoreboard: "Scoreboard | None" = None,
+    ) -> "Worker":
         """Return a worker that runs in this process; start it with `async with`, `start()` or `run()`.
 
         - `queues`: by default all queues of the app's tasks.
@@ -427,6 +428,11 @@ class Tenure(Decorators):
             of_kind(
                 election, LeaderElection, field="election", remedy='write election=LeaderElection(ttl="4s"), or None'
             )
+        # A process that only enqueues does not import the worker: that is a tenth of the import time.
+        from tenure.maintenance.reaper import Sweeper
+        from tenure.worker.recycling import RecyclePolicy
+        from tenure.worker.worker import Worker
+
         runtime = self.runtime()
         runtime.check_migrations()
         # The reaper within a worker uses the worker's owner, because both live exactly as long.

@@ -29,6 +29,7 @@ from tenure.errors import TenureError, UsageError
 from tenure.health.server import HealthServer
 from tenure.maintenance.reaper import Reaper
 from tenure.ops.names import known_names
+from tenure.options.timing import DRAIN
 from tenure.supervisor.overview import Overview
 from tenure.supervisor.reload import Sources
 from tenure.supervisor.systemd import Systemd
@@ -36,7 +37,7 @@ from tenure.worker.event_loop import LOOP_VARIABLE, LOOPS, Loop, loop_from_envir
 from tenure.worker.recycling import staggered
 from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
 from tenure.worker.supervised import SupervisorLink
-from tenure.worker.worker import DRAIN, Worker
+from tenure.worker.worker import Worker
 
 logger = logging.getLogger("tenure.worker")
 

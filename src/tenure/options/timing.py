@@ -9,6 +9,9 @@ from tenure.errors import UsageError
 from tenure.options.merging import fill
 from tenure.options.seconds import option_duration
 
+DRAIN = timedelta(seconds=25)
+"""How long the runs of a worker may continue after a stop, by default."""
+
 
 @dataclass(frozen=True, init=False)
 class Timing:

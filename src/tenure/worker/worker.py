@@ -10,7 +10,6 @@ import contextvars
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -27,6 +26,7 @@ from tenure.core.schedule import Schedule
 from tenure.errors import TenureError, UsageError
 from tenure.handlers.log_fields import add_log_fields
 from tenure.health.process_health import ProcessHealth, blocked
+from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
 from tenure.storage.protocol import CONCURRENCY, WorkerInfo
 from tenure.waiting import first
@@ -36,8 +36,6 @@ from tenure.worker.recycling import RecyclePolicy, resident
 from tenure.worker.scoreboard import Scoreboard
 from tenure.worker.shutdown import CANCEL_GRACE, LAST_CALLS, Shutdown
 from tenure.worker.stop_signals import SIGNALS, StopSignals, draining
-
-DRAIN = timedelta(seconds=25)
 
 TASKS_LOGGED = 50
 """The most tasks that a worker names in its log when it starts."""
