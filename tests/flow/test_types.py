@@ -384,6 +384,7 @@ def test_equal_models_have_one_unique_key(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.thorough
 def test_a_digest_is_the_same_in_every_process() -> None:
     code = """
         from pydantic import BaseModel

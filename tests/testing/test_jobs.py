@@ -217,6 +217,7 @@ async def test_a_rate_releases_each_job_at_its_instant_on_travel(shop: Shop) -> 
     assert [at - starts[0] for at in starts] == [0, 1, 60_000_001]
 
 
+@pytest.mark.thorough
 async def test_a_wait_for_a_job_that_nothing_runs_is_an_error(shop: Shop) -> None:
     with JobTester(shop.app) as jobs:
         jobs.fail_next(shop.send, ConnectionError("no route"))
@@ -231,6 +232,7 @@ async def test_a_wait_for_a_job_that_nothing_runs_is_an_error(shop: Shop) -> Non
                 pass
 
 
+@pytest.mark.thorough
 async def test_a_wait_ends_with_a_drain_that_begins_later(shop: Shop) -> None:
     @shop.app.task
     async def slow() -> str:
