@@ -85,7 +85,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
-        "cursors forking notifications policies protocol script_files secrets",
+        "cursors forking migrations notifications policies protocol script_files secrets",
         "notification_retry sql",
         "memory postgres redis sqlite",
         "urls",
@@ -384,6 +384,7 @@ MAY_START: dict[str, str] = {
     "processes/process.py": "starts child processes; a thread waits for the end of each",
     "storage/postgres/listener.py": "one thread waits for notifications",
     "storage/postgres/reader.py": "the reading thread waits before it reads again",
+    "storage/postgres/schema.py": "the thread that opens a connection waits before it tries a migration again",
     "storage/postgres/storage.py": "the writers' last transactions block, so a thread waits for them",
     "storage/postgres/writer.py": "the writing thread waits before it tries a transaction again",
     "storage/sql/reader.py": "a database driver blocks: one thread reads",

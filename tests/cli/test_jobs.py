@@ -242,7 +242,7 @@ def test_one_unknown_id_touches_none_of_the_others(there: Terminal) -> None:
 
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])
 def test_an_empty_list_exits_with_0(there: Terminal, form: str) -> None:
-    assert there.run("migrate").exit_code == 0
+    assert there.run("migrate", "up").exit_code == 0
     assert there.run("jobs", "list", "-o", form).exit_code == 0
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tenure.storage.postgres.schema import SCHEMA as NEWEST
+from tenure.storage.postgres.migration_files import SCHEMA as NEWEST
 from tenure.storage.sqlite.database import SCHEMA
 from tests.cli.terminal import Terminal
 from tests.servers import client_of, command
 
 
 def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -> None:
-    first, second = there.read("migrate"), there.read("migrate")
+    first, second = there.read("migrate", "up"), there.read("migrate", "up")
 
     assert first.keys() == {"url", "before", "after"}
     assert first["before"] == 0
@@ -18,14 +18,14 @@ def test_it_makes_a_database_and_does_nothing_the_second_time(there: Terminal) -
 
 
 def test_it_says_so_in_words(there: Terminal) -> None:
-    assert f"was brought from nothing to schema {SCHEMA}" in there.run("migrate").stdout
-    assert f"is at schema {SCHEMA}, nothing to do" in there.run("migrate").stdout
-    assert there.run("migrate", "--quiet").stdout == ""
+    assert f"was brought from nothing to schema {SCHEMA}" in there.run("migrate", "up").stdout
+    assert f"is at schema {SCHEMA}, nothing to do" in there.run("migrate", "up").stdout
+    assert there.run("migrate", "up", "--quiet").stdout == ""
 
 
 @pytest.mark.redis
 def test_a_redis_has_its_schema_as_soon_as_it_is_opened(there: Terminal, redis_url: str) -> None:
-    done = there.run("migrate", env={"TENURE_URL": redis_url})
+    done = there.run("migrate", "up", env={"TENURE_URL": redis_url})
 
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{redis_url} is at schema 2, nothing to do\n"
@@ -37,7 +37,7 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
     server, _, namespace = redis_url.partition("?namespace=")
     with client_of(server) as client:
         client.set(f"{{{namespace}}}:schema", "schema 7 in 1 partition")
-        refused = there.refused("migrate", env={"TENURE_URL": redis_url}, code=1)
+        refused = there.refused("migrate", "up", env={"TENURE_URL": redis_url}, code=1)
 
         assert "holds jobs of schema 7 in 1 partition" in refused
         assert command(client, "KEYS", f"*{namespace}*") == [f"{{{namespace}}}:schema".encode()]
@@ -47,7 +47,7 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
 def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, postgres_url: str) -> None:
     env: dict[str, str | None] = {"TENURE_URL": postgres_url}
     missing = there.refused("jobs", "list", env=env, code=1)
-    first, second = there.run("migrate", env=env), there.run("migrate", env=env)
+    first, second = there.run("migrate", "up", env=env), there.run("migrate", env=env)
 
     assert "no schema yet" in missing
     assert f"was brought from nothing to schema {NEWEST}" in first.stdout

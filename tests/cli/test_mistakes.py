@@ -164,7 +164,7 @@ def test_an_unknown_queue_is_set_with_force(there: Terminal) -> None:
 
 
 def test_a_task_of_the_app_is_known_before_its_first_job(tasks: Terminal) -> None:
-    assert tasks.run("migrate", "--app", "tasks:app").exit_code == 0
+    assert tasks.run("migrate", "up", "--app", "tasks:app").exit_code == 0
     assert tasks.run("queues", "pause", "default", "--task", "add", "--app", "tasks:app").exit_code == 0
 
 
@@ -242,7 +242,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tasks: Terminal, args: tuple[s
 
 @pytest.mark.parametrize(
     "args",
-    [("reaper",), ("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "cancel", "x"), ("migrate",)],
+    [("reaper",), ("info",), ("jobs", "list"), ("jobs", "show", "x"), ("jobs", "cancel", "x"), ("migrate", "up")],
 )
 def test_memory_cannot_be_seen_from_another_process(terminal: Terminal, args: tuple[str, ...]) -> None:
     assert MEMORY in terminal.refused(*args, "--url", "memory://")
@@ -257,7 +257,7 @@ def test_memory_cannot_be_shared_by_several_processes(terminal: Terminal) -> Non
     assert MEMORY in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("args", [("info",), ("migrate",), ("reaper", "tasks:app")])
+@pytest.mark.parametrize("args", [("info",), ("migrate", "up"), ("reaper", "tasks:app")])
 def test_a_working_directory_that_is_gone_is_named(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
 ) -> None:
@@ -328,7 +328,7 @@ def test_looking_at_a_database_that_is_not_there_does_not_make_it(there: Termina
     assert not list(there.place.iterdir())
 
 
-@pytest.mark.parametrize("args", [("info",), ("jobs", "list"), ("migrate",)])
+@pytest.mark.parametrize("args", [("info",), ("jobs", "list"), ("migrate", "up")])
 def test_a_file_that_is_not_a_database_is_left_unchanged(there: Terminal, args: tuple[str, ...]) -> None:
     there.write("jobs.db", "a shopping list")
 

@@ -36,7 +36,7 @@ def folder() -> Iterator[Path]:
     path = place / "jobs"
     path.mkdir()
     with pytest.raises(SystemExit) as done:
-        root.main(["migrate", "--quiet", "--url", f"sqlite:///{path}/jobs.db"])
+        root.main(["migrate", "up", "--quiet", "--url", f"sqlite:///{path}/jobs.db"])
     assert done.value.code == 0
     yield path
     path.chmod(0o755)
@@ -55,7 +55,7 @@ def refused(folder: Path, *args: str) -> str:
     return one_line(done.stderr)
 
 
-@pytest.mark.parametrize("args", [("info",), ("queues", "pause", "default"), ("migrate",)])
+@pytest.mark.parametrize("args", [("info",), ("queues", "pause", "default"), ("migrate", "up")])
 def test_a_directory_without_write_permission_is_named(folder: Path, args: tuple[str, ...]) -> None:
     folder.chmod(0o555)
     output = refused(folder, *args)

@@ -10,7 +10,7 @@ import pytest
 from tenure.core.job import Key, NewJob, ThrottleKey, UniqueKey
 from tenure.errors import SchemaMismatchError, UsageError
 from tenure.storage.postgres.address import read
-from tenure.storage.postgres.schema import SCHEMA
+from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import LeaseRenewal, NewLogLine, RenewRequest
 from tenure_testing.conformance.helpers import ALICE, new_job, start
@@ -40,7 +40,7 @@ async def test_processes_that_start_together_create_the_schema_once(postgres_url
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (f"UPDATE meta SET value = '{SCHEMA + 1}' WHERE key = 'schema_version'", f"has schema {SCHEMA + 1}"),
+        (f"UPDATE meta SET value = '{SCHEMA + 1}' WHERE key IN ('schema_version', 'oldest')", f"schema {SCHEMA + 1}"),
         ("""INSERT INTO meta VALUES ('features', '["flows"]')""", "with flows"),
         ("DELETE FROM meta WHERE key = 'schema_version'", "has schema None"),
     ],

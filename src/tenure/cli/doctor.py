@@ -209,7 +209,7 @@ def _trouble(error: TenureError | OSError) -> Finding:
     message, _, remedy = str(error).partition("; ")
     match error:
         case SchemaMismatchError():
-            return Finding("error", "schema", message, remedy or "name another storage, or run tenure migrate")
+            return Finding("error", "schema", message, remedy or "name another storage, or run tenure migrate up")
         case UsageError():
             return Finding("error", "storage", message, remedy or "name another storage with --url or TENURE_URL")
         case StorageUnavailableError() | OSError():

@@ -195,7 +195,8 @@ class WorkerInfo(Struct, frozen=True):
     `quiet`: an operator ordered it to stop claiming. `tasks`: the tasks that it knows, each with the newest payload
     version that it can read; None means all. `unstopped`: the first few runs that were asked to stop but go on and keep
     their exclusive rights. `why`: why it stopped claiming by itself; empty if it claims. `alarm`: a problem that it
-    found with the storage as a whole; empty if none.
+    found with the storage as a whole; empty if none. `schema`: the newest schema that it knows, 0 if the storage does
+    not ask for it.
     """
 
     queues: tuple[str, ...] = ()
@@ -210,6 +211,7 @@ class WorkerInfo(Struct, frozen=True):
     unstopped: tuple[Ref, ...] = ()
     why: str = ""
     alarm: str = ""
+    schema: int = 0
 
 
 class RenewRequest(Struct, frozen=True):
@@ -249,7 +251,7 @@ class RenewResult(Struct, frozen=True):
     """The answer to a beat. It lists exceptions only: lost runs, runs to stop, and the operator's orders.
 
     `incomplete`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
-    orders in force ("quiet", "stop", "concurrency:5"). None: the server that stores them was unreachable. That server
+    orders in force ("quiet", "stop", "concurrency:5", "outdated:why"). None: the server that stores them was unreachable. That server
     also stores the worker's record and events, which may not have arrived, so the caller sends them again.
     `partitions`: if the beat contains `seen`, the state of each partition that the beat reached, before the events of
     the beat were recorded.
@@ -882,6 +884,9 @@ TASK_RATE = "task:"
 
 CONCURRENCY = "concurrency:"
 """The prefix of the order that sets how many jobs a worker runs at once; the number follows."""
+
+OUTDATED = "outdated:"
+"""The prefix of the order to a worker to stop because it knows only an older schema of the storage; the reason follows."""
 
 EVENTS_END = "$"
 """The cursor after the newest event."""

@@ -320,7 +320,7 @@ class Supervisor:
             self._stop()
             return True
         if history.clean_exit and history.dismissed:
-            self._logger.info("worker %d stopped by operator request; not restarting", history.pid)
+            self._logger.info("worker %d stopped because it was ordered to; not restarting", history.pid)
             return True
         if history.recycle_reason is not None:
             return False

@@ -28,7 +28,7 @@ from tenure.handlers.log_fields import add_log_fields
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
-from tenure.storage.protocol import CONCURRENCY, WorkerInfo
+from tenure.storage.protocol import CONCURRENCY, OUTDATED, WorkerInfo
 from tenure.waiting import first
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.assembly import WorkerCallbacks, WorkerParts
@@ -467,9 +467,13 @@ class Worker(PublicObject):
             self._runtime.logger.info(what, self.owner.name, concurrency)
             self._concurrency = concurrency
             self._exchange.set_concurrency(concurrency)
+        outdated = next((order.removeprefix(OUTDATED) for order in orders if order.startswith(OUTDATED)), None)
         # A worker that is being recycled gives its runs all the time that they need. `stop` ends that.
-        if "stop" in orders and self._ending is None and not self.ended:
-            self._runtime.logger.info("worker %s stops by operator request", self.owner.name)
+        if ("stop" in orders or outdated is not None) and self._ending is None and not self.ended:
+            if outdated is None:
+                self._runtime.logger.info("worker %s stops by operator request", self.owner.name)
+            else:
+                self._runtime.logger.error("worker %s stops: SchemaMismatchError: %s", self.owner.name, outdated)
             self.dismissed = True
             self._begin_to_end(self._drain.total_seconds(), "ordered")
 

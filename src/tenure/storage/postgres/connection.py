@@ -18,6 +18,7 @@ from psycopg.types.string import StrBinaryDumper
 from tenure.core.text import storable
 from tenure.errors import UsageError
 from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.compatibility import SchemaState, read_state, require_usable
 from tenure.storage.postgres.statements import NAMED
 
 _DEFAULTS: dict[str, Any] = {
@@ -161,8 +162,12 @@ def adapt(connection: Connection) -> None:
     adapters.register_loader("json", _Progress)
 
 
-def begin(connection: Connection, statement: str, address: PostgresAddress) -> tuple[Any, ...]:
-    """Begin a transaction in one round trip; return the row of the statement's last part."""
+def begin(connection: Connection, statement: str, address: PostgresAddress) -> tuple[tuple[Any, ...], SchemaState]:
+    """Begin a transaction in one round trip; return the row of the statement's last part, and the schema's state.
+
+    Raises:
+        OutdatedError: the schema was raised since this process opened it, and is not for this version any more.
+    """
     values = {
         "schema": f'"{address.schema}", pg_temp',
         "idle": str(IDLE),
@@ -176,4 +181,6 @@ def begin(connection: Connection, statement: str, address: PostgresAddress) -> t
     row = cursor.fetchone()
     if row is None:
         raise AssertionError(f"{statement} returns a row")
-    return row
+    state = read_state(row[-1])
+    require_usable(state, address.shown)
+    return row[:-1], state

@@ -4,6 +4,7 @@ import psycopg
 
 from tenure.clock import SECOND, Clock
 from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Session, begin
 from tenure.storage.postgres.statements import NAMED
 
@@ -41,7 +42,7 @@ class Days:
                 NAMED["session.keep_days"], {"first": day, "last": day + AHEAD, "patience": str(_PATIENCE)}
             )
             connection.execute(NAMED["session.commit"])
-        except psycopg.Error:
+        except (psycopg.Error, OutdatedError):
             # Without a table of its own, a day's jobs go to the common one.
             self._session.roll_back()
         else:

@@ -101,7 +101,7 @@ def _translated(error: psycopg.Error, shown: str) -> BaseException:
             return StorageError(f"{shown} names a database that does not exist ({text}); create it, or name another")
         case _ if state in _SCHEMA:
             return SchemaMismatchError(
-                f"{shown} has another schema than this Tenure needs ({text}); run `tenure migrate`"
+                f"{shown} has another schema than this Tenure needs ({text}); run `tenure migrate up`"
             )
         case _ if state in ("53000", "53200", "53400"):
             return StorageUnavailableError(f"{shown} has too little memory or too low limits ({text})")

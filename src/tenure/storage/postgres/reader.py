@@ -75,7 +75,7 @@ class PostgresReader(Reader):
 
     def _read(self, ask: Callable[[Transaction], T]) -> T:
         connection = self._session.use()
-        (now,) = begin(connection, "session.read", self._address)
+        (now,), _ = begin(connection, "session.read", self._address)
         tx = PostgresTransaction(connection)
         tx.now = self._clock.now() if self._own_time else now
         answer = ask(tx)

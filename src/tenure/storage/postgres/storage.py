@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
@@ -12,14 +14,18 @@ from tenure.storage import forking
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres import health
 from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.listener import PostgresListener
-from tenure.storage.postgres.names import require_storable
 from tenure.storage.postgres.reader import PostgresReader
+from tenure.storage.postgres.migration_files import SCHEMA
+from tenure.storage.postgres.names import require_storable
 from tenure.storage.postgres.schema import Schema
+from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.postgres.writer import Claims, PostgresWriter
 from tenure.storage.protocol import (
     EVENTS_END,
+    OUTDATED,
     Change,
     ClaimRequest,
     EnqueueResult,
@@ -139,14 +145,21 @@ class PostgresStorage:
         """See `Storage.exchange`."""
         await self._require_open()
         return await self.flow.submit(
-            lambda tx: exchange.exchange(tx, owner, settlements, order),
+            lambda tx: exchange.exchange(tx, owner, settlements, None if closes(tx) else order),
             try_read_only=None if settlements else lambda tx: exchange.exchange_read_only(tx, owner, order),
         )
 
     async def renew(self, beat: RenewRequest) -> RenewResult:
         """See `Storage.renew`."""
-        await self._require_open()
-        return await self.care.submit(lambda tx: renew.renew(tx, beat), front=True)
+        if beat.worker is not None:
+            beat = replace(beat, worker=replace(beat.worker, schema=SCHEMA))
+        try:
+            await self._require_open()
+            return await self.care.submit(lambda tx: _renew(tx, beat), front=True)
+        except OutdatedError as error:
+            # The tables are for newer programs: nothing can be written, and the worker has to stop.
+            lost = tuple((renewal.ref, renewal.fence) for renewal in beat.renewals)
+            return RenewResult(lost, orders=(f"{OUTDATED}{error}",))
 
     async def sweep(self, bid: SweepRequest) -> SweepResult:
         """See `Storage.sweep`."""
@@ -251,6 +264,17 @@ class PostgresStorage:
         self._reading.stop()
         for writer in (self.flow, self.care):
             writer.stop(_CLOSING)
+
+
+def closes(tx: Transaction) -> str:
+    """Return why workers of this version must stop; empty if they may go on."""
+    return tx.closes if isinstance(tx, PostgresTransaction) else ""
+
+
+def _renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
+    answer = renew.renew(tx, beat)
+    why = closes(tx)
+    return replace(answer, orders=(*(answer.orders or ()), f"{OUTDATED}{why}")) if why else answer
 
 
 def _no_op(tx: Transaction) -> bool:

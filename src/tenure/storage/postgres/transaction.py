@@ -15,6 +15,8 @@ class PostgresTransaction(Transaction):
     def __init__(self, connection: Connection, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
         super().__init__(lanes, repairs=repairs)
         self._cursor = connection.cursor(binary=True)
+        self.closes = ""
+        """Why workers of this version must stop (`SchemaState.closes`); empty if they may go on."""
 
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
         """See `Transaction.all`."""

@@ -19,6 +19,7 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import NotificationHub
 from tenure.storage.postgres import errors
 from tenure.storage.postgres.address import PostgresAddress
+from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Connection, Session, begin
 from tenure.storage.postgres.days import Days
 from tenure.storage.postgres.statements import NAMED
@@ -136,7 +137,7 @@ class PostgresWriter(Writer):
         try:
             with self._claims.turns:
                 connection = self._session.use()
-                (now,) = begin(connection, "session.read", self._address)
+                (now,), _ = begin(connection, "session.read", self._address)
                 tx = PostgresTransaction(connection, self._claims.lanes)
                 tx.now = now
                 for operation in wanted:
@@ -146,7 +147,7 @@ class PostgresWriter(Writer):
                         left.append(operation)
                 claim_numbers.publish(self._claims.lanes, tx)
             connection.execute(_COMMIT)
-        except psycopg.Error:
+        except (psycopg.Error, OutdatedError):
             # The transaction that may write reports the problem, if it remains.
             self._session.roll_back()
             return [operation for operation in wanted if operation.answer is None]
@@ -155,9 +156,10 @@ class PostgresWriter(Writer):
     def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
         with self._claims.turns:
             connection = self._session.use()
-            now, number = begin(connection, "session.write", self._address)
+            (now, number), state = begin(connection, "session.write", self._address)
             tx = PostgresTransaction(connection, self._claims.lanes, repairs=True)
             tx.now = now
+            tx.closes = state.closes(now)
             answers = self._answers(tx, batch)
             self._commit(connection, number)
             claim_numbers.publish(self._claims.lanes, tx)

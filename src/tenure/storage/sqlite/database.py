@@ -104,7 +104,7 @@ class Database:
             )
         if not version and not self._auto_migrate:
             raise SchemaMismatchError(
-                f"{self.path} has no schema yet, this Tenure needs {SCHEMA}; run `tenure migrate`"
+                f"{self.path} has no schema yet, this Tenure needs {SCHEMA}; run `tenure migrate up`"
             )
 
     def _open(self) -> sqlite3.Connection:

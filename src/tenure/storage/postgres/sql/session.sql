@@ -5,7 +5,8 @@
 -- Begins a transaction that may write. `gate`: no other one runs until it ends. The settings: stale statistics never
 -- lead to a scan of a whole table; a process that is frozen holds the gate for `idle` milliseconds at most, and a
 -- transaction waits for it for `patience` milliseconds.
--- Returns the server's clock in microseconds, read once the gate is taken, and the transaction's number.
+-- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, and what `state`
+-- returns.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
@@ -13,18 +14,24 @@ SELECT set_config('search_path', :schema, TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE),
        pg_advisory_xact_lock(:gate);
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text;
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text,
+       (SELECT json_object_agg(key, value)::text
+          FROM meta
+         WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
 
 -- name: read
 -- Begins a transaction that sees one state of the database and takes no gate.
--- Returns the server's clock in microseconds.
+-- Returns the server's clock in microseconds, and what `state` returns.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
        set_config('jit', 'off', TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE);
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+       (SELECT json_object_agg(key, value)::text
+          FROM meta
+         WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
 
 -- name: commit
 COMMIT;
@@ -63,11 +70,20 @@ SELECT to_regnamespace(:schema) IS NOT NULL,
        to_regclass(:schema || '.meta') IS NOT NULL AND to_regclass(:schema || '.job_live') IS NOT NULL;
 
 -- name: enter
--- Makes a schema the current one, and lets no other transaction check or change it until this one ends.
+-- Makes a schema the current one, and lets no other transaction change it until this one ends. It waits for another one
+-- without a limit: that one has limits of its own, `idle` and those of `change`, and it ends if its process is killed.
 SELECT set_config('search_path', :path, TRUE),
        set_config('tenure.schema', :schema, TRUE),
-       set_config('lock_timeout', :patience, TRUE),
+       set_config('idle_in_transaction_session_timeout', :idle, TRUE),
+       set_config('lock_timeout', '0', TRUE),
+       (SELECT set_config(name, '1000', TRUE) FROM pg_settings WHERE name = 'client_connection_check_interval'),
        pg_advisory_xact_lock(:lock);
+
+-- name: change
+-- Stops all writers of the schema until the transaction ends. `patience`: how many milliseconds its next statements
+-- wait for transactions that read a table; meanwhile all others wait for them.
+SELECT pg_advisory_xact_lock(:gate),
+       set_config('lock_timeout', :patience, TRUE);
 
 -- name: create_schema
 DO $$
@@ -78,18 +94,67 @@ BEGIN
 END
 $$;
 
+-- name: state
+-- Returns what the schema says about itself (compatibility.py), a JSON object.
+SELECT json_object_agg(key, value)::text
+  FROM meta
+ WHERE key IN ('schema_version', 'oldest', 'features', 'closing');
+
 -- name: version
--- Returns the number of the schema and the features that it uses, a JSON list.
-SELECT (SELECT value::integer FROM meta WHERE key = 'schema_version'),
-       coalesce((SELECT value FROM meta WHERE key = 'features'), '[]');
+-- Returns the number of the schema.
+SELECT value::integer FROM meta WHERE key = 'schema_version';
 
 -- name: set_version
--- `created`: when this schema was made, unless that is known already.
+-- `oldest`: programs that know an older schema cannot use this one; it never falls. `created`: when this schema was made,
+-- unless that is known already.
 INSERT INTO meta
 VALUES ('schema_version', :version::bigint::text),
+       ('oldest', :oldest::bigint::text),
        ('created', coalesce(:created::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)::text)
 ON CONFLICT (key) DO UPDATE
-   SET value = CASE meta.key WHEN 'created' THEN meta.value ELSE excluded.value END;
+   SET value = CASE meta.key
+                    WHEN 'created' THEN meta.value
+                    WHEN 'oldest' THEN greatest(meta.value::bigint, excluded.value::bigint)::text
+                    ELSE excluded.value
+                END;
+
+-- name: close
+-- Announces a migration for some time: a JSON object with `below` and `until`.
+INSERT INTO meta
+VALUES ('closing',
+        json_build_object(
+            'below', :below::bigint,
+            'until', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + :lasting::bigint)::text)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: look
+SELECT set_config('search_path', :path, TRUE);
+
+-- name: cut_off
+-- Returns the live workers that know only a schema older than `below`: name, host, pid, and the number that they know.
+-- `lasting`: a worker without a beat for this number of microseconds does not live.
+SELECT name, host, pid, coalesce((info::json ->> 'schema')::bigint, 0)
+  FROM worker
+ WHERE died = 0
+   AND seen_at > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lasting::bigint
+   AND coalesce((info::json ->> 'schema')::bigint, 0) < :below::bigint
+ ORDER BY host, pid, name;
+
+-- name: holders
+-- Returns the transactions of others that have used a table of the schema for at least `least` seconds: the number of the
+-- server's process, its role, its program, and when it began.
+SELECT DISTINCT activity.pid, activity.usename::text, activity.application_name,
+       to_char(activity.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')
+  FROM pg_locks AS lock
+  JOIN pg_class AS class ON class.oid = lock.relation
+  JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
+ WHERE lock.locktype = 'relation'
+   AND lock.granted
+   AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND class.relnamespace = to_regnamespace(:schema)
+   AND activity.pid <> pg_backend_pid()
+   AND activity.xact_start < clock_timestamp() - make_interval(secs => :least)
+ ORDER BY 4;
 
 -- name: notify
 SELECT pg_notify(:channel, :payload);
@@ -99,3 +164,36 @@ LISTEN :channel;
 
 -- name: ping
 SELECT 1;
+
+-- The next ones make the script that `tenure migrate sql` prints; values in braces are filled in as text.
+
+-- name: script_begin
+-- {file}
+BEGIN;
+SET LOCAL search_path = {path};
+SELECT pg_advisory_xact_lock({lock}), pg_advisory_xact_lock({gate});
+
+-- name: script_first
+CREATE SCHEMA IF NOT EXISTS {schema};
+
+-- name: script_next
+DO $$
+BEGIN
+    IF (SELECT value FROM meta WHERE key = 'schema_version') IS DISTINCT FROM '{previous}' THEN
+        RAISE EXCEPTION 'this script raises the schema from {previous} to {version}, and the schema is not {previous}';
+    END IF;
+END
+$$;
+
+-- name: script_end
+INSERT INTO meta
+VALUES ('schema_version', '{version}'),
+       ('oldest', '{oldest}'),
+       ('created', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text)
+ON CONFLICT (key) DO UPDATE
+   SET value = CASE meta.key
+                    WHEN 'created' THEN meta.value
+                    WHEN 'oldest' THEN greatest(meta.value::bigint, excluded.value::bigint)::text
+                    ELSE excluded.value
+                END;
+COMMIT;
