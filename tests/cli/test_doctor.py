@@ -35,6 +35,7 @@ async def hang() -> None:
 """
 OF_SQLITE = {"sqlite", "durability", "schema", "file system", "disk", "journal", "log", "lock file"}
 OF_REDIS = {"schema", "server", "persistence", "replication", "memory", "scripts", "notifications"}
+OF_POSTGRES = {"postgres", "schema", "durability", "autovacuum", "dead rows", "snapshot", "connections", "role"}
 OF_ALL = {"reachability", "clock", "reaper", "leases", "workers", "queues", "parked", "tasks"}
 
 
@@ -202,6 +203,15 @@ def test_it_looks_at_a_redis_as_at_any_storage(tasks: Terminal, redis_url: str) 
     seen = seen_at_work(tasks, redis_url)
 
     assert subjects(seen, "ok", "warning") >= OF_ALL | OF_REDIS
+    assert subjects(seen, "error") == set()
+
+
+@pytest.mark.system
+@pytest.mark.postgres
+def test_it_looks_at_a_postgres_as_at_any_storage(tasks: Terminal, postgres_url: str) -> None:
+    seen = seen_at_work(tasks, postgres_url)
+
+    assert subjects(seen, "ok", "warning") >= OF_ALL | OF_POSTGRES
     assert subjects(seen, "error") == set()
 
 

@@ -47,9 +47,57 @@ def test_a_redis_of_another_schema_is_left_untouched(there: Terminal, redis_url:
 def test_a_postgres_gets_its_schema_and_has_it_the_second_time(there: Terminal, postgres_url: str) -> None:
     env: dict[str, str | None] = {"TENURE_URL": postgres_url}
     missing = there.refused("jobs", "list", env=env, code=1)
-    first, second = there.run("migrate", "up", env=env), there.run("migrate", env=env)
+    first, second = there.run("migrate", "up", env=env), there.run("migrate", "up", env=env)
 
     assert "no schema yet" in missing
     assert f"was brought from nothing to schema {NEWEST}" in first.stdout
     assert f"is at schema {NEWEST}, nothing to do" in second.stdout
     assert there.run("jobs", "list", env=env).exit_code == 0
+
+
+def test_status_of_a_file_makes_no_file_and_sql_has_nothing_to_print(there: Terminal) -> None:
+    before = there.read("migrate", "status")
+    absent = not (there.place / "jobs.db").exists()
+    there.run("migrate", "up")
+
+    assert (before["schema"], before["newest"], before["pending"], before["cut_off"]) == (0, SCHEMA, [], [])
+    assert absent
+    assert there.read("migrate", "status")["schema"] == SCHEMA
+    assert "only PostgreSQL is changed by scripts" in there.refused("migrate", "sql")
+
+
+@pytest.mark.redis
+def test_status_of_a_redis(there: Terminal, redis_url: str) -> None:
+    shown = there.run("migrate", "status", env={"TENURE_URL": redis_url}).stdout
+
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        *(["schema", "2"], ["newest", "2", "(this", "Tenure)"], ["features", "none"], ["pending", "none"])
+    ]
+
+
+@pytest.mark.postgres
+def test_status_and_sql_of_a_postgres_change_nothing(there: Terminal, postgres_url: str) -> None:
+    env: dict[str, str | None] = {"TENURE_URL": postgres_url}
+    new, script = there.run("migrate", "status", env=env), there.run("migrate", "sql", env=env)
+    again = there.run("migrate", "status", env=env)
+    there.run("migrate", "up", env=env)
+    done = there.run("migrate", "status", env=env)
+
+    assert "schema    none yet" in new.stdout
+    assert "pending   0001_jobs.sql: makes the first tables" in new.stdout
+    assert again.stdout == new.stdout
+    assert script.stdout.startswith("-- 0001_jobs.sql\nBEGIN;\n")
+    assert script.stdout.endswith("COMMIT;\n")
+    assert f"schema    {NEWEST}\n" in done.stdout
+    assert "pending   none" in done.stdout
+    assert "needs no migration" in there.run("migrate", "sql", env=env).stdout
+
+
+@pytest.mark.parametrize("args", [("status",), ("up",), ("sql",)])
+@pytest.mark.postgres
+def test_a_postgres_that_cannot_be_reached_is_one_line(there: Terminal, args: tuple[str, ...]) -> None:
+    env: dict[str, str | None] = {"TENURE_URL": "postgresql://x:secret@127.0.0.1:1/x"}
+
+    refused = there.refused("migrate", *args, env=env, code=1)
+    assert "cannot be reached" in refused
+    assert "secret" not in refused

@@ -1,12 +1,11 @@
 """A schema is raised while workers run: made-up next versions of Tenure, and workers of this one."""
 
 import json
-
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,8 @@ CREATE INDEX worker_colour ON worker (colour);
 """
 """A step that running processes need not know."""
 
-CONTRACT = "ALTER TABLE job RENAME COLUMN reason TO cause;\n"
-"""A step after which the programs of before cannot work."""
+CONTRACT = "ALTER FUNCTION has_ended(text, text) RENAME TO ended_before;\n"
+"""A step after which the programs of before cannot enqueue."""
 
 SLOW = f"-- oldest: {SCHEMA}\nCREATE TABLE colour (name text PRIMARY KEY);\nSELECT pg_sleep({{seconds}});\n"
 
@@ -52,6 +51,9 @@ class NextVersion:
         package = folder / "next" / "tenure"
         shutil.copytree(Path(tenure.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
         (package / f"storage/postgres/migrations/{NEXT:04}_next.sql").write_text(migration)
+        if migration == CONTRACT:
+            enqueue = package / "storage/postgres/sql/enqueue.sql"
+            enqueue.write_text(enqueue.read_text().replace("has_ended(", "ended_before("))
         self.fleet = WorkerFleet(folder, url=fleet.url, lease="8s")
         self.fleet.env["PYTHONPATH"] = str(package.parent)
 
@@ -79,14 +81,14 @@ def fleet(make_fleet: Callable[..., WorkerFleet], postgres_url: str) -> WorkerFl
 
 
 @pytest.fixture
-def next_version(tmp_path: Path, fleet: WorkerFleet) -> Iterator[Callable[[str], NextVersion]]:
+def next_version(tmp_path: Path, fleet: WorkerFleet) -> Callable[[str], NextVersion]:
     made: list[NextVersion] = []
 
     def make(migration: str) -> NextVersion:
         made.append(NextVersion(tmp_path, fleet, migration))
         return made[-1]
 
-    yield make
+    return make
 
 
 def ask(url: str, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -152,13 +154,6 @@ async def test_an_incompatible_schema_is_refused_until_old_workers_have_drained(
     new = next_version(CONTRACT)
     old = fleet.worker("--processes", "1", "--concurrency", "2")
     await ready(fleet, 1)
-    held = fleet.enqueue("nap", 15, times=2)
-
-    async def running() -> bool:
-        return await fleet.count(State.ACTIVE) == 2
-
-    await fleet.until(running, within=30)
-    waiting = fleet.enqueue("quick", 1, times=20)
     (worker,) = await fleet.pids()
     status, shown = new.status(), new.fleet.run("migrate", "status")
     with new.migrate("up") as refused:
@@ -166,17 +161,25 @@ async def test_an_incompatible_schema_is_refused_until_old_workers_have_drained(
     assert meta(fleet.url)["schema_version"] == str(SCHEMA)
     newer = new.fleet.alone()
     refusal = newer.wait(60)
+    held = fleet.enqueue("nap", 15, times=2)
+
+    async def running() -> bool:
+        return await fleet.count(State.ACTIVE) == 2
+
+    await fleet.until(running, within=30)
+    waiting = fleet.enqueue("quick", 1, times=20)
     with new.migrate("up", "--drain") as up:
         out, err = up.communicate(timeout=90)
     assert up.returncode == 0, err
     ended = old.wait(60)
     new.fleet.alone()
+    waiting += new.fleet.enqueue("quick", 1, times=2)
 
     async def over() -> bool:
-        return ask(fleet.url, "SELECT count(*) FROM job WHERE state = 'completed'") == [(22,)]
+        return ask(fleet.url, "SELECT count(*) FROM job WHERE state = 'completed'") == [(24,)]
 
     await new.fleet.until(over, within=60)
-    rows = dict(ask(fleet.url, "SELECT id, (starts, failures, stalls)::text FROM job"))
+    rows = dict(ask(fleet.url, "SELECT id, (failures, stalls)::text FROM job"))
     await new.fleet.close()
 
     assert [one["knows"] for one in status["cut_off"]] == [SCHEMA]
@@ -191,9 +194,10 @@ async def test_an_incompatible_schema_is_refused_until_old_workers_have_drained(
     assert ended == 0
     assert "SchemaMismatchError: the schema is about to be raised" in fleet.log()
     # The worker ended its jobs, and took no other.
-    assert {rows[ref.id] for ref in (*held, *waiting)} == {"(1,0,0)"}
+    assert {rows[ref.id] for ref in (*held, *waiting)} == {"(0,0)"}
     runs = by_job(fleet.lines())
-    assert {line.pid for ref in held for line in runs[ref.id]} == {worker}
+    assert {line.pid for ref in held for line in runs[ref.id] if line.what in ("start", "end")} == {worker}
+    assert {len([line for line in runs[ref.id] if line.what == "start"]) for ref in (*held, *waiting)} == {1}
     assert worker not in {line.pid for ref in waiting for line in runs[ref.id] if line.what == "start"}
 
 

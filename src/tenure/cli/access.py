@@ -67,8 +67,8 @@ def must_exist(storage: Storage) -> None:
     # Unlike `Path.exists`, this does not raise if a directory may not be entered; then `open` says so.
     if path is not None and not os.path.lexists(path) and os.access(path.parent, os.X_OK):
         raise UsageError(
-            f"no database exists at {path.absolute()}; give another one with --url, or create it with tenure migrate up, "
-            "a worker or an enqueue"
+            f"no database exists at {path.absolute()}; give another one with --url, or create it with tenure migrate "
+            "up, a worker or an enqueue"
         )
 
 

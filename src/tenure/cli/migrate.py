@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MigratedView(Struct, frozen=True, kw_only=True):
-    """The result of a migration; `before` is 0 if there was no schema, and equals `after` if nothing had to be done."""
+    """The result of a migration. `before`: 0 if there was no schema; equal to `after` if nothing had to be done."""
 
     url: str
     before: int
@@ -39,9 +39,9 @@ class MigrationScriptView(Struct, frozen=True, kw_only=True):
 def migrate() -> None:
     """Create a storage, or upgrade its schema to this version.
 
-    On PostgreSQL a schema is raised by numbered files, one after another, while workers run. Most of them add something,
-    and workers of the version before go on. A SQLite file and a namespace of Redis are made whole, and have no
-    migrations yet.
+    On PostgreSQL a schema is raised by numbered files, one after another, while workers run. Most of them add
+    something, and workers of the version before go on. A SQLite file and a namespace of Redis are made whole, and have
+    no migrations yet.
     """
 
 
@@ -107,7 +107,7 @@ def status(session: CommandSession) -> None:
     elif view.schema < view.newest:
         lines[-1] = ("pending", "the schema is made as a whole")
     lines += [("cut off", f"{one.name}: pid {one.pid} on {one.host}, knows schema {one.knows}") for one in view.cut_off]
-    if view.pending and not view.cut_off:
+    if view.schema and view.pending and not view.cut_off:
         lines.append(("cut off", "no worker"))
     click.echo(printable(view.url))
     for number, (name, text) in enumerate(lines):
@@ -118,7 +118,9 @@ def status(session: CommandSession) -> None:
 
 
 def _effect(number: int, oldest: int) -> str:
-    return "for new programs only" if oldest == number else f"programs that know schema {oldest} go on"
+    if number == 1:
+        return "makes the first tables"
+    return "cuts off all older programs" if oldest == number else f"programs that know schema {oldest} go on"
 
 
 @migrate.command()

@@ -251,8 +251,9 @@ class RenewResult(Struct, frozen=True):
     """The answer to a beat. It lists exceptions only: lost runs, runs to stop, and the operator's orders.
 
     `incomplete`: runs that could not be renewed because their server, one of several, was unreachable. `orders`: all
-    orders in force ("quiet", "stop", "concurrency:5", "outdated:why"). None: the server that stores them was unreachable. That server
-    also stores the worker's record and events, which may not have arrived, so the caller sends them again.
+    orders in force ("quiet", "stop", "concurrency:5", "outdated:why"). None: the server that stores them was
+    unreachable. That server also stores the worker's record and events, which may not have arrived, so the caller sends
+    them again.
     `partitions`: if the beat contains `seen`, the state of each partition that the beat reached, before the events of
     the beat were recorded.
     """
@@ -886,7 +887,7 @@ CONCURRENCY = "concurrency:"
 """The prefix of the order that sets how many jobs a worker runs at once; the number follows."""
 
 OUTDATED = "outdated:"
-"""The prefix of the order to a worker to stop because it knows only an older schema of the storage; the reason follows."""
+"""The prefix of the order to stop that a worker gets if it knows only an older schema; the reason follows."""
 
 EVENTS_END = "$"
 """The cursor after the newest event."""

@@ -4,7 +4,7 @@
     oldest           programs that know only an older schema than this one cannot use the tables
     features         what is in use of the schema; a program that does not know one of them cannot use the tables
     closing          while `tenure migrate up --drain` waits: workers that know only a schema older than `below` get no
-                     more jobs, may end those that they have, and are told to stop
+                     more jobs, may end those that they have, and get the order to stop
 
 A migration that only adds tables, columns or indexes leaves `oldest` as it is, and running processes go on.
 """

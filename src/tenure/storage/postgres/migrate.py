@@ -8,7 +8,7 @@ import psycopg
 from tenure.clock import SystemClock
 from tenure.errors import SchemaMismatchError
 from tenure.storage.migrations import MigrationStatus, PendingMigration
-from tenure.storage.postgres import errors
+from tenure.storage.postgres import errors, grants
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import SchemaState
 from tenure.storage.postgres.connection import Connection, Session
@@ -128,7 +128,7 @@ class PostgresMigrations:
         try:
             yield session.use()
         except psycopg.Error as error:
-            raise errors.translate_error(error, self._address.shown) from error
+            raise errors.translate_error(grants.explained(error, self._address), self._address.shown) from error
         finally:
             session.close()
 

@@ -1,7 +1,7 @@
 """The numbered files that make a schema, each with the oldest schema whose programs still work after it.
 
-A file `0002_name.sql` is applied in one transaction. If processes that know only an older schema can go on after it, its
-line `-- oldest: 1` names the first number of which that is true. Without this line the file cuts off all of them.
+A file `0002_name.sql` is applied in one transaction. If processes that know only an older schema can go on after it,
+its line `-- oldest: 1` names the first number of which that is true. Without this line the file cuts off all of them.
 """
 
 import re

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tenure.clock import Clock, entropy
 from tenure.errors import StorageUnavailableError
-from tenure.storage.postgres import errors
+from tenure.storage.postgres import errors, grants
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.connection import Session, begin
 from tenure.storage.postgres.statements import NAMED
@@ -68,7 +68,8 @@ class PostgresReader(Reader):
             except Exception as error:
                 self._session.roll_back()
                 if not errors.is_passing(error) or self._clock.uptime() - begun > UNREACHABLE_AFTER:
-                    raise errors.translate_error(error, self._address.shown) from error
+                    known = grants.explained(error, self._address)
+                    raise errors.translate_error(known, self._address.shown) from error
                 failures += 1
                 if failures > 1:
                     threading.Event().wait(RETRY_DELAY.rest(failures - 1, self._jitter))

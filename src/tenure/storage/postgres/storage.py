@@ -17,9 +17,9 @@ from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Session
 from tenure.storage.postgres.listener import PostgresListener
-from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.names import require_storable
+from tenure.storage.postgres.reader import PostgresReader
 from tenure.storage.postgres.schema import Schema
 from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.postgres.writer import Claims, PostgresWriter
@@ -126,7 +126,7 @@ class PostgresStorage:
     async def examine(self, *, deep: bool = True) -> list[Finding]:
         """See `Storage.examine`."""
         await self._require_open()
-        return await self._reading.read(lambda tx: health.examine(tx, deep=deep))
+        return await self._reading.read(lambda tx: health.examine(tx, self.address.schema, deep=deep))
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """See `Storage.enqueue`.

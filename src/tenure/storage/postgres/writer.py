@@ -17,7 +17,7 @@ from tenure.clock import Clock, entropy
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import NotificationHub
-from tenure.storage.postgres import errors
+from tenure.storage.postgres import errors, grants
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Connection, Session, begin
@@ -268,7 +268,7 @@ class PostgresWriter(Writer):
         return None
 
     def _translate(self, error: BaseException) -> BaseException:
-        return errors.translate_error(error, self._place)
+        return errors.translate_error(grants.explained(error, self._address), self._place)
 
     def _no_thread(self, error: RuntimeError) -> BaseException:
         return errors.no_thread(error, self._place)

@@ -189,8 +189,9 @@ CREATE TABLE job_ended_other PARTITION OF job DEFAULT;
 SELECT index_ended('job_ended_other');
 
 -- Creates the tables of the jobs that end in some days. A day of which job_ended_other has jobs already gets none.
+-- It runs with the rights of the tables' owner, so that workers need not own them.
 CREATE FUNCTION make_days(first integer, last integer) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     name text;
 BEGIN
@@ -210,8 +211,9 @@ $$;
 
 -- Drops the tables of the days before `first` and after `last` that are empty, because retention has deleted their jobs.
 -- That returns their space to the system at once. Returns how many tables were dropped.
+-- It runs with the rights of the tables' owner, too.
 CREATE FUNCTION drop_days(first integer, last integer) RETURNS integer
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     name text;
     used boolean;
