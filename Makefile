@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
 QUICK := not system and not slow and not redis and not postgres
 # Files in which all tests have a mark that QUICK excludes: importing them takes a second.
-NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_postgres*.py'
+NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_p*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
 # Quick tests write to memory if there is enough: none of them needs a file to survive a power cut.

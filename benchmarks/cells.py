@@ -10,13 +10,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchmarks.child import Drain, Idle, Log, Report, Stamp, Steady, started
+from benchmarks.child import Beat, Drain, Idle, Load, Log, Report, Stamp, Steady, started
 from benchmarks.floors import calls_a_second, inserts_a_second
 from benchmarks.work import Work
-from benchmarks.working import Drained, Pair, Turn, drain
+from benchmarks.working import Drained, Pair, Turn, cpu_seconds, drain
 from tenure.testing import JobTester
+from tests.postgres_servers import PostgresServer
 
-Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor"]
+Column = Literal["memory", "sqlite", "sqlite_floor", "redis", "redis_floor", "postgres"]
 
 CALLERS = 50
 TRIP = 256
@@ -25,6 +26,9 @@ TRIP = 256
 
 BURST = 1_000
 REPORTERS, REPORTING_BURST = 10_000, 8_000
+BEATING, BEATS = 10_000, 30.0
+"""How many active jobs' heartbeats are measured, and for how many seconds."""
+
 FRESH, TURNS = 3, 6
 """Beside a storage in steady state so many fresh ones are measured, each so many times."""
 
@@ -38,10 +42,11 @@ class Sample(Struct, frozen=True):
 
 
 class Places(Struct, frozen=True):
-    """Where a round puts what it measures: an empty folder for files, and an empty server where there is one."""
+    """Where a round puts what it measures: an empty folder for files, and the servers that there are."""
 
     folder: Path
     server: str | None = None
+    postgres: PostgresServer | None = None
 
     def file(self, name: str) -> str:
         """Return the address of a SQLite file."""
@@ -52,6 +57,9 @@ class Places(Struct, frozen=True):
         urls: dict[Column, str] = {"sqlite": self.file(name)}
         if self.server is not None:
             urls["redis"] = f"{self.server}?namespace={name}-{self.folder.name}"
+        if self.postgres is not None:
+            schema = f"{name}_{self.folder.name}".lower().replace("-", "_")
+            urls["postgres"] = f"{self.postgres.url}?schema={schema}"
         return urls
 
     def every(self, name: str) -> dict[Column, str]:
@@ -61,7 +69,7 @@ class Places(Struct, frozen=True):
 
 async def one_round(places: Places) -> AsyncGenerator[Sample]:
     """Measure everything once."""
-    for part in (_enqueueing, _processing, _steadily, _loaded, _waiting, _idling, _testing):
+    for part in (_enqueueing, _processing, _steadily, _loaded, _waiting, _idling, _beating, _under_snapshot, _testing):
         async for sample in part(places):
             yield sample
 
@@ -189,6 +197,34 @@ async def _idling(places: Places) -> AsyncGenerator[Sample]:
 async def _idle(url: str) -> float:
     async with started(Idle(url, seconds=5.0)) as child:
         return await child.answer(float)
+
+
+async def _beating(places: Places) -> AsyncGenerator[Sample]:
+    """Measure what the heartbeats of active jobs cost a PostgreSQL and its client, apart."""
+    server = places.postgres
+    if server is None:
+        return
+    async with started(Beat(places.shared("beating")["postgres"], BEATING, BEATS)) as child:
+        await child.answer(bool)
+        began, cpu_began = time.perf_counter(), cpu_seconds(server.pid)
+        share = await child.answer(float)
+        used = (cpu_seconds(server.pid) - cpu_began) / (time.perf_counter() - began)
+    yield Sample("beats_client", "postgres", [100 * share])
+    yield Sample("beats_server", "postgres", [100 * used])
+
+
+async def _under_snapshot(places: Places) -> AsyncGenerator[Sample]:
+    """Measure no-op jobs before a snapshot is held, and again when it has been held for a minute at full load."""
+    server = places.postgres
+    if server is None:
+        return
+    async with started(Load(places.shared("snapshot")["postgres"], BURST, [10.0, 20.0, 60.0, 20.0])) as child:
+        _, before = [await child.answer(float) for _ in range(2)]
+        with server.connect() as connection:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("SELECT txid_current_snapshot()")
+            _, held = [await child.answer(float) for _ in range(2)]
+    yield Sample("snapshot", "postgres", [100 * held / before])
 
 
 async def _testing(places: Places) -> AsyncGenerator[Sample]:

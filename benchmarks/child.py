@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.work import Work
-from benchmarks.working import drain, idle, in_steady_state, while_logging, while_reporting
+from benchmarks.working import at_full_load, beating, drain, idle, in_steady_state, while_logging, while_reporting
 
 T = TypeVar("T")
 
@@ -65,7 +65,23 @@ class Log(Struct, frozen=True, tag=True):
     turns: int
 
 
-Order = Drain | Steady | Idle | Stamp | Report | Log
+class Beat(Struct, frozen=True, tag=True):
+    """Hold so many runs; answers true when all have begun, then with the share of a core that this took."""
+
+    url: str
+    runs: int
+    seconds: float
+
+
+class Load(Struct, frozen=True, tag=True):
+    """Do bursts of so many jobs without a pause; answers after each of these numbers of seconds with jobs a second."""
+
+    url: str
+    jobs: int
+    seconds: list[float]
+
+
+Order = Beat | Load | Drain | Steady | Idle | Stamp | Report | Log
 
 
 class Child:
@@ -126,6 +142,16 @@ async def obey(order: Order) -> None:
             work = Work(order.url)
             async with work.app:
                 _answer(await while_reporting(work, reporters=order.reporters, jobs=order.jobs, turns=order.turns))
+        case Beat():
+            work = Work(order.url)
+            async with work.app:
+                async for answer in beating(work, runs=order.runs, seconds=order.seconds):
+                    _answer(answer)
+        case Load():
+            work = Work(order.url)
+            async with work.app:
+                async for answer in at_full_load(work, jobs=order.jobs, seconds=order.seconds):
+                    _answer(answer)
         case Log():
             work = Work(order.url)
             async with work.app:

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from benchmarks.cells import BURST, CALLERS, FRESH, TRIP, TURNS, Column, Sample
+from benchmarks.cells import BEATING, BEATS, BURST, CALLERS, FRESH, TRIP, TURNS, Column, Sample
 
 
 class Row(Struct, frozen=True):
@@ -42,6 +42,9 @@ ROWS = (
     Row("enqueue to start, other process after a quiet time, p50", "wait_quiet", "ms", 2),
     Row("enqueue to start, other process after a quiet time, p99", "wait_quiet", "ms", 2, 99),
     Row("idle worker, of one core", "idle", "%", 2),
+    Row("heartbeats of 10,000 active jobs, worker, of one core", "beats_client", "%", 1),
+    Row("heartbeats of 10,000 active jobs, server, of one core", "beats_server", "%", 1),
+    Row("jobs/s under a snapshot held for a minute, of those before", "snapshot", "%", 1),
     Row("testing kit: enqueue and drain 1,000 jobs", "kit_drain", "s", 2),
     Row("testing kit: travel 30 days with a cron of each minute", "kit_cron", "s", 2),
 )
@@ -67,6 +70,7 @@ class Line(Struct, frozen=True):
     sqlite_floor: Figure | None
     redis: Figure | None
     redis_floor: Figure | None
+    postgres: Figure | None
 
 
 class Machine(Struct, frozen=True):
@@ -75,6 +79,7 @@ class Machine(Struct, frozen=True):
     python: str
     sqlite: str
     redis: str | None
+    postgres: str | None
     system: str
     cores: int
     load: float
@@ -89,12 +94,13 @@ class Report(Struct, frozen=True):
     lines: list[Line]
 
 
-def machine(redis: str | None = None) -> Machine:
-    """Return what there is to know of this one; `redis`: the version of the server, where there is one."""
+def machine(redis: str | None = None, postgres: str | None = None) -> Machine:
+    """Return what there is to know of this one; `redis`, `postgres`: the version of the server, where there is one."""
     return Machine(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         sqlite=sqlite3.sqlite_version,
         redis=redis,
+        postgres=postgres,
         system=f"{platform.system()} {platform.machine()}",
         cores=os.cpu_count() or 1,
         load=round(os.getloadavg()[0], 2),
@@ -115,7 +121,7 @@ def as_table(report: Report) -> str:
     """Return the report for a person to read."""
     on = report.machine
     body = [_cells(row, line) for row, line in zip(ROWS, report.lines, strict=True)]
-    rows = [("", "memory", "SQLite", "floor", "of it", "Redis", "floor", "of it"), *body]
+    rows = [("", "memory", "SQLite", "floor", "of it", "Redis", "floor", "of it", "PostgreSQL"), *body]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     table = [
         "  ".join(
@@ -125,8 +131,9 @@ def as_table(report: Report) -> str:
     ]
     return "\n".join(
         [
-            f"{on.python}, SQLite {on.sqlite}, {f'Redis {on.redis}' if on.redis else 'no Redis'}, {on.system}, "
-            f"{on.cores} cores, load {on.load:g} at the start",
+            f"{on.python}, SQLite {on.sqlite}, {f'Redis {on.redis}' if on.redis else 'no Redis'}, "
+            f"{f'PostgreSQL {on.postgres}' if on.postgres else 'no PostgreSQL'}, {on.system}, {on.cores} cores, "
+            f"load {on.load:g} at the start",
             f"{report.rounds} rounds in {report.seconds:.0f} s; medians, and how far the rounds lie apart",
             "",
             *table,
@@ -135,6 +142,8 @@ def as_table(report: Report) -> str:
             "pragmas, as many to a COMMIT as callers, calls in a trip or runs at once; for the waits two COMMITs.",
             "Redis: a server of its own on the loopback, appendonly with fsync each second. Floor: bare calls of a",
             "script that does nothing, by redis-py, as many in a trip; for the waits two trips.",
+            "PostgreSQL: a server of its own on the loopback, fsync on, synchronous_commit on.",
+            f"Heartbeats: of {BEATING:,} active jobs, over {BEATS:.0f} s; the server and the worker apart.",
             "Steady state: as many completed jobs are kept as may be, so for each that completes one is forgotten;",
             f"concurrency 100; medians of {FRESH * TURNS} turns of {BURST:,} jobs, beside {FRESH} fresh storages.",
         ]
@@ -162,6 +171,7 @@ def _cells(row: Row, line: Line) -> tuple[str, ...]:
         _shown(line.redis, row.digits),
         _shown(line.redis_floor, row.digits),
         _share(line.redis, line.redis_floor),
+        _shown(line.postgres, row.digits),
     )
 
 

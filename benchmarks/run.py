@@ -1,6 +1,6 @@
 """Measures, and prints what it found: `make bench`, or `make bench ARGS="-o json"`.
 
-Redis is measured on a server that is started for it, where there is a redis-server or valkey-server on the PATH.
+Redis and PostgreSQL are measured on servers that are started for it, where this machine has them.
 """
 
 import argparse
@@ -12,16 +12,17 @@ from pathlib import Path
 
 from benchmarks.cells import Places, Sample, one_round
 from benchmarks.report import Report, as_json, as_table, lines, machine
-from benchmarks.server import a_server
+from benchmarks.server import a_postgres, a_server, postgres_version
+from tests.postgres_servers import PostgresServer
 
 
-async def measured(rounds: int, server: str | None) -> list[Sample]:
+async def measured(rounds: int, server: str | None, postgres: PostgresServer | None) -> list[Sample]:
     """Return the samples of so many rounds, each in a fresh temporary folder and fresh namespaces."""
     samples: list[Sample] = []
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
-            samples += [sample async for sample in one_round(Places(Path(folder), server))]
+            samples += [sample async for sample in one_round(Places(Path(folder), server, postgres))]
     return samples
 
 
@@ -31,9 +32,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (3)")
     args = parser.parse_args()
-    with a_server() as server:
-        on, began = machine(server.version if server else None), time.perf_counter()
-        samples = asyncio.run(measured(args.rounds, server.url if server else None))
+    with a_server() as server, a_postgres() as postgres:
+        on = machine(server.version if server else None, postgres_version() if postgres else None)
+        began = time.perf_counter()
+        samples = asyncio.run(measured(args.rounds, server.url if server else None, postgres))
     report = Report(on, args.rounds, time.perf_counter() - began, lines(samples))
     print(as_json(report) if args.output == "json" else as_table(report))
 

@@ -1,4 +1,4 @@
-"""A Redis or Valkey to measure on, of this run's own."""
+"""The servers to measure on, of this run's own: a Redis or Valkey, and a PostgreSQL."""
 
 import shutil
 import socket
@@ -6,12 +6,16 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 from msgspec import Struct
 from redis import Redis
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as NotUp
 from redis.retry import Retry
+
+from tenure_testing.postgres_programs import postgres_programs, version_of
+from tests.postgres_servers import PostgresServer, missing_postgres
 
 
 class Server(Struct, frozen=True):
@@ -43,3 +47,23 @@ def a_server() -> Generator[Server | None]:
         finally:
             process.terminate()
             process.wait()
+
+
+@contextmanager
+def a_postgres() -> Generator[PostgresServer | None]:
+    """Start one that writes through to the disk; None where this machine has none."""
+    if missing_postgres(own=True) is not None:
+        yield None
+        return
+    settings = {"max_wal_size": "1GB", "shared_buffers": "256MB"}
+    with (
+        tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder,
+        PostgresServer(Path(folder), durable=True, **settings) as server,
+    ):
+        yield server
+
+
+def postgres_version() -> str | None:
+    """Return the version of the PostgreSQL of this machine."""
+    programs = postgres_programs()
+    return None if programs is None else ".".join(map(str, version_of(programs / "postgres")))

@@ -47,6 +47,8 @@ class Work:
                 if self.reporting:
                     current_job().progress(number)
                     number += 1
+                if self.reporters_rest:
+                    await self.reporters_end.wait()
                 await asyncio.sleep(1)
 
         self.reporter = reporter
@@ -54,6 +56,8 @@ class Work:
         """How many reporters have started."""
         self.reporting = False
         """True if each reporter reports its progress once a second."""
+        self.reporters_rest = False
+        """True if the reporters wait for their end, and do nothing else."""
         self.reporters_end = asyncio.Event()
         self.noop = noop
         self.stamp = stamp

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -72,6 +74,35 @@ async def in_steady_state(
         if not most <= (kept := await steady.completed()) <= 1.2 * most:
             raise RuntimeError(f"{kept} completed jobs are kept of {steady.ran}, and {most} may be")
     return found
+
+
+async def beating(work: Work, *, runs: int, seconds: float) -> AsyncGenerator[bool | float]:
+    """Hold so many runs that do nothing. Yield True when all have begun, then the processor time of a second."""
+    await work.app.enqueue_many(work.reporter.call() for _ in range(runs))
+    async with work.app.worker(queues=[REPORTS], concurrency=runs):
+        while work.reporters < runs:  # noqa: ASYNC110 - nothing notifies
+            await asyncio.sleep(0.1)
+        # The runs sleep a second at a time, which costs as much as all else here.
+        work.reporters_rest = True
+        await asyncio.sleep(SETTLING)
+        yield True
+        began, cpu_began = time.perf_counter(), _with_children()
+        await asyncio.sleep(seconds)
+        yield (_with_children() - cpu_began) / (time.perf_counter() - began)
+        work.reporters_end.set()
+
+
+async def at_full_load(work: Work, *, jobs: int, seconds: Sequence[float]) -> AsyncGenerator[float]:
+    """Do bursts of no-op jobs, the next one enqueued while one runs. Yield jobs a second for each number of seconds."""
+    async with work.app.worker(concurrency=100):
+        await work.fill(jobs, trip=SETTLED_TRIP)
+        wanted = 0
+        for length in seconds:
+            began, before = time.perf_counter(), work.ran
+            while time.perf_counter() - began < length:
+                wanted += jobs
+                await asyncio.gather(work.fill(jobs, trip=SETTLED_TRIP), work.until_ran(wanted))
+            yield (work.ran - before) / (time.perf_counter() - began)
 
 
 async def while_reporting(work: Work, *, reporters: int, jobs: int, turns: int) -> list[Pair]:
@@ -149,6 +180,19 @@ def _with_children() -> float:
             threads = Path(f"/proc/{child}/task").glob("*/schedstat")
             seconds += sum(int(thread.read_text().split()[0]) for thread in threads) / 1_000_000_000
     return seconds
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its children, also of those that have ended."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
+    ]
+    ticks = 0
+    for process, fields in ((pid, slice(11, 15)), *((child, slice(11, 13)) for child in children)):
+        with suppress(OSError):
+            stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, stat[fields]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def idle(work: Work, *, seconds: float) -> float:

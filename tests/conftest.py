@@ -14,6 +14,7 @@ import pytest
 
 from tenure.storage.sqlite.storage import SQLiteStorage
 from tenure.storage.urls import locate
+from tenure_testing.postgres_programs import postgres_programs
 from tests.clusters import RedisCluster
 from tests.postgres_servers import (
     PgBouncer,
@@ -23,7 +24,6 @@ from tests.postgres_servers import (
     missing_pgbouncer,
     missing_postgres,
     pgbouncer_program,
-    postgres_programs,
     postgres_url_given,
 )
 from tests.sentinels import RedisSentinels
@@ -36,7 +36,7 @@ OWN = {
 }
 """By mark, the fixtures that start servers; for the others one will do that runs already."""
 
-PGBOUNCER = {"pgbouncer_urls", "start_pgbouncer"}
+PGBOUNCER = {"pgbouncer_urls", "shared_pgbouncer", "start_pgbouncer"}
 POSTGRES = {"postgres_urls", "start_postgres", "shared_schema", *PGBOUNCER}
 """The fixtures that need a PostgreSQL. Only `start_postgres` needs one that may be killed."""
 

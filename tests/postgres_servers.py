@@ -1,8 +1,6 @@
 """PostgreSQL and PgBouncer for the tests: started as an unprivileged user, deleted when the tests end."""
 
 import os
-import pwd
-import re
 import secrets
 import shutil
 import signal
@@ -18,15 +16,19 @@ from urllib.parse import quote, urlsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tenure_testing.postgres_programs import (
+    DISTRIBUTIONS,
+    give_to_server,
+    postgres_programs,
+    server_user,
+    version_of,
+)
 from tenure_testing.proxy import free_port
 from tests.servers import PATIENCE, guard, until
 
 POSTGRES_URL = "TENURE_TEST_POSTGRES_URL"
 OLDEST = 13
 """The oldest major version of PostgreSQL that Tenure supports."""
-
-DISTRIBUTIONS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
-"""Where Debian and Red Hat put the programs of a server: not on the PATH."""
 
 ROLE = DATABASE = "tenure"
 PASSWORD = f"{secrets.token_hex(8)}@:/%"
@@ -61,18 +63,6 @@ def postgres_url_given() -> str | None:
 
 
 @cache
-def postgres_programs() -> Path | None:
-    """Return the folder of initdb, postgres and pg_basebackup: that of the `postgres` on the PATH, else the newest."""
-    found = shutil.which("postgres")
-    if found is not None:
-        return Path(found).resolve().parent
-    folders = [
-        folder for pattern in DISTRIBUTIONS for folder in Path("/").glob(pattern) if (folder / "postgres").exists()
-    ]
-    return max(folders, key=lambda folder: version_of(folder / "postgres"), default=None)
-
-
-@cache
 def pgbouncer_program() -> Path | None:
     """Return the program of PgBouncer; Debian puts it where only root's PATH leads."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -98,25 +88,7 @@ def missing_pgbouncer() -> str | None:
     return "no pgbouncer on the PATH or in /usr/sbin" if pgbouncer_program() is None else None
 
 
-@cache
-def version_of(program: Path) -> tuple[int, ...]:
-    """Return the version that a program prints: (15, 18)."""
-    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\b\d+(\.\d+)*", printed)
-    assert found is not None, printed
-    return tuple(map(int, found[0].split(".")))
-
-
 # --- processes of an unprivileged user -------------------------------------------------------------
-
-
-@cache
-def _user() -> dict[str, Any]:
-    """Return who runs the servers, for `subprocess`: PostgreSQL and PgBouncer refuse to run as root."""
-    if os.geteuid() != 0:
-        return {}
-    account = pwd.getpwnam("nobody")
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
 @cache
@@ -124,15 +96,8 @@ def _base() -> Path:
     """Make the folder of all servers of this process. pytest's folders are closed to other users."""
     folder = Path(tempfile.mkdtemp(prefix="tenure-postgres-"))
     guard("hold", folder)
-    _owned(folder)
+    give_to_server(folder)
     return folder
-
-
-def _owned(path: Path) -> Path:
-    """Give a file or folder to the user who runs the servers."""
-    if user := _user():
-        os.chown(path, user["user"], user["group"])
-    return path
 
 
 def _run(*words: str | Path, **environment: str) -> None:
@@ -145,7 +110,7 @@ def _run(*words: str | Path, **environment: str) -> None:
         text=True,
         check=False,
         start_new_session=True,
-        **_user(),
+        **server_user(),
     )
     assert done.returncode == 0, f"{words[0]} failed: {done.stdout}{done.stderr}"
 
@@ -154,7 +119,7 @@ class _Server:
     """A server program with its folder and its log. It ends with the `with` block and with this process."""
 
     def __init__(self, log: Path, end_with: signal.Signals) -> None:
-        self.folder = _owned(Path(tempfile.mkdtemp(dir=_base(), prefix="")))
+        self.folder = give_to_server(Path(tempfile.mkdtemp(dir=_base(), prefix="")))
         self.log = log
         self.port = 0
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +199,7 @@ class _Server:
         with self.log.open("ab") as log:
             # In a session of its own, Ctrl-C does not reach it.
             self._process = subprocess.Popen(
-                words, cwd=self.folder, stdout=log, stderr=log, start_new_session=True, **_user()
+                words, cwd=self.folder, stdout=log, stderr=log, start_new_session=True, **server_user()
             )
         guard("hold", self.pid, self._end_with)
         until(lambda: self._exited or self._answers(port), f"the server to answer; its log: {self.log}")
@@ -466,7 +431,7 @@ def _empty_cluster(programs: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        **_user(),
+        **server_user(),
     )
     assert done.returncode == 0, done.stderr
     assert "ERROR" not in done.stderr, done.stderr

@@ -13,7 +13,10 @@ import pytest
 
 from tenure import StorageReplaced, StorageRewound, Tenure, Timing
 from tenure.core.events import Event, JobCompleted
+from tenure.core.lifecycle import State
 from tenure.ops.diagnosis import DiagnosisInput, diagnose
+from tenure.storage.protocol import Query
+from tests.postgres_servers import PostgresServer
 from tests.sentinels import RedisSentinels
 from tests.servers import RedisServer, until
 
@@ -207,6 +210,37 @@ async def test_a_failover_to_a_replica_that_lacks_writes_is_an_alarm(
         await asyncio.to_thread(sentinels.lose)
         await here.alarmed(kind)
         await here.do_a_job()
+
+
+@pytest.mark.parametrize("synchronous", [True, False], ids=["synchronous", "asynchronous"])
+async def test_a_failover_of_postgres_is_an_alarm_if_it_loses_writes(
+    postgres_server: PostgresServer, fleet: Callable[[str], Fleet], synchronous: bool
+) -> None:
+    standby = postgres_server.standby(synchronous=synchronous)
+    # libpq finds the one of the two that takes writes.
+    here = fleet(postgres_server.url.replace(postgres_server.address, f"{postgres_server.address},{standby.address}"))
+    async with here.running():
+        if not synchronous:
+            # It no longer receives what the primary acknowledges. A frozen one would find that in its socket later.
+            await asyncio.to_thread(standby.stop)
+        for _ in range(3):
+            await here.do_a_job()
+        await here.beaten()
+        acknowledged = set(here.completed)
+        await asyncio.to_thread(postgres_server.kill)
+        if not synchronous:
+            await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.promote)
+        if synchronous:
+            await here.do_a_job()
+            await here.quiet()
+        else:
+            await here.alarmed(StorageRewound)
+            await here.do_a_job()
+        jobs = {job.id: job.state for job in (await here.app.storage.find(Query())).jobs}
+
+    assert acknowledged <= jobs.keys() if synchronous else acknowledged - jobs.keys()
+    assert set(jobs.values()) <= {State.COMPLETED, State.DELAYED}
 
 
 async def test_a_deleted_file_is_an_alarm_and_work_goes_on(tmp_path: Path, fleet: Callable[[str], Fleet]) -> None:

@@ -25,7 +25,9 @@ SHARES = {"quick": (Timing.fast(), 0.4), "default": (Timing(), 0.6)}
 def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
     """Play the requested acts. Return 0 if every check of the audits passes."""
     parser = argparse.ArgumentParser(prog="python -m tenure_testing.chaos", description=__doc__)
-    parser.add_argument("--storage", default="sqlite", choices=("sqlite", "redis", "valkey"), help="what to strike")
+    parser.add_argument(
+        "--storage", default="sqlite", choices=("sqlite", "redis", "valkey", "postgres"), help="what to strike"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are committed, both acts together")
     parser.add_argument("--seed", type=int, help="which faults, in which order; drawn and printed unless given")
     parser.add_argument("--act", choices=tuple(SHARES), help="only this one")

@@ -15,7 +15,8 @@ from tenure.storage.redis.address import RedisAddress, ServerAddress, read
 from tenure.storage.redis.connection import ServerConnection
 from tenure.storage.redis.resp import Reply, Word
 from tenure.storage.urls import locate
-from tenure_testing.proxy import Proxy, free_port
+from tenure_testing.chaos.networks import Networks
+from tenure_testing.proxy import free_port
 
 STARTING = 20.0
 """Seconds within which a server answers after its start, including the time to read its files."""
@@ -37,19 +38,18 @@ _SETTINGS = (
 )
 
 
-class ChaosRedis:
+class ChaosRedis(Networks):
     """One server that persists everything, or nothing. In the second case the audit must detect the loss."""
 
     def __init__(self, folder: Path, *, brand: str = "redis", keeps: bool = True) -> None:
+        super().__init__()
         self.lock: str | None = None
         self._brand = brand
         self._program = f"{brand}-server"
         self._keeps = keeps
         self.without: dict[str, str] = {}
         self._folder = folder / "server"
-        self._port = 0
         self._process: Process | None = None
-        self._proxies: dict[str, Proxy] = {}
 
     async def open(self) -> None:
         """Start the server.
@@ -60,9 +60,9 @@ class ChaosRedis:
         if shutil.which(self._program) is None:
             raise UsageError(f"the PATH has no {self._program}; install one (make servers)")
         self._folder.mkdir()
-        self._port = free_port()
+        self.port = free_port()
         kept = ("appendonly", "yes" if self._keeps else "no")
-        settings = (*_SETTINGS, kept, ("port", str(self._port)), ("dir", str(self._folder)))
+        settings = (*_SETTINGS, kept, ("port", str(self.port)), ("dir", str(self._folder)))
         (self._folder / "server.conf").write_text("".join(f"{name} {value}\n" for name, value in settings))
         await self.start()
 
@@ -116,20 +116,7 @@ class ChaosRedis:
 
     def url(self, member: str) -> str:
         """Return the address. Each member has its own proxy; the conductor connects to the server directly."""
-        port = self.network(member).port if member else self._port
-        return f"{self._brand}://127.0.0.1:{port}/0"
-
-    def network(self, member: str) -> Proxy:
-        """Return the proxy between a member and the server."""
-        proxy = self._proxies.get(member)
-        if proxy is None:
-            proxy = self._proxies[member] = Proxy(self._port, seed=len(self._proxies))
-            proxy.__enter__()
-        return proxy
-
-    def networks(self) -> list[Proxy]:
-        """Return all proxies."""
-        return list(self._proxies.values())
+        return f"{self._brand}://127.0.0.1:{self.port_for(member)}/0"
 
     async def flaws(self) -> list[str]:
         """Return the flaws that the storage finds in itself and in the server."""
@@ -143,14 +130,12 @@ class ChaosRedis:
 
     async def close(self) -> None:
         """End the server and the proxies. Idempotent."""
-        proxies, self._proxies = self._proxies, {}
-        for proxy in proxies.values():
-            await asyncio.to_thread(proxy.__exit__, None, None, None)
+        await self.close_networks()
         await self.end(signal.SIGKILL)
 
     @property
     def _place(self) -> ServerAddress:
-        return ServerAddress("127.0.0.1", self._port)
+        return ServerAddress("127.0.0.1", self.port)
 
     @property
     def _address(self) -> RedisAddress:

@@ -137,8 +137,15 @@ def _storage_and_faults(storage: str, *, control: bool) -> tuple[Callable[[Path]
             return partial(ChaosRedis, brand=storage, keeps=not control), REDIS
         case "redis" | "valkey":
             raise UsageError(f"{storage} needs redis-py: pip install 'tenure[redis]'")
+        case "postgres" if find_spec("psycopg") is not None:
+            from tenure_testing.chaos.postgres_faults import POSTGRES
+            from tenure_testing.chaos.postgres_storage import ChaosPostgres
+
+            return partial(ChaosPostgres, keeps=not control), POSTGRES
+        case "postgres":
+            raise UsageError("postgres needs psycopg: pip install 'tenure[postgres]'")
         case _:
-            raise UsageError(f"the chaos test does not support {storage!r}; use sqlite, redis or valkey")
+            raise UsageError(f"the chaos test does not support {storage!r}; use sqlite, redis, valkey or postgres")
 
 
 class _Act:

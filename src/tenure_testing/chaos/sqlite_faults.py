@@ -1,14 +1,13 @@
 """Faults of a SQLite file: a foreign writer, a full disk, and processes that die during a commit."""
 
 import asyncio
-import os
 import signal
 import sqlite3
 from pathlib import Path
 
 from tenure.storage.sqlite.locks import written
 from tenure_testing.chaos.faults import Fault, Field, stop_writer
-from tenure_testing.chaos.storage import ChaosSQLite
+from tenure_testing.chaos.storage import ChaosSQLite, fill
 from tenure_testing.demo.processes import send
 
 HELD = (1.0, 9.0)
@@ -19,8 +18,6 @@ FULL = (1.0, 8.0)
 
 WATCHED = 2000
 """How often the test looks for a writer before it kills the workers anyway."""
-
-_CHUNK = b"\0" * (1 << 20)
 
 
 async def foreign_writer(field: Field) -> bool:
@@ -51,7 +48,7 @@ async def full_disk(field: Field) -> bool:
         filler = storage.disk / "filler"
         deed = field.note("full disk", "outage", "storage")
         try:
-            await asyncio.to_thread(_fill, filler)
+            await asyncio.to_thread(fill, filler)
             await field.rest(FULL)
         finally:
             filler.unlink(missing_ok=True)
@@ -105,17 +102,3 @@ def _taken(database: Path) -> sqlite3.Connection | None:
         connection.close()
         return None
     return connection
-
-
-def _fill(path: Path) -> None:
-    """Write until the disk is full. Halve the size of a write each time one fails."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        size = len(_CHUNK)
-        while size:
-            try:
-                os.write(descriptor, _CHUNK[:size])
-            except OSError:
-                size //= 2
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,12 @@ from typing import Protocol
 from tenure.storage.sqlite.locks import lock_file
 
 ROOM = 256
-"""The size of a SQLite disk in MiB: small enough to be filled at once."""
+"""The size of a small disk in MiB: it can be filled at once."""
+
+UNMOUNTED = "needs the right to mount a small disk"
+"""Why the disk is not full, if this process may not mount one."""
+
+_CHUNK = b"\0" * (1 << 20)
 
 
 class ChaosStorage(Protocol):
@@ -52,10 +57,9 @@ class ChaosSQLite:
     async def open(self) -> None:
         """Create the folder, and mount the disk."""
         self.disk.mkdir()
-        if os.geteuid() == 0:
-            self._mounted = await _did("mount", "-t", "tmpfs", "-o", f"size={ROOM}m", "tmpfs", str(self.disk))
+        self._mounted = await mount(self.disk)
         if not self._mounted:
-            self.without["full disk"] = "needs the right to mount a small disk"
+            self.without["full disk"] = UNMOUNTED
 
     def url(self, member: str) -> str:
         """Return the address, which is the same for all members."""
@@ -76,9 +80,32 @@ class ChaosSQLite:
     async def close(self) -> None:
         """Unmount the disk."""
         if self._mounted:
-            # Unmount lazily, because a process that is just dying may still have an open file.
-            await _did("umount", "-l", str(self.disk))
+            await unmount(self.disk)
             self._mounted = False
+
+
+async def mount(folder: Path) -> bool:
+    """Put a small disk there. Return False if this process may not do that."""
+    return os.geteuid() == 0 and await _did("mount", "-t", "tmpfs", "-o", f"size={ROOM}m", "tmpfs", str(folder))
+
+
+async def unmount(folder: Path) -> None:
+    """Take the disk away, even if a process that is just dying still has an open file there."""
+    await _did("umount", "-l", str(folder))
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full. Halve the size of a write each time one fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = len(_CHUNK)
+        while size:
+            try:
+                os.write(descriptor, _CHUNK[:size])
+            except OSError:
+                size //= 2
+    finally:
+        os.close(descriptor)
 
 
 async def _did(*command: str) -> bool:

@@ -77,6 +77,7 @@ class Session:
 
     def __init__(self, address: PostgresAddress, target: str, *, check: Callable[[Connection], None]) -> None:
         """Connect later. `check`: called with each new connection; what it raises closes it."""
+        self._origin = address, target
         self._target = parameters(address, target)
         self._check = check
         self._connection: Connection | None = None
@@ -100,6 +101,10 @@ class Session:
                 raise
             self._connection = connection
         return self._connection
+
+    def another(self) -> "Session":
+        """Return a session of the same kind, with a connection of its own."""
+        return Session(*self._origin, check=self._check)
 
     def roll_back(self) -> None:
         """End a failed transaction; close the connection if that is impossible."""

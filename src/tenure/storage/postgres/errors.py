@@ -24,6 +24,7 @@ _PASSING = {
     "57P05",  # idle_session_timeout
 }
 _SCHEMA = {"3F000", "42P01", "42703", "42883"}
+_NO_SLOT = ("too many clients", "connection slots are reserved", "too many connections", "no more connections allowed")
 _PERMISSION = {"42501", "28000", "28P01"}
 
 
@@ -85,11 +86,6 @@ def _translated(error: psycopg.Error, shown: str) -> BaseException:
                 f"{shown} takes no writes: it is a standby, or set to read only. Name the primary; with several hosts "
                 "in the URL the one that takes writes is found"
             )
-        case pg.TooManyConnections():
-            return StorageUnavailableError(
-                f"{shown} has no room for a further connection ({text}); raise its max_connections, or put PgBouncer "
-                "before it. Each process needs up to four connections"
-            )
         case pg.LockNotAvailable():
             return StorageUnavailableError(f"{shown} was kept busy by others for too long; try again")
         case _ if state in _PERMISSION:
@@ -117,6 +113,11 @@ def _text(error: psycopg.Error) -> str:
 
 
 def _hinted(text: str) -> str:
+    """Add the remedy. libpq tells only in words why a connection could not be opened."""
     if "Connection refused" in text or "could not translate host name" in text:
         return f"{text}; check that it runs there, and that host and port are right"
+    if any(words in text for words in _NO_SLOT):
+        return (
+            f"{text}; raise its max_connections, or put PgBouncer before it: each process needs up to four connections"
+        )
     return text

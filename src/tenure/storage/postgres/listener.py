@@ -6,6 +6,7 @@ A hint may be lost; every waiter also polls. While the connection is down, the t
 """
 
 import json
+import logging
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,8 +15,8 @@ from tenure.clock import Clock, entropy
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres.address import PostgresAddress
-from tenure.storage.postgres.connection import Session
-from tenure.storage.postgres.statements import STATEMENTS
+from tenure.storage.postgres.connection import Connection, Session
+from tenure.storage.postgres.statements import NAMED, STATEMENTS
 from tenure.storage.protocol import owner_topic
 
 RETRY_DELAY = ExponentialDelay(0.1, 5.0)
@@ -30,7 +31,12 @@ PING_EVERY = 10.0
 PAYLOAD = 7_900
 """The maximum size of a message: the server refuses 8,000 bytes."""
 
+PROBE = 2.0
+"""Seconds within which a notification of another connection arrives, if this address passes them on."""
+
 _OWNER = owner_topic("")
+
+logger = logging.getLogger("tenure")
 
 
 class PostgresListener:
@@ -54,6 +60,7 @@ class PostgresListener:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._listening = False
+        self._polls = self._session is None
 
     def listen(self, topics: Iterable[str]) -> Listener:
         """Return a new listener. Its first hint says that it misses no notification from now on."""
@@ -68,7 +75,7 @@ class PostgresListener:
                     # If no thread can be started, the waiters poll.
                     thread.start()
                     self._thread = thread
-            heard = self._listening or self._session is None
+            heard = self._listening or self._polls
         if heard:
             listener.wake()
         return listener
@@ -94,7 +101,7 @@ class PostgresListener:
     def _work(self, stopped: threading.Event) -> None:
         failures = 0
         while not stopped.is_set():
-            if self._session is None:
+            if self._session is None or self._polls:
                 self._hint()
                 stopped.wait(POLL * (0.75 + self._jitter.random() / 2))
                 continue
@@ -114,6 +121,14 @@ class PostgresListener:
     def _receive(self, session: Session, stopped: threading.Event) -> None:
         connection = session.use()
         connection.execute(STATEMENTS["session.listen"].replace(":channel", self._address.channel).encode())
+        if not self._hears_others(connection, session):
+            self._polls = True
+            logger.warning(
+                "%s passes on no notifications, as PgBouncer in transaction mode: this process looks for jobs of "
+                "others once a second; name the server itself with listen_url=, or set listen=off",
+                self._address.shown,
+            )
+            return
         with self._guard:
             self._listening = True
         # Listeners that began before may have missed notifications.
@@ -124,6 +139,19 @@ class PostgresListener:
                 if stopped.is_set():
                     return
             connection.execute(STATEMENTS["session.ping"].encode())
+
+    def _hears_others(self, connection: Connection, session: Session) -> bool:
+        """Return False if a pooler gives this connection another backend for each transaction."""
+        backend = connection.execute(NAMED["session.backend"]).fetchone()
+        if backend == (connection.info.backend_pid,):
+            return True
+        # A pooler that gives it one backend for its whole life passes notifications on.
+        other = session.another()
+        try:
+            other.use().execute(NAMED["session.notify"], {"channel": self._address.channel, "payload": "[]"})
+            return any(True for _ in connection.notifies(timeout=PROBE, stop_after=1))
+        finally:
+            other.close()
 
     def _pass_on(self, payload: str) -> None:
         try:

@@ -63,6 +63,10 @@ SELECT pg_xact_status(:number::text::xid8);
 -- Returns the server's version, and the encoding of the database.
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding');
 
+-- name: backend
+-- Returns the process that serves this statement.
+SELECT pg_backend_pid();
+
 -- name: tables
 -- Returns whether the schema exists, how many tables it has, and whether one of them is ours.
 SELECT to_regnamespace(:schema) IS NOT NULL,
