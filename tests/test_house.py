@@ -16,6 +16,7 @@ import pytest
 import tenure
 from tenure import errors
 from tenure.core.lifecycle import TRANSITIONS
+from tenure.storage.moving import MoveTarget
 from tenure.storage.protocol import Storage
 from tests.conftest import ON_VALKEY
 
@@ -87,7 +88,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     "tenure.supervisor": ("child reload systemd", "monitor overview recovery", "supervisor"),
     "tenure.storage": (
         "cursors forking migrations notifications policies protocol script_files secrets",
-        "notification_retry sql",
+        "moving notification_retry sql",
         "memory postgres redis sqlite",
         "urls",
     ),
@@ -95,7 +96,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
         "helpers state_machine",
         "claim_numbers collecting crashes differential enqueue events exchange many_queues notices order reading "
         "reclaim regressions renew revise sweep ttl tune unique_keys",
-        "concurrency_keys dead_letters limits pause rates retention schedules unknown_tasks",
+        "concurrency_keys dead_letters limits moves pause rates retention schedules unknown_tasks",
         "suite",
         "__init__",
     ),
@@ -434,7 +435,8 @@ def test_no_sql_or_redis_command_is_in_a_python_string() -> None:
 
 
 def test_each_storage_has_one_script_for_each_verb() -> None:
-    verbs = {name for name, verb in vars(Storage).items() if inspect.iscoroutinefunction(verb)}
+    calls = {**vars(Storage), **vars(MoveTarget)}
+    verbs = {name for name, verb in calls.items() if inspect.iscoroutinefunction(verb)}
     verbs -= {"open", "close", "examine"}
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind,
     # and what creates an empty partition.

@@ -13,7 +13,8 @@ TenureError
 │   ├── StorageUnavailableError   wait: it may come back
 │   ├── StorageFullError          wait: an operator must free space
 │   ├── NotDurableError           the write may be lost; repeat it with the same id
-│   └── SchemaMismatchError       stop: not a Tenure storage, or another version of it
+│   ├── SchemaMismatchError       stop: not a Tenure storage, or another version of it
+│   └── StorageMovedError         stop: the jobs are in another storage now
 ├── JobError                      raised where a caller awaits a result
 │   ├── JobFailedError
 │   │   └── JobStalledError
@@ -163,6 +164,21 @@ class NotDurableError(StorageError):
 
 class SchemaMismatchError(StorageError):
     """The storage at this URL is not a Tenure storage, or has a version that this library cannot use."""
+
+
+class StorageMovedError(StorageError):
+    """The jobs of this queue were moved to another storage, and nothing was written; use `moved_to` from now on.
+
+    `moved_to`: the other storage's address, without a password.
+    """
+
+    def __init__(self, queue: str, moved_to: str) -> None:
+        super().__init__(f"the jobs of queue {queue!r} were moved to {moved_to}; use that storage from now on")
+        self.queue = queue
+        self.moved_to = moved_to
+
+    def __reduce__(self) -> tuple[type["StorageMovedError"], tuple[str, str]]:
+        return type(self), (self.queue, self.moved_to)
 
 
 class JobError(TenureError):

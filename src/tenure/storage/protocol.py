@@ -18,6 +18,7 @@ from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
+from tenure.core.move import MoveMark
 from tenure.core.partition import PartitionState
 from tenure.core.retention import RetentionRules
 from tenure.core.schedule import Schedule
@@ -348,11 +349,15 @@ class RedriveJob(Struct, frozen=True, tag="redrive"):
 
 
 class DeleteJob(Struct, frozen=True, tag="delete"):
-    """Delete a job that is not active. `ended`: only if its end is still the one at this instant; 0: if it has none."""
+    """Delete a job that is not active. `ended`: only if its end is still the one at this instant; 0: if it has none.
+
+    `move`: only while the jobs of its queue are moved to another storage by the move of this id.
+    """
 
     ref: Ref
     by: str | None = None
     ended: int | None = None
+    move: str | None = None
 
 
 class RescheduleJob(Struct, frozen=True, tag="reschedule"):
@@ -451,7 +456,8 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     jobs of a task may start in each queue; a task's rate replaces the rates that its jobs carry.
     `lift`: end the limit that `RateLimited` has set for a rate of the queue, `QUEUE_RATE` for the queue itself, or "*"
     for the first `LOOK_LIMIT` of them. It is an action and is not stored. `concurrency`: how many jobs a worker runs at
-    once; 0: as many as it was started with.
+    once; 0: as many as it was started with. `moved`: the jobs of a queue move to another storage: it gives out no
+    jobs and refuses new ones. For a worker: tells it where they went.
     """
 
     paused: bool | None = None
@@ -463,12 +469,25 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     stop: bool | None = None
     lift: str | None = None
     concurrency: int | None = None
+    moved: MoveMark | None = None
+
+    @property
+    def closed(self) -> bool:
+        """True if a queue with these settings gives out no jobs."""
+        return bool(self.paused) or self.moved_to is not None
+
+    @property
+    def moved_to(self) -> str | None:
+        """The address of the storage that a queue's jobs are moved to; None if they are not."""
+        return None if self.moved is None else self.moved.to or None
 
     @property
     def orders(self) -> tuple[str, ...]:
         """The orders of a worker with these settings, as the answer to its beat names them."""
-        names = tuple(name for name in ("quiet", "stop") if getattr(self, name))
-        return (*names, f"{CONCURRENCY}{self.concurrency}") if self.concurrency else names
+        names: tuple[str, ...] = tuple(name for name in ("quiet", "stop") if getattr(self, name))
+        if self.concurrency:
+            names = (*names, f"{CONCURRENCY}{self.concurrency}")
+        return names if self.moved_to is None else (*names, f"{MOVED}{self.moved_to}")
 
     def under(self, other: "Settings") -> "Settings":
         """Return these settings with `other` laid over them; stall terms and retention are merged field by field."""
@@ -485,6 +504,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
             quiet=self.quiet if other.quiet is None else other.quiet,
             stop=self.stop if other.stop is None else other.stop,
             concurrency=self.concurrency if other.concurrency is None else other.concurrency,
+            moved=self.moved if other.moved is None else other.moved,
         )
 
 
@@ -685,6 +705,7 @@ class Storage(Protocol):
 
         Raises:
             StorageFullError: the storage has no room; nothing was written.
+            StorageMovedError: the jobs of one of the queues are moved to another storage; nothing was written.
         """
         ...
 
@@ -888,6 +909,9 @@ CONCURRENCY = "concurrency:"
 
 OUTDATED = "outdated:"
 """The prefix of the order to stop that a worker gets if it knows only an older schema; the reason follows."""
+
+MOVED = "moved:"
+"""The prefix of the order that tells a worker where the jobs went; the address follows."""
 
 EVENTS_END = "$"
 """The cursor after the newest event."""

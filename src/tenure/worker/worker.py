@@ -28,7 +28,8 @@ from tenure.handlers.log_fields import add_log_fields
 from tenure.health.process_health import ProcessHealth, blocked
 from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
-from tenure.storage.protocol import CONCURRENCY, OUTDATED, WorkerInfo
+from tenure.storage.moving import require_here
+from tenure.storage.protocol import CONCURRENCY, MOVED, OUTDATED, WorkerInfo
 from tenure.waiting import first
 from tenure.worker.active_runs import ActiveRun, StopReason
 from tenure.worker.assembly import WorkerCallbacks, WorkerParts
@@ -85,6 +86,7 @@ class Worker(PublicObject):
         self._runtime = runtime
         self._queues = tuple(named(queue, field="queue") for queue in queues)
         self._concurrency = self._own_concurrency = concurrency
+        self._moved_to: str | None = None
         self._reaper = reaper
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
@@ -137,6 +139,7 @@ class Worker(PublicObject):
 
         Raises:
             StorageError: the storage cannot be opened, or cannot store the schedules that code declares.
+            StorageMovedError: the jobs of its queues were moved to another storage.
             UsageError: the worker has been stopped; a task lacks a migration from an older version, or has
                 run="process" in an app that other processes cannot import.
             RuntimeError, OSError: the system refuses the thread that renews leases. The worker is then stopped.
@@ -155,6 +158,7 @@ class Worker(PublicObject):
         self._log_start()
         try:
             await self._runtime.storage.open()
+            await require_here(self._runtime.storage, self._queues)
             self._unstored_schedules = await put_all(self._runtime.storage, self._runtime.schedules.values())
             await self._bus.subscribe()
             await self._lifespan.enter(self._wait_for_cancelled_start)
@@ -468,6 +472,11 @@ class Worker(PublicObject):
             self._concurrency = concurrency
             self._exchange.set_concurrency(concurrency)
         outdated = next((order.removeprefix(OUTDATED) for order in orders if order.startswith(OUTDATED)), None)
+        moved_to = next((order.removeprefix(MOVED) for order in orders if order.startswith(MOVED)), None)
+        if moved_to is not None and moved_to != self._moved_to:
+            what = "worker %s claims no more: the jobs of %s were moved to %s; start workers there"
+            self._runtime.logger.error(what, self.owner.name, self._runtime.storage.url, moved_to)
+        self._moved_to = moved_to
         # A worker that is being recycled gives its runs all the time that they need. `stop` ends that.
         if ("stop" in orders or outdated is not None) and self._ending is None and not self.ended:
             if outdated is None:

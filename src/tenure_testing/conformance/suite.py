@@ -11,6 +11,7 @@ from tenure_testing.conformance.events import EventsConformance
 from tenure_testing.conformance.exchange import ClaimConformance, SettleConformance
 from tenure_testing.conformance.limits import LimitsConformance
 from tenure_testing.conformance.many_queues import ManyQueuesConformance
+from tenure_testing.conformance.moves import MovesConformance
 from tenure_testing.conformance.notices import NoticesConformance
 from tenure_testing.conformance.order import FairnessConformance, OrderConformance
 from tenure_testing.conformance.pause import PauseConformance
@@ -56,6 +57,7 @@ class StorageConformance(
     DeadLettersConformance,
     TuneConformance,
     PauseConformance,
+    MovesConformance,
     UnknownTasksConformance,
     ReadingConformance,
     EventsConformance,

@@ -32,6 +32,8 @@ class EnqueueRules(ModelState):
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
         """Store each new job once."""
+        for queue in {job.queue for job in jobs}:
+            self._require_here(queue)
         now = self._clock.now()
         receipts = [self._enqueue(job, now, offset) for offset, job in enumerate(jobs)]
         self._indexes.release_freed(now)

@@ -154,11 +154,11 @@ class JobIndexes:
         self._sequence = 0
 
     def add(self, job: JobRecord, now: int) -> None:
-        """Add a new job; the limits of its keys apply from now on."""
+        """Add a job. If it is unfinished, the limits of its keys apply from now on."""
         self._sequence += 1
         self.order[job.ref] = self._sequence
         self._put(None, job)
-        for key in job.keys:
+        for key in job.keys if _unfinished(job) else ():
             key_state = self.keys[job.queue, key.name]
             raised, key_state.limit = key.limit > key_state.limit, key.limit
             if raised:

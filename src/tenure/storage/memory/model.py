@@ -49,7 +49,8 @@ from tenure.core.lease import (
     renewed_limits,
 )
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
-from tenure.core.order import score_at
+from tenure.core.move import MoveBatch, MoveReceipt, as_moved
+from tenure.core.order import entered_at, score_at
 from tenure.core.partition import PartitionState
 from tenure.core.rate import limit_name
 from tenure.core.retention import RetentionRules
@@ -149,6 +150,8 @@ class Model(ScheduleStore):
         self._swept_at: int | None = None
         self._created = clock.now()
         self._resumed_at: int | None = None
+        self._receipts: dict[tuple[str, str], MoveReceipt] = {}
+        """The latest batch of each move, by its id and the queue."""
 
     # ── the hot path and sweeps ───────────────────────────────────────────────────────────────────────────────────
 
@@ -689,6 +692,8 @@ class Model(ScheduleStore):
             return RevisionResult(revision.ref, "gone")
         if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
             return RevisionResult(job.ref, "refused", job.state)
+        if isinstance(revision, DeleteJob) and revision.move is not None and not self._moves(job.queue, revision.move):
+            return RevisionResult(job.ref, "refused", job.state)
         match revision:
             case CancelJob() if job.state is State.ACTIVE:
                 self._request_cancel(job, revision, now)
@@ -716,6 +721,40 @@ class Model(ScheduleStore):
                 return RevisionResult(job.ref, "refused", job.state)
         self.notified.append(job_topic(job.ref))
         return RevisionResult(job.ref, "done", job.state)
+
+    def _moves(self, queue: str, move: str) -> bool:
+        mark = self._setting("queue", queue).moved
+        return mark is not None and mark.id == move
+
+    def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """Store jobs that come from another storage."""
+        self._require_here(batch.queue)
+        now = self._clock.now()
+        known = self._receipts.get((batch.move, batch.queue), MoveReceipt())
+        if batch.expected != known.number:
+            return known
+        taken = tuple(detail.job.id for detail in batch.jobs if self._arrive(detail, now))
+        receipt = self._receipts[batch.move, batch.queue] = MoveReceipt(known.number + 1, taken)
+        self._indexes.release_freed(now)
+        return structs.replace(receipt, applied=True)
+
+    def _arrive(self, detail: JobDetail, now: int) -> bool:
+        job = as_moved(detail.job)
+        if job.ref in self._jobs or job.ref in self._merged_into:
+            return False
+        if job.state not in TERMINAL and self._holder(job, now) is not None:
+            return False
+        if job.state is State.WAITING:
+            score = self._indexes.score(job, entered_at(job.score, boost=job.boost, lifo=job.lifo), now)
+            job = structs.replace(job, score=score)
+        self._runs[job.ref] = list(detail.runs)
+        self._log[job.ref] = list(detail.log)
+        if detail.log:
+            last = detail.log[-1].run
+            self._logged[job.ref] = LogPosition(run=last, lines=len(detail.log) + detail.log_dropped)
+        self._indexes.add(job, now)
+        self.notified.append(queue_topic(job.queue))
+        return True
 
     def _request_cancel(self, job: JobRecord, request: CancelJob, now: int) -> None:
         if job.cancel_at is None:

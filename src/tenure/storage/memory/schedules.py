@@ -47,7 +47,8 @@ class ScheduleStore(EnqueueRules):
         return ScheduleResult(change.name, "done")
 
     def _advance(self, known: Schedule, tick: Tick, now: int, offset: int) -> ScheduleResult:
-        if not known.is_at_tick(tick.expected):
+        moved = tick.job is not None and self._setting("queue", tick.job.queue).moved_to is not None
+        if moved or not known.is_at_tick(tick.expected):
             return ScheduleResult(tick.name, "superseded")
         fate = None if tick.job is None else self._fire(known, tick.job, now, offset)
         after, events = after_tick(known, tick.tick, tick.next_tick, missed=tick.missed, fate=fate, now=now)

@@ -7,6 +7,7 @@ from tenure.core.events import Event, JobEvent, QueueDrained, name_of
 from tenure.core.job import JobRecord, LogLine, LogPosition, RateKey, Ref, RunRecord
 from tenure.core.lifecycle import State
 from tenure.core.transition import expired, expiry
+from tenure.errors import StorageMovedError
 from tenure.storage.memory.event_log import EventLog
 from tenure.storage.memory.job_indexes import JobIndexes
 from tenure.storage.protocol import EVENTS_TOPIC, Settings, Target, job_topic, queue_topic
@@ -79,7 +80,12 @@ class ModelState:
         return self._settings.get(Target(kind, name), _NOTHING_SET)  # type: ignore[arg-type]
 
     def _paused(self, queue: str) -> bool:
-        return bool(self._setting("queue", queue).paused)
+        return self._setting("queue", queue).closed
+
+    def _require_here(self, queue: str) -> None:
+        """Raise StorageMovedError if the jobs of a queue are moved to another storage."""
+        if (moved_to := self._setting("queue", queue).moved_to) is not None:
+            raise StorageMovedError(queue, moved_to)
 
     def _task_paused(self, task: str) -> bool:
         return bool(self._setting("task", task).paused)

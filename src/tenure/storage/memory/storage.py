@@ -7,6 +7,7 @@ from typing import TypeVar
 from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
 from tenure.storage.memory.model import Model
 from tenure.storage.notifications import Listener, NotificationHub
@@ -91,6 +92,10 @@ class MemoryStorage:
     async def revise(self, revisions: Sequence[Revision]) -> list[RevisionResult]:
         """See `Storage.revise`."""
         return self._step(lambda: self.model.revise(revisions))
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`."""
+        return self._step(lambda: self.model.receive(batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""

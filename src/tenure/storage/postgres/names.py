@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from tenure.core.check import shown
-from tenure.core.job import NewJob
+from tenure.core.job import JobRecord, NewJob
 from tenure.errors import UsageError
 
 
-def require_storable(job: NewJob) -> None:
+def require_storable(job: NewJob | JobRecord) -> None:
     """Check all names of a job.
 
     Raises:
@@ -18,14 +18,14 @@ def require_storable(job: NewJob) -> None:
             raise UsageError(f"{field} = {shown(name)} contains NUL, which PostgreSQL cannot hold; use another name")
 
 
-def _names(job: NewJob) -> Iterator[tuple[str, str | None]]:
+def _names(job: NewJob | JobRecord) -> Iterator[tuple[str, str | None]]:
     yield "queue", job.queue
     yield "id", job.id
     yield "task", job.task
     yield "fair_key", job.fair_key
     yield "schedule", job.schedule
     yield "parent", job.parent
-    yield "throttle", None if job.throttle is None else job.throttle.key
+    yield "throttle", job.throttle.key if isinstance(job, NewJob) and job.throttle is not None else None
     yield "merge", None if job.merge is None else job.merge.key
     for tag in job.tags:
         yield "tags", tag

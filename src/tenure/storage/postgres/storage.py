@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage import forking
@@ -48,7 +49,7 @@ from tenure.storage.protocol import (
     Target,
     Tick,
 )
-from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import exchange, moves, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 
 _CLOSING = 10.0
@@ -177,6 +178,17 @@ class PostgresStorage:
         """See `Storage.revise`."""
         await self._require_open()
         return await self.care.submit(lambda tx: revise.revise(tx, revisions))
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`.
+
+        Raises:
+            UsageError: a name of a job contains NUL, which PostgreSQL cannot hold.
+        """
+        for detail in batch.jobs:
+            require_storable(detail.job)
+        await self._require_open()
+        return await self.care.submit(lambda tx: moves.receive(tx, batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`.

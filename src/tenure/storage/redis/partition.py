@@ -15,8 +15,9 @@ from tenure.clock import Clock
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
-from tenure.errors import StorageError, StorageUnavailableError
+from tenure.errors import StorageError, StorageMovedError, StorageUnavailableError
 from tenure.storage.cursors import age_of, place_of
 from tenure.storage.protocol import (
     CLAIM_LIMIT,
@@ -50,6 +51,7 @@ from tenure.storage.redis.connections import UnconfirmedError
 from tenure.storage.redis.exchange import BEGIN as FIRST
 from tenure.storage.redis.exchange import decode_enqueue, decode_exchange, encode_enqueue, encode_exchange, first_batch
 from tenure.storage.redis.keytypes import WRONG_TYPE
+from tenure.storage.redis.moves import decode_receive, encode_receive
 from tenure.storage.redis.reading import (
     GOT_AT_ONCE,
     SURVEYED_AT_ONCE,
@@ -322,6 +324,10 @@ class Partition:
         """See `Storage.tune`."""
         return decode_tune(await self._call("tune", encode_tune(target, settings, by)))
 
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`."""
+        return decode_receive(await self._call("receive", encode_receive(batch), durable=self._durable))
+
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
         found: list[JobDetail | None] = []
@@ -443,7 +449,11 @@ class Partition:
 
 
 def _answer(reply: Any) -> Any:
-    """Return the answer in a script's reply, and log the jobs with unreadable records that the script has repaired."""
+    """Return the answer in a script's reply, and log the jobs with unreadable records that the script has repaired.
+
+    Raises:
+        StorageMovedError: the jobs of the queue are moved to another storage.
+    """
     match reply:
         case [b"\0repaired", repaired, answer]:
             for ref, task, what in repaired:
@@ -451,6 +461,8 @@ def _answer(reply: Any) -> Any:
                 message = "job %s (%s) in queue %s has an unreadable record: %s"
                 logger.error(message, id_, task.decode(errors="replace"), queue, what.decode(errors="replace"))
             return answer
+        case [b"\0moved", queue, to]:
+            raise StorageMovedError(queue.decode(), to.decode())
         case _:
             return reply
 

@@ -18,6 +18,7 @@ from tenure.clock import SECOND
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageError, StorageUnavailableError
 from tenure.storage.cursors import LARGEST, age_of
@@ -267,6 +268,10 @@ class Partitions:
             return await self.of(target.name).tune(target, settings, by=by)
         in_force = await _all([partition.tune(target, settings, by=by) for partition in self._partitions])
         return in_force[0]
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`."""
+        return await self.of(batch.queue).receive(batch)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""

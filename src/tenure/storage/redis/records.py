@@ -260,7 +260,7 @@ def encode_job(job: NewJob, encoder: RequestEncoder) -> EncodedJob:
         id=job.id,
         task=job.task,
         payload=encoder.put(framed(job.payload) if isinstance(job.merge, CollectKey) else job.payload),
-        headers=_json(job.headers).decode() if job.headers else None,
+        headers=encode_headers(job.headers),
         tags=job.tags,
         delay=job.delay,
         run_at=job.run_at,
@@ -283,7 +283,7 @@ def encode_job(job: NewJob, encoder: RequestEncoder) -> EncodedJob:
         renewed=stall.renewed,
         pinned=stall.pinned,
         on_expire=job.policy.on_expire,
-        policy=_encode_policy(job.policy),
+        policy=encode_policy(job.policy),
         schedule=job.schedule,
         tick=job.tick,
         parent=job.parent,
@@ -338,7 +338,7 @@ def _encode_fixed(job: NewJob) -> bytes | None:
     return _encode(
         FixedFields(
             task=job.task,
-            headers=_json(job.headers).decode() if job.headers else None,
+            headers=encode_headers(job.headers),
             tags=job.tags,
             priority=job.priority,
             boost=job.boost,
@@ -347,7 +347,7 @@ def _encode_fixed(job: NewJob) -> bytes | None:
             renewed=job.stall.renewed,
             pinned=job.stall.pinned,
             on_expire=job.policy.on_expire,
-            policy=_encode_policy(job.policy),
+            policy=encode_policy(job.policy),
             tick=job.tick,
             parent=job.parent,
         )
@@ -592,5 +592,11 @@ def encode_error(error: RecordedError | None) -> str | None:
     return None if error is None else _json(error).decode()
 
 
-def _encode_policy(policy: Policy) -> str | None:
+def encode_headers(headers: dict[str, str]) -> str | None:
+    """Return headers in their stored form."""
+    return _json(headers).decode() if headers else None
+
+
+def encode_policy(policy: Policy) -> str | None:
+    """Return a policy in its stored form; None if it is the default one."""
     return None if policy == DEFAULT_POLICY else _json(policy).decode()

@@ -45,6 +45,7 @@ class EncodedRevision(Struct, omit_defaults=True, kw_only=True):
     priority: int | None = None
     boost: int | None = None
     ttl: int | None = None
+    move: str | None = None
 
 
 class _Tune(Struct, omit_defaults=True):
@@ -132,7 +133,8 @@ def decode_settings(body: bytes) -> Settings:
     fields = {} if body == _NOTHING else _read(body)
     # A script encodes a map without fields as an empty list.
     return msgspec.convert(
-        {name: value or {} if name in ("stall", "retention") else value for name, value in fields.items()}, Settings
+        {name: value or {} if name in ("stall", "retention", "moved") else value for name, value in fields.items()},
+        Settings,
     )
 
 
@@ -160,8 +162,8 @@ def _encode_revision(revision: Revision) -> EncodedRevision:
             return EncodedRevision(kind="cancel", ref=ref, reason=reason, by=by)
         case RedriveJob(by=by, delay=delay, ended=ended):
             return EncodedRevision(kind="redrive", ref=ref, by=by, delay=delay, ended=ended)
-        case DeleteJob(by=by, ended=ended):
-            return EncodedRevision(kind="delete", ref=ref, by=by, ended=ended)
+        case DeleteJob(by=by, ended=ended, move=move):
+            return EncodedRevision(kind="delete", ref=ref, by=by, ended=ended, move=move)
         case RescheduleJob(delay=delay, priority=priority, boost=boost, by=by):
             return EncodedRevision(kind="reschedule", ref=ref, delay=delay, priority=priority, boost=boost, by=by)
         case RetainJob(ttl=ttl):

@@ -27,6 +27,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "GATHERED_LIMIT": GATHERED_LIMIT,
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,
+    "MOVED": protocol.MOVED,
     "PASSED_LIMIT": protocol.PASSED_LIMIT,
     "PAUSED": protocol.PAUSED,
     "PLACE_LIMIT": protocol.PLACE_LIMIT,

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tenure.clock import Clock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import Listener
@@ -147,6 +148,10 @@ class RedisStorage:
     async def tune(self, target: Target, settings: Settings, *, by: str | None = None) -> Settings:
         """See `Storage.tune`."""
         return await (await self._opened()).tune(target, settings, by=by)
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`."""
+        return await (await self._opened()).receive(batch)
 
     async def resign(self, term: Term) -> None:
         """See `Storage.resign`."""

@@ -26,8 +26,8 @@ def load(tx: Transaction, jobs: Iterable[NewJob | JobRecord]) -> None:
     tx.load_keys([(job.queue, key.name) for job in jobs for key in job.keys])
 
 
-def register(tx: Transaction, job: NewJob) -> None:
-    """Register a new job's keys; the limits that it carries apply from now on."""
+def register(tx: Transaction, job: NewJob | JobRecord) -> None:
+    """Register the keys of a job that was not here before; the limits that it carries apply from now on."""
     count(tx, job.queue, job.keys, 1)
     for key in job.keys:
         slots = tx.key(job.queue, key.name)

@@ -35,7 +35,7 @@ class ReadyQueues:
     def is_paused(self, queue: str) -> bool:
         """Return True if nothing may be claimed from a queue."""
         settings = self._settings.get(queue)
-        return settings is not None and bool(settings.paused)
+        return settings is not None and settings.closed
 
     def is_due(self, queue: str) -> bool:
         """Return True if a delayed job is due."""

@@ -20,7 +20,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import concurrency_keys, fair_queue, rows
 from tenure.storage.sql.enqueue import free_window, holder
-from tenure.storage.sql.settings import records_event
+from tenure.storage.sql.settings import records_event, setting
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import delete, find_job, is_past_lifetime, record_if_drained, record_move
 
@@ -39,6 +39,10 @@ def _revise(tx: Transaction, revision: Revision) -> RevisionResult:
     seq, job = found
     if isinstance(revision, RedriveJob | DeleteJob) and revision.ended not in (None, job.finished or 0):
         return RevisionResult(job.ref, "refused", job.state)
+    if isinstance(revision, DeleteJob) and revision.move is not None:
+        mark = setting(tx, "queue", job.queue).moved
+        if mark is None or mark.id != revision.move:
+            return RevisionResult(job.ref, "refused", job.state)
     match revision:
         case CancelJob() if job.state is State.ACTIVE:
             _ask_to_stop(tx, seq, job, revision)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from tenure.core.deduplication import merge_name
-from tenure.core.document import read_progress
+from tenure.core.document import read_progress, stored_progress
 from tenure.core.events import AnyEvent, from_log, stamped
 from tenure.core.frames import framed
 from tenure.core.job import (
@@ -132,6 +132,31 @@ def new_job(job: NewJob, run_at: int, now: int) -> dict[str, Any]:
         "parent": job.parent,
         # Collected calls are stored separately, call by call.
         "payload": b"" if collects else job.payload,
+    }
+
+
+def stored_fields(job: JobRecord) -> dict[str, Any]:
+    """Return by name those columns of a job whose values differ from the fields of its record."""
+    stall = job.stall
+    return {
+        "state": job.state.value,
+        "headers": text(job.headers),
+        "tags": text(job.tags),
+        "lifo": int(job.lifo),
+        "keys": text(job.keys),
+        "rates": text(job.rates),
+        "merge_key": None if job.merge is None else merge_name(job.merge),
+        "merge": text(job.merge),
+        "lease": stall.lease,
+        "max_stalls": stall.max_stalls,
+        "start_grace": stall.start_grace,
+        "renewed": int(stall.renewed),
+        "pinned": text(stall.pinned),
+        "policy": _policy_text(job.policy),
+        "error": error_text(job.error),
+        "progress": stored_progress(job.progress),
+        "quarantined": int(job.quarantined),
+        "put_back_used": int(job.put_back_used),
     }
 
 

@@ -17,6 +17,7 @@ from tenure.storage.protocol import (
     Tick,
 )
 from tenure.storage.sql import concurrency_keys, enqueue
+from tenure.storage.sql.settings import setting
 from tenure.storage.sql.transaction import Transaction
 
 _encode = msgspec.json.Encoder().encode
@@ -65,7 +66,8 @@ def _change(tx: Transaction, change: Change, offset: int) -> ScheduleResult:
 
 
 def _tick(tx: Transaction, known: Schedule, tick: Tick, offset: int) -> ScheduleResult:
-    if not known.is_at_tick(tick.expected):
+    moved = tick.job is not None and setting(tx, "queue", tick.job.queue).moved_to is not None
+    if moved or not known.is_at_tick(tick.expected):
         return ScheduleResult(tick.name, "superseded")
     fate = None if tick.job is None else _fire(tx, known, tick.job, offset)
     after, events = after_tick(known, tick.tick, tick.next_tick, missed=tick.missed, fate=fate, now=tx.now)

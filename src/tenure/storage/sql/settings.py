@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tenure.core.events import OnRequest
+from tenure.errors import StorageMovedError
 from tenure.storage.protocol import Settings
 from tenure.storage.sql.transaction import Transaction
 
@@ -41,6 +42,16 @@ def queue_settings(tx: Transaction, queues: Sequence[str], listed: str) -> dict[
         known = tx.settings.get(("queue", name))
         found[name] = tx.settings["queue", name] = decode(body) if known is None else known
     return found
+
+
+def require_here(tx: Transaction, queue: str) -> None:
+    """Check that the jobs of a queue are not moved to another storage.
+
+    Raises:
+        StorageMovedError: they are.
+    """
+    if (moved_to := setting(tx, "queue", queue).moved_to) is not None:
+        raise StorageMovedError(queue, moved_to)
 
 
 def records_event(tx: Transaction, queue: str, event: OnRequest) -> bool:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tenure.clock import Clock, SystemClock
 from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
+from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.partition import LOG_LOST
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
@@ -37,7 +38,7 @@ from tenure.storage.protocol import (
     SweepResult,
     Target,
 )
-from tenure.storage.sql import exchange, reading, renew, revise, schedules, sweep, tune
+from tenure.storage.sql import exchange, moves, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import health
 from tenure.storage.sqlite.database import Database, Durability
@@ -183,6 +184,11 @@ class SQLiteStorage:
         """See `Storage.revise`."""
         await self._require_open()
         return await self._writer.submit(lambda tx: revise.revise(tx, revisions))
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """See `MoveTarget.receive`."""
+        await self._require_open()
+        return await self._writer.submit(lambda tx: moves.receive(tx, batch))
 
     async def plan(self, changes: Sequence[Change]) -> list[ScheduleResult]:
         """See `Storage.plan`."""

@@ -1,11 +1,21 @@
 #!lua
--- requires: fast_enqueue, transaction
+-- requires: settings, fast_enqueue, transaction
 -- enqueue: add each new job once; either all jobs of the call or none.
 --
 -- Request: {calls, jobs}. `calls`: a list of new jobs (parts/enqueue.lua) and of groups of plain ones
 -- (parts/fast_enqueue.lua); `jobs`: how many jobs these are in all.
 -- Answer: the number of jobs if all were created. Else a list: 0 for each created job, {made, id[, retry_in]} for each
--- other; `id`: the job that answers this call.
+-- other; `id`: the job that answers this call. {'\\0moved', queue, to}: nothing was written, because the jobs of a queue
+-- are moved to another storage.
+
+-- First, because a script that has written cannot be rolled back.
+if call('EXISTS', key('settings')) == 1 then
+  for _, item in ipairs(REQUEST.calls) do
+    if Settings.moved_to(item.queue) then
+      return Settings.refusal(item.queue)
+    end
+  end
+end
 
 -- How many jobs were added; the number of the first call that was not added whole, and how many of its jobs were.
 local added, first, of_first = 0, 1, 0

@@ -289,6 +289,9 @@ return Changes.run(function()
     if (settings.concurrency or 0) > 0 then
       orders[#orders + 1] = CONCURRENCY .. whole(settings.concurrency)
     end
+    if settings.moved and (settings.moved.to or '') ~= '' then
+      orders[#orders + 1] = MOVED .. settings.moved.to
+    end
   end
   return { lost, cancelling, orders, renewed, left, state }
 end)

@@ -48,7 +48,8 @@ function revise.redrive(job, revision)
 end
 
 function revise.delete(job, revision)
-  if job.state == 'active' then
+  local moved = Settings.get('queue', job.queue).moved
+  if job.state == 'active' or revision.move and not (moved and moved.id == revision.move) then
     return 'refused'
   end
   Expiry.delete(job)

@@ -13,7 +13,8 @@ local queues, tasks = {}, {}
 function PlainJobs.allows_queue(queue)
   if queues[queue] == nil then
     local settings = Settings.get('queue', queue)
-    queues[queue] = not settings.stall and not settings.rate and not (settings.record and #settings.record > 0)
+    local special = settings.stall or settings.rate or settings.moved
+    queues[queue] = not special and not (settings.record and #settings.record > 0)
   end
   return queues[queue]
 end

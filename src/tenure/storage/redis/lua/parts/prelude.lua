@@ -95,7 +95,7 @@ end
 -- such lines, with the values that Python uses.
 -- constants: CLAIM_LIMIT, SWEEP_LIMIT, PROMOTE_LIMIT, EXPIRE_LIMIT, TRIM_LIMIT, SCAN_LIMIT, WINDOW_LIMIT, PASSED_LIMIT
 -- constants: LOOK_LIMIT, DUE_LIMIT, RUNS_KEPT, LOG_LINES_KEPT, CALLS_KEPT, UNKNOWN_LOOKS, PLACE_LIMIT
--- constants: PAUSED, RATE, QUEUE_RATE, UNKNOWN, CONCURRENCY
+-- constants: PAUSED, RATE, QUEUE_RATE, UNKNOWN, CONCURRENCY, MOVED
 
 -- How long events are kept (core/retention.py). Above `count`, each XADD trims whole nodes of the oldest events, at most
 -- TRIM_BATCH events, at almost no cost. Sweeps trim to the exact number.

@@ -1,4 +1,4 @@
--- requires: prelude, event_log, skips, audit, enqueue
+-- requires: prelude, event_log, skips, audit, enqueue, settings
 -- Schedules: put, pause, remove, and move on tick by tick, each tick once. core/schedule.py has the same rules with
 -- reasons.
 --
@@ -122,6 +122,9 @@ end
 -- Move a schedule on by a tick, unless another process has done so; return the verdict, and the id of the tick's job.
 function Schedules.advance(name, known, asked)
   if known.paused or is_spent(known) or known.last_tick ~= asked.expected then
+    return 'superseded'
+  end
+  if asked.job and Settings.moved_to(asked.job.queue) then
     return 'superseded'
   end
   local id, instead

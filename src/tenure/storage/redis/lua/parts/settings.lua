@@ -61,8 +61,20 @@ function Settings.records(queue, event)
   return false
 end
 
+-- The address of the storage that the jobs of a queue are moved to, or nil.
+function Settings.moved_to(queue)
+  local moved = Settings.get('queue', queue).moved
+  return moved and (moved.to or '') ~= '' and moved.to or nil
+end
+
+-- Return true if a queue gives out no jobs.
 function Settings.queue_paused(queue)
-  return Settings.get('queue', queue).paused == true
+  return Settings.get('queue', queue).paused == true or Settings.moved_to(queue) ~= nil
+end
+
+-- The answer to a call that brings jobs to a queue whose jobs are moved to another storage.
+function Settings.refusal(queue)
+  return { '\0moved', queue, Settings.moved_to(queue) }
 end
 
 function Settings.task_paused(task)

@@ -1,0 +1,40 @@
+"""What a storage needs in addition to the verbs so that jobs can move to it from another storage."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol, runtime_checkable
+
+from tenure.core.move import MoveBatch, MoveReceipt
+from tenure.errors import StorageMovedError, StorageUnavailableError
+from tenure.storage.protocol import Storage
+
+
+@runtime_checkable
+class MoveTarget(Protocol):
+    """A storage that can receive jobs."""
+
+    async def receive(self, batch: MoveBatch) -> MoveReceipt:
+        """Store jobs that come from another storage, with their whole records, runs and logs: one atomic step.
+
+        The jobs are delayed, waiting or failed, and may run here at once, so their former storage must not give them
+        out any more. A job whose id is known here, or whose unique key an unfinished job holds, is not taken.
+
+        Guard: the batch's number is the expected one. So a batch that is sent again brings nothing, and the answer
+        names the jobs of the latest batch, even if they have ended and were deleted here since.
+
+        Raises:
+            StorageMovedError: the queue's jobs move from here to yet another storage.
+        """
+        ...
+
+
+async def require_here(storage: Storage, queues: Sequence[str]) -> None:
+    """Check that the jobs of these queues are not moved to another storage. A part that is out of reach passes.
+
+    Raises:
+        StorageMovedError: they are.
+    """
+    with suppress(StorageUnavailableError):
+        for queue in (await storage.survey(queues)).queues:
+            if (moved_to := queue.settings.moved_to) is not None:
+                raise StorageMovedError(queue.queue, moved_to)

@@ -1,0 +1,73 @@
+"""Workers and producers of a storage whose jobs were moved: they learn where the jobs went."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tenure import State, StorageMovedError, Tenure
+from tenure.ops.move import Move
+from tenure.storage.memory.storage import MemoryStorage
+from tests.flow.conftest import FAST, Play, Stage
+
+
+def counting(app: Tenure, ran: list[int]) -> Tenure:
+    """Return the app with a task that notes its runs."""
+
+    @app.task(name="count")
+    async def count(number: int) -> int:
+        await asyncio.sleep(5)
+        ran.append(number)
+        return number
+
+    return app
+
+
+def elsewhere(stage: Stage) -> MemoryStorage:
+    """Return another storage of the same clock."""
+    other = MemoryStorage(clock=stage.clock)
+    other.url = "memory://elsewhere"
+    return other
+
+
+def test_a_worker_ends_its_run_claims_no_more_and_names_the_new_storage(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        ran: list[int] = []
+        app, other = counting(stage.app(timing=FAST), ran), elsewhere(stage)
+        await stage.start(app.worker(concurrency=1))
+        count = app.find_task("count")
+        jobs = [await count.enqueue(number) for number in range(3)]
+        await asyncio.sleep(1)
+        report = await Move(stage.storage, other, while_running=True).run()
+        assert [(one.moved, one.active) for one in report.queues] == [(2, 1)]
+        await asyncio.sleep(20)
+
+        assert ran == [0]
+        assert await jobs[0].state() is State.COMPLETED
+        [line] = [record.getMessage() for record in caplog.records if "were moved" in record.getMessage()]
+        assert line.endswith("were moved to memory://elsewhere; start workers there")
+
+        new = counting(stage.app(timing=FAST, storage=other), ran)
+        await stage.start(new.worker(), "new worker")
+        await asyncio.sleep(20)
+        assert ran == [0, 1, 2]
+
+    with caplog.at_level(logging.ERROR, logger="tenure"):
+        play(scenario)
+
+
+def test_a_producer_and_a_new_worker_are_refused(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app, other = counting(stage.app(timing=FAST), []), elsewhere(stage)
+        await app.find_task("count").enqueue(1)
+        await Move(stage.storage, other).run()
+
+        with pytest.raises(StorageMovedError, match="moved to memory://elsewhere") as refused:
+            await app.find_task("count").enqueue(2)
+        assert (refused.value.queue, refused.value.moved_to) == ("default", "memory://elsewhere")
+        with pytest.raises(StorageMovedError, match="moved to memory://elsewhere"):
+            await app.worker().start()
+
+    play(scenario)
