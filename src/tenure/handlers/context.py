@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from tenure.core.document import PROGRESS_LIMIT, NotADocumentError, encode_document
 from tenure.core.duration import moment
@@ -17,6 +17,12 @@ from tenure.errors import PayloadTooLargeError, UsageError
 from tenure.failures import text_of
 from tenure.handlers.control import Cancel
 from tenure.handlers.job_data import JobData
+from tenure.handlers.transaction import JobTransaction
+
+C = TypeVar("C")
+
+OpenTransaction = Callable[[tuple[Ref, int], object], JobTransaction[Any]]
+"""Returns a transaction of the run of a job and fence, with the handler's connection or None."""
 
 LOG_WAITING = 1000
 """The most log lines that wait for the next beat. If a handler writes more in one beat, the oldest are dropped."""
@@ -207,8 +213,10 @@ class JobContext(PublicObject):
         uptime: Callable[[], float],
         state: Any = None,
         report: Callable[[tuple[Ref, int]], None] = lambda key: None,
+        open_transaction: OpenTransaction | None = None,
     ) -> None:
         """Create the context of a run. `report` is called with the job and the fence when a report should be sent."""
+        self._open_transaction = open_transaction
         self._job = job
         self._signs = signs
         self._uptime = uptime
@@ -340,6 +348,32 @@ class JobContext(PublicObject):
             if self._data is None:
                 self._data = JobData(self.task, self._job.data, self._save)
         return self._data
+
+    @overload
+    def transaction(self) -> JobTransaction[Any]: ...
+
+    @overload
+    def transaction(self, connection: C) -> JobTransaction[C]: ...
+
+    def transaction(self, connection: Any = None) -> JobTransaction[Any]:
+        """Return a transaction in the queue's own database that ends with the completion of this job.
+
+        `async with current_job().transaction() as tx:` in a coroutine, `with` in a plain function. All that the block
+        writes through `tx.connection` is committed together with the completion of the job, or none of it is: if an
+        exception leaves the block, if the worker dies in it, or if the job belongs to another run by then
+        (`LeaseLostError`). After the block the job is completed. What follows cannot fail it, and is logged.
+
+        On PostgreSQL the connection is a psycopg `AsyncConnection`, in a plain function a `Connection`. It is opened
+        for the block, unless you give one of your own that leads to the same database. On SQLite it is a
+        `sqlite3.Connection` to the queue's file. There no other process writes to the file until the block ends, so
+        keep the block short.
+
+        Raises:
+            UsageError: the storage has no such transactions, the run is settled, or the connection cannot be used.
+        """
+        if self._open_transaction is None:
+            raise UsageError("transaction(): this job runs without a worker, so no transaction can complete it")
+        return self._open_transaction((self._job.ref, self._job.fence), connection)
 
     def save_data(self) -> None:
         """Store changes inside nested values of the data. Never raises; for the worker when the handler has ended."""

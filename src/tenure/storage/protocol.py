@@ -6,8 +6,9 @@ durations; the storage adds them to its own clock. Every verb may be called from
 may be repeated after a reply was lost.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -844,6 +845,76 @@ class Storage(Protocol):
 
     def notices(self, topics: Iterable[str]) -> Notifications:
         """Listen for hints on these topics; hints may be lost, merged or late, and promise nothing."""
+        ...
+
+
+class StorageTransaction(Protocol):
+    """A handler's transaction in the database of the storage, which also completes the handler's job.
+
+    Its calls block. Any thread may make them, one at a time, except the thread of the event loop that the transaction
+    was made for.
+    """
+
+    @property
+    def connection(self) -> Any:
+        """The connection or session that the handler writes with."""
+        ...
+
+    @property
+    def late_error(self) -> Exception | None:
+        """The error of a hook that the library of the connection called after the commit."""
+        ...
+
+    def begin(self) -> None:
+        """Begin the transaction, with a connection of its own if the handler gave none.
+
+        Raises:
+            UsageError: the handler's connection cannot be used: it leads to another database, or is in a transaction.
+            StorageError: the database is out of reach.
+        """
+        ...
+
+    def prepare(self) -> None:
+        """Prepare the completion: from here on no other transaction may change jobs, so `complete` must follow at once.
+
+        Raises:
+            UsageError: the handler has ended the transaction itself.
+            StorageError: the database is out of reach, or busy for too long.
+        """
+        ...
+
+    def complete(self, beat: RenewRequest, settlement: Settlement) -> SettleVerdict:
+        """Renew and settle, then commit. Nothing is committed unless the verdict is `done`.
+
+        If the answer to the commit is lost, this asks the database whether it took place.
+
+        Raises:
+            StorageError: nothing was committed; or the message says that this cannot be found out.
+        """
+        ...
+
+    def close(self) -> None:
+        """Roll back what is not committed, and close a connection of its own. Idempotent; never raises."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make the call that waits fail, if that is possible. Any thread may call this."""
+        ...
+
+
+@runtime_checkable
+class SupportsTransactions(Protocol):
+    """A storage in whose database a handler can write: its own writes and its completion are one transaction."""
+
+    def transaction(self, connection: object, loop: asyncio.AbstractEventLoop | None) -> StorageTransaction:
+        """Return a transaction that has not begun.
+
+        `connection`: the handler's connection or session; None: the transaction opens its own. `loop`: the event loop
+        of a coroutine, where the calls of its asynchronous connection are awaited; None in a thread without one.
+
+        Raises:
+            UsageError: the storage cannot use a connection of this kind, or not here.
+        """
         ...
 
 

@@ -162,6 +162,14 @@ class ActiveRun:
     """Stops the run in its isolated process, if it has one. Safe from any thread."""
     suspended: bool = False
     """True if its isolated process was suspended by a signal. Then the lease is not renewed."""
+    in_transaction: bool = False
+    """True while the handler is in a transaction that would complete its job."""
+    settling: bool = False
+    """True from the moment when such a transaction settles the run. Then a lease that seems lost does not stop it."""
+    settled: bool = False
+    """True if such a transaction has settled the run. What its handler does from then on changes nothing."""
+    refused: bool = False
+    """True if such a transaction found that this run is not the current one."""
     finished: bool = False
     """True if only the outcome is left and waits for the loop. From then on its time does not count."""
     fenced: bool = False

@@ -25,6 +25,7 @@ from tenure.worker.prefetch import MOST_HELD, PrefetchPolicy
 from tenure.worker.recycling import RecyclePolicy, Recycler
 from tenure.worker.run import Runner
 from tenure.worker.scoreboard import Scoreboard
+from tenure.worker.transactions import Transactions
 from tenure.worker.watchdog import Watchdog
 from tenure.worker.worker_metrics import WorkerMetrics
 
@@ -79,6 +80,17 @@ class WorkerParts:
         )
         abandoned = Abandoned(lambda: self.recycler.too_many_abandoned(abandoned.count))
         active_runs = ActiveRuns(scoreboard)
+        transactions = Transactions(
+            runtime.storage,
+            runtime.tasks,
+            runtime.codec,
+            self.threads,
+            clock,
+            runtime.rng,
+            find=active_runs.get,
+            # From now on a beat would find the lease gone.
+            settled=lambda run: active_runs.drop(run.key),
+        )
         self.runner = Runner(
             runtime.tasks,
             runtime.codec,
@@ -92,6 +104,7 @@ class WorkerParts:
             no_thread=self.recycler.out_of_threads,
             short=self.recycler.shortage,
             report=active_runs.report,
+            open_transaction=transactions.open,
         )
         self.isolated_runs = IsolatedRuns(
             runtime,

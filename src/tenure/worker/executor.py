@@ -35,11 +35,13 @@ from tenure.core.outcome import (
     Interrupted,
     Outcome,
     Raised,
+    Rejected,
     Returned,
     Stalled,
     StopCode,
     TimedOut,
     Unknown,
+    Unreadable,
 )
 from tenure.core.postmortem import first_line, post_mortem, stall_cause
 from tenure.core.settlement import Settlement, settlement
@@ -380,7 +382,8 @@ class Executor:
 
     def stop(self, run: ActiveRun, reason: StopReason, detail: str | None) -> None:
         """Stop a run. A coroutine is cancelled; a thread is only notified, because it cannot be cancelled."""
-        if not overrides(reason, run.stop):
+        if not overrides(reason, run.stop) or (run.settling and reason in ("lost", "unreachable")):
+            # The commit of its transaction decides whether a run that settles itself is the current one.
             return
         if run in self._keeping_right:
             # Its outcome stands, but its right is gone with its lease.
@@ -434,14 +437,14 @@ class Executor:
         for run in [*self._running, *self._keeping_right]:
             failed = run.stop == "worker_failed"
             outcome = self._keeping_right.get(run, Interrupted("worker_failed" if failed else "shutdown", delay))
-            if self._supervised and run.exclusive and run.stop != "lost":
+            if self._supervised and run.exclusive and run.stop != "lost" and not run.settled:
                 self._active_runs.note_stopped(run, _stop_code(outcome))
                 self._running.pop(run, None)
                 self._forget(run)
                 run.over = True
                 self.over()
                 continue
-            if run.exclusive:
+            if run.exclusive and not run.settled:
                 self._logger.error(
                     "job %s (%s): its exclusive right is released, although its handler may still run in this process",
                     run.lease.job.id,
@@ -527,7 +530,7 @@ class Executor:
         self._logger.error("job %s (%s): the handler ignores its cancellation; abandoning it", job.id, job.task)
         run.abandoned = True
         self._abandoned.add_task(run.task)
-        if run.exclusive and run.stop != "lost":
+        if run.exclusive and run.stop != "lost" and not run.settled:
             self._keep_right(run, outcome)
             self._will_not_end(run)
         else:
@@ -585,7 +588,7 @@ class Executor:
         if run.over:
             # It was handed back while its handler went on. Only the first outcome counts.
             return
-        if run.exclusive and run.stop != "lost" and run.goes_on:
+        if run.exclusive and run.stop != "lost" and run.goes_on and not run.settled:
             # The wait for its thread or hook is over, but the thread or hook goes on.
             if run not in self._keeping_right:
                 self._keep_right(run, outcome)
@@ -606,7 +609,9 @@ class Executor:
         self._metrics.ran(run.lease.job, took)
         if took:
             self._prefetch.ran(took)
-        if run.stop == "lost" and isinstance(outcome, Interrupted):
+        if run.settled:
+            self._end_settled(run, outcome, took)
+        elif run.stop == "lost" and isinstance(outcome, Interrupted):
             # The lease was lost and the run has no result, so there is nothing to settle.
             self._active_runs.drop(run.key)
         else:
@@ -622,6 +627,37 @@ class Executor:
         # Its traceback refers to the run.
         run.failure = None
         self.over()
+
+    def _end_settled(self, run: ActiveRun, outcome: Outcome, took: float) -> None:
+        """Log and count a run that its own transaction has settled. `outcome`: of the code after the transaction."""
+        job = run.lease.job
+        completed = Returned(b"")
+        entry = settlement(run.lease, completed, self._rng, took=took)
+        self._metrics.answered([(job, entry, "done")])
+        if self._job_logger.isEnabledFor(logging.INFO):
+            log_end(self._job_logger, run, entry, completed, took)
+        match outcome:
+            case Returned():
+                return
+            case Raised(error=error) | TimedOut(error=error) | Rejected(error=error) | Unreadable(error=error):
+                exception: BaseException = RecordedException(error)
+                if run.failure is not None and run.failure[0] is error:
+                    exception = run.failure[1]
+                with about(job):
+                    log_failure(
+                        self._logger,
+                        logging.ERROR,
+                        "job %s (%s) is completed, but the code after its transaction failed: %s",
+                        job.id,
+                        job.task,
+                        _cause(error),
+                        error=exception,
+                        trace=users_part(traceback_of(exception)),
+                    )
+            case _:
+                self._logger.warning(
+                    "job %s (%s) is completed, but the code after its transaction was stopped", job.id, job.task
+                )
 
     def _complete(self, run: ActiveRun, outcome: Outcome) -> Outcome:
         """Add the facts that only this worker knows: how a silent handler was stopped, the delay after a timeout."""

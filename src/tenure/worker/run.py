@@ -36,8 +36,9 @@ from tenure.core.outcome import (
     Unreadable,
 )
 from tenure.core.text import storable
+from tenure.errors import LeaseLostError
 from tenure.failures import TRACEBACK_KEPT, class_name, is_a, recorded, redacted_repr
-from tenure.handlers.context import JobContext, entered
+from tenure.handlers.context import JobContext, OpenTransaction, entered
 from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Snooze
 from tenure.handlers.functions import is_async
 from tenure.handlers.injection import Needs, Provider, needs
@@ -219,8 +220,10 @@ class Runner:
         no_thread: Callable[[], None] = lambda: None,
         short: Callable[[RecordedError], None] = lambda error: None,
         report: Callable[[RunKey], None] = lambda key: None,
+        open_transaction: OpenTransaction | None = None,
     ) -> None:
         self._tasks = tasks
+        self._open_transaction = open_transaction
         self._codec = codec
         self._threads = threads
         self._clock = clock
@@ -255,7 +258,9 @@ class Runner:
             return _failed(run, Unreadable(recorded(error)), error)
         if run.stop is not None:
             return stopped(run)
-        run.context = JobContext(job, run.signs, self._clock.uptime, self._state(), self._report_run)
+        run.context = JobContext(
+            job, run.signs, self._clock.uptime, self._state(), self._report_run, self._open_transaction
+        )
         entered(run.context)
         if self._job_logger.isEnabledFor(logging.INFO):
             self._job_logger.info("job %s (%s) started, run %d", job.id, job.task, job.starts)
@@ -281,6 +286,15 @@ class Runner:
             if isinstance(outcome, Raised) and outcome.shortage:
                 self._short(outcome.error)
         else:
+            if run.settled:
+                if value is not None:
+                    self._logger.warning(
+                        "job %s (%s): its transaction has completed it, so the value that its handler returned is "
+                        "ignored; give the result to tx.complete()",
+                        job.id,
+                        job.task,
+                    )
+                return Returned(b"")
             try:
                 return Returned(task.signature.encode_result(self._codec, value))
             except BaseException as error:
@@ -291,7 +305,7 @@ class Runner:
         # An abandoned thread still runs, so its hook may not clean up yet. The hook of an abandoned run is not called
         # at all: the job may already belong to another run.
         tidies = isinstance(outcome, Cancelled) and not run.in_thread and not run.abandoned
-        if tidies and task.cancel_hook is not None:
+        if tidies and task.cancel_hook is not None and not run.settled:
             await self._hooks.call(task, task.cancel_hook, run)
             if run.stops_for("lost", "unreachable"):
                 return stopped(run)
@@ -502,6 +516,9 @@ def _interpret(error: BaseException, task: Task[..., Any], run: ActiveRun, logge
             return stopped(run)
         reason = None if control.reason is None else storable(str(control.reason))
         return Cancelled(reason, by="handler" if run.stop is None else None)
+    if is_a(error, LeaseLostError) and run.refused:
+        # The storage refuses this outcome too, and records that.
+        return Interrupted("unreachable")
     if is_a(error, Reject):
         return Rejected(recorded(error))
     if is_a(error, RetryLater):

@@ -167,12 +167,8 @@ def adapt(connection: Connection) -> None:
     adapters.register_loader("json", _Progress)
 
 
-def begin(connection: Connection, statement: str, address: PostgresAddress) -> tuple[tuple[Any, ...], SchemaState]:
-    """Begin a transaction in one round trip; return the row of the statement's last part, and the schema's state.
-
-    Raises:
-        OutdatedError: the schema was raised since this process opened it, and is not for this version any more.
-    """
+def run_parts(connection: Connection, statement: str, address: PostgresAddress) -> tuple[Any, ...]:
+    """Run a statement of several parts in one round trip; return the row of the last part."""
     values = {
         "schema": f'"{address.schema}", pg_temp',
         "idle": str(IDLE),
@@ -186,6 +182,16 @@ def begin(connection: Connection, statement: str, address: PostgresAddress) -> t
     row = cursor.fetchone()
     if row is None:
         raise AssertionError(f"{statement} returns a row")
-    state = read_state(row[-1])
+    return row
+
+
+def begin(connection: Connection, statement: str, address: PostgresAddress) -> tuple[tuple[Any, ...], SchemaState]:
+    """Begin a transaction in one round trip; return the row of the statement's last part, and the schema's state.
+
+    Raises:
+        OutdatedError: the schema was raised since this process opened it, and is not for this version any more.
+    """
+    *row, found = run_parts(connection, statement, address)
+    state = read_state(found)
     require_usable(state, address.shown)
-    return row[:-1], state
+    return tuple(row), state

@@ -10,9 +10,10 @@ from tenure.errors import StorageUnavailableError
 from tenure.storage.postgres import errors, grants
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.connection import Session, begin
+from tenure.storage.postgres.fate import RETRY_DELAY
 from tenure.storage.postgres.statements import NAMED
 from tenure.storage.postgres.transaction import PostgresTransaction
-from tenure.storage.postgres.writer import RETRY_DELAY, UNREACHABLE_AFTER
+from tenure.storage.postgres.writer import UNREACHABLE_AFTER
 from tenure.storage.sql.reader import Reader
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.writer import CALL_TIMEOUT
@@ -77,7 +78,7 @@ class PostgresReader(Reader):
     def _read(self, ask: Callable[[Transaction], T]) -> T:
         connection = self._session.use()
         (now,), _ = begin(connection, "session.read", self._address)
-        tx = PostgresTransaction(connection)
+        tx = PostgresTransaction(connection.cursor(binary=True))
         tx.now = self._clock.now() if self._own_time else now
         answer = ask(tx)
         connection.execute(_COMMIT)

@@ -17,6 +17,7 @@ from tenure.storage.postgres import health
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Session
+from tenure.storage.postgres.job_transaction import PostgresJobTransaction
 from tenure.storage.postgres.listener import PostgresListener
 from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.names import require_storable
@@ -71,6 +72,7 @@ class PostgresStorage:
         self.url = address.shown
         self.address = address
         own_time, time = clock is not None, clock or SystemClock()
+        self._own_time, self._clock = own_time, time
         self._hub = NotificationHub()
         self.claims = Claims()
         schema = Schema(address, auto_migrate=auto_migrate, created=time.now() if own_time else None)
@@ -247,6 +249,18 @@ class PostgresStorage:
     def notices(self, topics: Iterable[str]) -> Listener:
         """See `Storage.notices`."""
         return self._hub.listen(topics) if self._closed else self._listener.listen(topics)
+
+    def transaction(self, connection: object, loop: asyncio.AbstractEventLoop | None) -> PostgresJobTransaction:
+        """See `SupportsTransactions.transaction`."""
+        return PostgresJobTransaction(
+            self.address,
+            Session(self.address, self.address.server, check=lambda connection: None),
+            self._clock,
+            connection,
+            loop,
+            own_time=self._own_time,
+            announce=self.flow.announce,
+        )
 
     def before_fork(self) -> None:
         """Do nothing: a child gives up what it inherits."""

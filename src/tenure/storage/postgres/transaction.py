@@ -1,20 +1,41 @@
 """A transaction on a PostgreSQL connection."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tenure.storage.postgres import errors
-from tenure.storage.postgres.connection import Connection
 from tenure.storage.postgres.statements import NAMED
 from tenure.storage.sql.columns import Row
 from tenure.storage.sql.transaction import NO_VALUES, Lanes, Transaction, Values
 
 
-class PostgresTransaction(Transaction):
-    """Runs the statements of `sql/` on one cursor."""
+class PostgresCursor(Protocol):
+    """What a transaction needs of psycopg's cursors."""
 
-    def __init__(self, connection: Connection, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
+    @property
+    def rowcount(self) -> int:
+        """See psycopg."""
+        ...
+
+    def execute(self, query: bytes, params: Values, /, *, prepare: bool) -> "PostgresCursor":
+        """See psycopg."""
+        ...
+
+    def executemany(self, query: bytes, params_seq: Sequence[Values], /) -> None:
+        """See psycopg."""
+        ...
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """See psycopg."""
+        ...
+
+
+class PostgresTransaction(Transaction):
+    """Runs the statements of `sql/` on one cursor, which is binary and adapted (`connection.adapt`)."""
+
+    def __init__(self, cursor: PostgresCursor, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
         super().__init__(lanes, repairs=repairs)
-        self._cursor = connection.cursor(binary=True)
+        self._cursor = cursor
         self.closes = ""
         """Why workers of this version must stop (`SchemaState.closes`); empty if they may go on."""
 

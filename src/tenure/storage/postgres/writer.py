@@ -8,13 +8,12 @@ process's owners (`Claims`).
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import psycopg
 
 from tenure.clock import Clock, entropy
-from tenure.core.exponential_delay import ExponentialDelay
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import NotificationHub
 from tenure.storage.postgres import errors, grants
@@ -22,14 +21,12 @@ from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Connection, Session, begin
 from tenure.storage.postgres.days import Days
+from tenure.storage.postgres.fate import RETRY_DELAY, was_committed
 from tenure.storage.postgres.statements import NAMED
 from tenure.storage.postgres.transaction import PostgresTransaction
 from tenure.storage.sql import claim_numbers
 from tenure.storage.sql.transaction import Lanes, Transaction
 from tenure.storage.sql.writer import CALL_TIMEOUT, Operation, Writer
-
-RETRY_DELAY = ExponentialDelay(0.05, 5.0)
-"""The delays between two tries of a transaction that failed for a passing cause."""
 
 UNREACHABLE_AFTER = 5.0
 """After this number of seconds a caller gets the error of a server that cannot be reached. A beat must not wait longer:
@@ -119,8 +116,16 @@ class PostgresWriter(Writer):
         self._failures = 0
         self._failure: Exception | None = None
         self._topics: dict[str, None] = {}
+        self._announced = deque[str]()
         self._notified_at = 0.0
         self._swept_at: int | None = None
+
+    def announce(self, topics: Sequence[str]) -> None:
+        """See `Writer.announce`."""
+        super().announce(topics)
+        if self._address.listener is not None:
+            self._announced.extend(topics)
+            self.wake()
 
     def _answer(self, wanted: list[Operation], topics: list[str]) -> None:
         left = self._try_read_only(wanted)
@@ -138,7 +143,7 @@ class PostgresWriter(Writer):
             with self._claims.turns:
                 connection = self._session.use()
                 (now,), _ = begin(connection, "session.read", self._address)
-                tx = PostgresTransaction(connection, self._claims.lanes)
+                tx = PostgresTransaction(connection.cursor(binary=True), self._claims.lanes)
                 tx.now = now
                 for operation in wanted:
                     self._begin(tx, operation)
@@ -157,7 +162,7 @@ class PostgresWriter(Writer):
         with self._claims.turns:
             connection = self._session.use()
             (now, number), state = begin(connection, "session.write", self._address)
-            tx = PostgresTransaction(connection, self._claims.lanes, repairs=True)
+            tx = PostgresTransaction(connection.cursor(binary=True), self._claims.lanes, repairs=True)
             tx.now = now
             tx.closes = state.closes(now)
             answers = self._answers(tx, batch)
@@ -185,36 +190,8 @@ class PostgresWriter(Writer):
             # A server that ends all sessions in an emergency may have committed before.
             if not errors.is_lost(error) and not connection.closed:
                 raise
-            if not self._was_committed(number):
+            if not was_committed(self._session, number, self._clock, self._place):
                 raise
-
-    def _was_committed(self, number: str) -> bool:
-        begun = self._clock.uptime()
-        failures = 0
-        while self._clock.uptime() - begun < CALL_TIMEOUT:
-            fate: str | None = "in progress"
-            try:
-                row = self._session.use().execute(NAMED["session.fate"], {"number": number}).fetchone()
-                fate = None if row is None else row[0]
-            except psycopg.errors.InvalidParameterValue:
-                # The number lies in the future: this server never had the transaction.
-                return False
-            except psycopg.Error:
-                self._session.close()
-            match fate:
-                case "committed":
-                    return True
-                case "aborted":
-                    return False
-                case None:
-                    break
-                case _:
-                    failures += 1
-                    self._sleep(RETRY_DELAY.rest(failures, self._jitter))
-        raise StorageUnavailableError(
-            f"{self._place} lost the answer to a commit, and cannot tell whether it took place; repeat the call: a job "
-            "with the same id is stored once"
-        )
 
     def _begin(self, tx: Transaction, operation: Operation | None) -> None:
         if self._own_time:
@@ -253,6 +230,8 @@ class PostgresWriter(Writer):
         if self._swept_at is not None and not self._own_time:
             self._days.keep(self._swept_at)
             self._swept_at = None
+        while self._announced:
+            self._topics[self._announced.popleft()] = None
         if not self._topics:
             return None
         wait = self._notified_at + NOTIFY_EVERY - self._clock.uptime()

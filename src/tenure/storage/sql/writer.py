@@ -215,6 +215,10 @@ class Writer(ABC):
         self._send(operation, front=False)
         return operation.future
 
+    def announce(self, topics: Sequence[str]) -> None:
+        """Notify of the topics of a commit that another thread made."""
+        self._hub.notify(topics)
+
     @property
     def busy(self) -> bool:
         """True while the thread runs operations."""

@@ -68,6 +68,14 @@ class Database:
         _run(connection, "busy_timeout", "temp_in_memory", "cache", "no_checkpoint", "read_only")
         return connection
 
+    def handler(self) -> sqlite3.Connection:
+        """Return a connection for a handler's transaction. The caller has the writers' lock."""
+        connection = self._connect("rw")
+        _run(connection, "busy_timeout", "no_checkpoint", "wal_limit", self.durability)
+        if sys.platform == "darwin":
+            _run(connection, "fullfsync")
+        return connection
+
     def _check_file(self) -> None:
         """Refuse a file that is not ours, without a change to it or its directory."""
         if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:

@@ -42,6 +42,7 @@ from tenure.storage.sql import exchange, moves, reading, renew, revise, schedule
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import health
 from tenure.storage.sqlite.database import Database, Durability
+from tenure.storage.sqlite.job_transaction import SQLiteJobTransaction
 from tenure.storage.sqlite.locks import Locks, lock_file
 from tenure.storage.sqlite.reader import SQLiteReader
 from tenure.storage.sqlite.session import ThreadConnection
@@ -243,6 +244,15 @@ class SQLiteStorage:
         if not self._closed:
             self._writer.wake()
         return listener
+
+    def transaction(self, connection: object, loop: asyncio.AbstractEventLoop | None) -> SQLiteJobTransaction:
+        """See `SupportsTransactions.transaction`."""
+        if connection is not None:
+            raise UsageError(
+                "transaction(connection): on SQLite the block opens its own connection to the file; call transaction() "
+                "and write with its `connection`"
+            )
+        return SQLiteJobTransaction(self._database, self._clock, self._writer)
 
     def before_fork(self) -> None:
         """Release all that a child must not inherit."""

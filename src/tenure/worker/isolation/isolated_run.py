@@ -29,6 +29,7 @@ from tenure.worker.isolation.messages import (
     RunBegan,
     RunEnded,
     RunJob,
+    RunSettled,
     RunSigns,
     StopRun,
 )
@@ -122,6 +123,10 @@ class LeaseHolder(Protocol):
 
     def report(self, key: RunKey, /) -> None:
         """Note that the run's handler has reported something that should be sent soon."""
+        ...
+
+    def drop(self, key: RunKey, /) -> object:
+        """Note that the run is settled, so its lease is not renewed any more."""
         ...
 
     def finish(self, run: ActiveRun, /) -> None:
@@ -265,6 +270,9 @@ class IsolatedRun:
                     process.turned_at, last_signs.checked_at = at, checked_at
                 case RunSigns(fence=job.fence) as signs:
                     self._take_signs(process, signs, last_signs)
+                case RunSettled(job.fence):
+                    run.settled = run.settling = True
+                    self._settings.lease_holder.drop(run.key)
                 case ForwardedLog() as record:
                     log(record)
                 case RunEnded(job.fence, outcome, spoiled):
@@ -275,7 +283,7 @@ class IsolatedRun:
                     return outcome
                 case None:
                     return self._outcome_of_exit(process, last_signs, await process.wait(), kills)
-                case AppReady() | AppFailed() | RunBegan() | RunSigns() | RunEnded():
+                case AppReady() | AppFailed() | RunBegan() | RunSigns() | RunSettled() | RunEnded():
                     # A message of an earlier run.
                     continue
 

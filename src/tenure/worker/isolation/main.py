@@ -4,7 +4,7 @@
     run ────► the same Runner as in a worker ──► ended         stop: a coroutine is cancelled, a thread is notified
     leave ──► the lifespan is left ──► the end                 the socket closes: killed, with all that it started
 
-It never calls the storage; only the app's own code may. Its worker holds the lease and gets the handler's signs over
+It calls the storage only for a handler's transaction. Its worker holds the lease and gets the handler's signs over
 the socket. A thread sends them, because a handler may block the loop here.
 """
 
@@ -34,7 +34,7 @@ from tenure.processes.process import end_with_parent, inherited_socket, kill_own
 from tenure.runtime import Runtime
 from tenure.threads import ThreadPool
 from tenure.waiting import first
-from tenure.worker.active_runs import Abandoned, ActiveRun, StopReason
+from tenure.worker.active_runs import Abandoned, ActiveRun, RunKey, StopReason
 from tenure.worker.event_loop import LoopGuard, loop_from_environment, loop_runner
 from tenure.worker.isolation.messages import (
     REPORT_INTERVAL,
@@ -51,6 +51,7 @@ from tenure.worker.isolation.messages import (
     RunBegan,
     RunEnded,
     RunJob,
+    RunSettled,
     RunSigns,
     StopRun,
     encode_frame,
@@ -61,6 +62,7 @@ from tenure.worker.loop_lag import TICK
 from tenure.worker.run import Runner, misuse
 from tenure.worker.stacks.traces import stack_of
 from tenure.worker.stop_signals import SIGNALS, draining, ignore_unused
+from tenure.worker.transactions import Transactions
 
 _PART = 262_144
 
@@ -181,8 +183,19 @@ class JobProcess:
         self._threads = ThreadPool("tenure-handler")
         self._lifespan = Lifespan(runtime.lifespan, worker=worker, logger=runtime.logger)
         self._abandoned = Abandoned()
+        tasks = {known_as(name): task for name, task in runtime.tasks.items()}
+        transactions = Transactions(
+            runtime.storage,
+            tasks,
+            runtime.codec,
+            self._threads,
+            runtime.clock,
+            runtime.rng,
+            find=self._find,
+            settled=lambda run: self._line.send(RunSettled(run.lease.fence)),
+        )
         self._runner = Runner(
-            {known_as(name): task for name, task in runtime.tasks.items()},
+            tasks,
             runtime.codec,
             self._threads,
             runtime.clock,
@@ -191,6 +204,7 @@ class JobProcess:
             replaced=runtime.overrides,
             state=lambda: self._lifespan.state,
             abandoned=self._abandoned,
+            open_transaction=transactions.open,
         )
         self._active: ActiveRun | None = None
         self._guard = LoopGuard()
@@ -199,6 +213,10 @@ class JobProcess:
         self._sending = threading.Lock()
         """Ensures that signs given before the end of a run are sent before its end."""
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
+
+    def _find(self, key: RunKey) -> ActiveRun | None:
+        run = self._active
+        return run if run is not None and run.key == key else None
 
     async def work(self) -> None:
         """Enter the lifespan, run the jobs that the worker sends, leave the lifespan."""

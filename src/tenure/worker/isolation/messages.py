@@ -84,6 +84,12 @@ class RunSigns(Struct, frozen=True, tag="signs"):
     data: bytes | None = None
 
 
+class RunSettled(Struct, frozen=True, tag="settled"):
+    """The handler's own transaction has settled the run with this fence. The handler may go on."""
+
+    fence: int
+
+
 class LoopTurned(Struct, frozen=True, tag="turned"):
     """The uptime of the last turn of the process's event loop. Sent each second while a run goes on.
 
@@ -117,7 +123,7 @@ class RunEnded(Struct, frozen=True, tag="ended"):
 Order = LoadApp | RunJob | StopRun | ExitProcess
 """The messages of a worker."""
 
-Answer = AppReady | AppFailed | RunBegan | RunSigns | LoopTurned | ForwardedLog | RunEnded
+Answer = AppReady | AppFailed | RunBegan | RunSigns | RunSettled | LoopTurned | ForwardedLog | RunEnded
 """The messages of an isolated process."""
 
 W = TypeVar("W")

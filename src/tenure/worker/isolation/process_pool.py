@@ -40,6 +40,7 @@ from tenure.worker.isolation.messages import (
     Order,
     RunBegan,
     RunEnded,
+    RunSettled,
     RunSigns,
     answer_reader,
     encode_frame,
@@ -435,7 +436,7 @@ class ProcessPool:
                             log(record)
                         case None:
                             raise NoProcessError(f"the process ended ({await process.wait()}) before it was ready")
-                        case RunBegan() | RunSigns() | LoopTurned() | RunEnded():
+                        case RunBegan() | RunSigns() | RunSettled() | LoopTurned() | RunEnded():
                             continue
         except TimeoutError:
             raise NoProcessError(f"the process was not ready within {START_TIMEOUT:g} s") from None

@@ -33,6 +33,34 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
           FROM meta
          WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
 
+-- name: complete
+-- Prepares a handler's transaction for the completion of its job. The handler's deferred constraints are checked first:
+-- they may wait for other transactions, and a transaction that has the gate must not. Then as in `write`.
+SET CONSTRAINTS ALL IMMEDIATE;
+SELECT set_config('search_path', :schema, TRUE),
+       set_config('enable_seqscan', 'off', TRUE),
+       set_config('jit', 'off', TRUE),
+       set_config('idle_in_transaction_session_timeout', :idle, TRUE),
+       set_config('lock_timeout', :patience, TRUE),
+       pg_advisory_xact_lock(:gate);
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text,
+       (SELECT json_object_agg(key, value)::text
+          FROM meta
+         WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
+
+-- name: identity
+-- Returns the search path of the current transaction, which is a handler's, the identity of the schema that it sees, and
+-- how it is isolated. `schema`: the search path to that schema. Fails if the schema is not there.
+SELECT set_config('tenure.search_path', current_setting('search_path'), TRUE),
+       set_config('search_path', :schema, TRUE);
+SELECT set_config('tenure.identity', value, TRUE) FROM meta WHERE key = 'identity';
+SELECT set_config('search_path', current_setting('tenure.search_path'), TRUE),
+       current_setting('tenure.identity', TRUE),
+       current_setting('transaction_isolation');
+
+-- name: read_committed
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+
 -- name: commit
 COMMIT;
 
