@@ -22,7 +22,7 @@ from tenure.storage.postgres.migration_files import SCHEMA
 from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import ClaimRequest, LeaseRenewal, RenewRequest, WorkerInfo
 from tenure_testing.conformance.helpers import ALICE, QUEUE, new_job, start
-from tests.postgres_servers import postgres_programs
+from tenure_testing.postgres_programs import postgres_programs
 from tests.servers import until
 from tests.system.worker_fleet import WorkerFleet, by_job
 
