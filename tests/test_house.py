@@ -442,7 +442,7 @@ def test_each_storage_has_one_script_for_each_verb() -> None:
     # What is not the work of one verb: the brackets of a transaction, the counters and lines that verbs leave behind,
     # and what creates an empty partition.
     shared = {".sql": {"session", "tally", "fair_queue", "rates", "repair"}, ".lua": {"create"}}
-    own = {"postgres": {"health"}}
+    own = {"postgres": {"health", "intake"}}
     folders = [*HOUSE.glob("storage/*/sql"), *HOUSE.glob("storage/*/lua")]
 
     assert folders

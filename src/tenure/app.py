@@ -58,6 +58,7 @@ from tenure.options import LeaderElection, TaskOptions, Timing
 from tenure.options.schedules import grace_of
 from tenure.options.timing import DRAIN
 from tenure.runtime import Runtime
+from tenure.storage.connections import recognise
 from tenure.storage.protocol import EnqueueResult, Storage
 from tenure.storage.urls import locate, read
 
@@ -311,20 +312,25 @@ class Tenure(Decorators):
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def enqueue_many(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
+    async def enqueue_many(self, calls: Iterable[EncodedCall[R]], *, tx: object = None) -> list[Job[R]]:
         """Enqueue many calls in one round trip: `app.enqueue_many(add.call(i, i) for i in range(1000))`.
 
-        Of the calls for one queue either all are stored or none.
+        Of the calls for one queue either all are stored or none. `tx`: a connection whose transaction stores all of
+        them or none; see `CallOptions`.
 
         Raises:
             UsageError: an element is not a call.
             StorageError: the jobs may have been stored or not. The error's `job_ids` lists their ids; enqueueing the
                 same calls again creates no second jobs.
         """
+        if tx is not None:
+            return await self._client.submit_in(recognise(tx), calls)
         return await self._client.submit_many(calls)
 
-    def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
+    def enqueue_many_sync(self, calls: Iterable[EncodedCall[R]], *, tx: object = None) -> list[Job[R]]:
         """Call `enqueue_many` from code without a running event loop."""
+        if tx is not None:
+            return self._client.submit_in_sync(recognise(tx), calls)
         return PORTAL.call(self.enqueue_many(calls), verb="enqueue_many")
 
     @overload

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from tenure.errors import StorageUnavailableError, TenureError, UsageError
@@ -152,6 +153,32 @@ def _resolve(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
+class CallerThread:
+    """Lets a coroutine on the portal's loop have functions run in the thread that waits for the coroutine."""
+
+    def __init__(self) -> None:
+        self._requests = SimpleQueue[Callable[[], None] | None]()
+
+    async def run(self, do: Callable[[], T]) -> T:
+        """Run a function in the waiting thread and return its result."""
+        answer = Future[T]()
+
+        def perform() -> None:
+            try:
+                answer.set_result(do())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._requests.put(perform)
+        return await asyncio.wrap_future(answer)
+
+    def serve(self, future: "Future[Any]") -> None:
+        """Run the functions that the coroutine of this future sends, until it has ended."""
+        future.add_done_callback(lambda _: self._requests.put(None))
+        while (perform := self._requests.get()) is not None:
+            perform()
+
+
 class Portal:
     """Runs async code for callers without an event loop, on one background loop per process, also after a fork."""
 
@@ -159,8 +186,8 @@ class Portal:
         self._pid = os.getpid()
         self._background_loop = BackgroundLoop("tenure-portal")
 
-    def call(self, coroutine: Coroutine[Any, Any, T], *, verb: str) -> T:
-        """Run a coroutine to its end and return its result.
+    def call(self, coroutine: Coroutine[Any, Any, T], *, verb: str, caller: "CallerThread | None" = None) -> T:
+        """Run a coroutine to its end and return its result. `caller`: what the coroutine has the calling thread do.
 
         Raises:
             UsageError: it is called from within a running loop, which it would block.
@@ -173,16 +200,16 @@ class Portal:
         else:
             coroutine.close()
             raise UsageError(f"{verb}_sync() would block the running event loop; use `await {verb}()` here")
-        if self._pid != os.getpid():
-            self._pid, self._background_loop = os.getpid(), BackgroundLoop("tenure-portal")
         try:
-            future = self._background_loop.submit(coroutine)
+            future = self._current().submit(coroutine)
         except RuntimeError as error:
             raise StorageUnavailableError(
                 f"{verb}_sync() needs a thread of its own, and none can be started ({error}): the machine is at its "
                 "limit, or the interpreter is ending. Nothing was done; call again, or earlier"
             ) from error
         try:
+            if caller is not None:
+                caller.serve(future)
             return future.result()
         except TenureError as error:
             # The frames of the other thread tell the caller nothing.
@@ -190,6 +217,20 @@ class Portal:
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Start a coroutine whose result and failure do not matter."""
+        try:
+            future = self._current().submit(coroutine)
+        except (RuntimeError, OSError):
+            return
+        # Without this, a failure would be logged.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    def _current(self) -> BackgroundLoop:
+        if self._pid != os.getpid():
+            self._pid, self._background_loop = os.getpid(), BackgroundLoop("tenure-portal")
+        return self._background_loop
 
 
 PORTAL = Portal()

@@ -7,8 +7,8 @@ import pytest
 from tenure.storage.postgres.statements import NAMED, STATEMENTS
 from tenure.storage.sqlite.statements import STATEMENTS as OF_SQLITE
 
-OF_DIALECTS = ("session.", "health.")
-"""The statements of connections, transactions and the doctor, in which the dialects differ; not the savepoints."""
+OF_DIALECTS = ("session.", "health.", "intake.")
+"""Statements in which the dialects differ: connections, transactions, users' calls, the doctor; not the savepoints."""
 
 
 def parameters(text: str) -> set[str]:

@@ -18,7 +18,7 @@ from tenure.core.check import flag, remark
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.document import decode_document
 from tenure.core.duration import Duration, duration, micros
-from tenure.core.events import AnyEvent, JobCompleted, JobExpired
+from tenure.core.events import AnyEvent, JobCompleted, JobExpired, JobThrottled
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.core.job import JobDetail, JobRecord, Ref
 from tenure.core.lifecycle import TERMINAL, State
@@ -108,6 +108,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     - "duplicate": a job with this id or unique key existed already. The handle is that job's.
     - "replaced": a debounced job existed already, and this call took the place of the earlier one.
     - "gathered": a collecting job existed already, and this call joined its batch.
+    - "pending": the call is part of an open transaction, `options(tx=...)`, on PostgreSQL. After the commit the handle
+      is that of the job which the call has made or was merged into; if it was throttled, methods raise its error.
     - "throttled": it made no job. The handle names the latest job of the key but gives no access to it.
 
     `refusal`: the `ThrottledError` of a throttled call, else None. Every method that asks the storage raises it.
@@ -482,7 +484,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             ) from error
         return value
 
-    async def _missing_error(self, storage: Storage) -> JobExpiredError | JobNotFoundError:
+    async def _missing_error(self, storage: Storage) -> JobExpiredError | JobNotFoundError | ThrottledError:
         """Return the error for a job without a record. A discarded expired job leaves only its event."""
         cursor, last = None, None
         while True:
@@ -491,6 +493,9 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             if page.next == cursor or len(page.events) < EVENTS_PAGE:
                 break
             cursor = page.next
+        if isinstance(last, JobThrottled):
+            key = last.key.partition(":")[2]
+            return ThrottledError(last.task, key or None, last.retry_in, skipped=True)
         if isinstance(last, JobExpired):
             return JobExpiredError(self.id, f"job {self.id} expired before it started, and was discarded")
         return self._not_found()
@@ -513,7 +518,18 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         storage = await self._access.storage()
         if not self._ref.queue:
             self._ref = Ref((await find_record(storage, self.id)).queue, self.id)
+        elif self.made == "pending":
+            await self._resolve(storage)
         return storage
+
+    async def _resolve(self, storage: Storage) -> None:
+        """Find the job that a call of a transaction has made or was merged into."""
+        detail = (await storage.get([self._ref]))[0]
+        if detail is not None:
+            self._ref = detail.job.ref
+        elif isinstance(error := await self._missing_error(storage), ThrottledError):
+            self.refusal = error
+            raise error
 
     def _existing(self, detail: JobDetail | None) -> JobDetail:
         if detail is None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from tenure.background_loop import PORTAL, CallerThread
 from tenure.client.batching import EnqueueBatcher
 from tenure.client.codec import Codec
 from tenure.client.handle import Job, JobAccess
@@ -27,6 +28,7 @@ from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
+from tenure.storage.connections import TransactionalStorage, TxConnection, run_now
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
 
 R = TypeVar("R")
@@ -152,6 +154,57 @@ class StorageClient:
         except StorageError as error:
             raise _with_ids(error, calls) from error.__cause__
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    async def submit_in(
+        self, tx: TxConnection, calls: Iterable[EncodedCall[R]], caller: CallerThread | None = None
+    ) -> list[Job[R]]:
+        """Enqueue calls in a user's transaction. `caller`: the thread that uses the connection; None: this one.
+
+        Raises:
+            UsageError: the storage has no database, or see `TransactionalStorage.enqueue_in`.
+        """
+        calls = _calls(calls)
+        storage = self.storage
+        if not isinstance(storage, TransactionalStorage):
+            raise UsageError(
+                f"tx: the queue is in {storage.url}, which is not the database of a transaction; use a PostgreSQL or "
+                "SQLite storage, or enqueue without tx after the commit"
+            )
+        database = storage
+        await database.prepare_tx()
+
+        def store_here(jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+            receipts = run_now(database.enqueue_in(tx, jobs))
+            announce(receipts)
+            return receipts
+
+        def announce(receipts: Sequence[EnqueueResult]) -> None:
+            if any(receipt.made == "pending" for receipt in receipts):
+                tx.after_commit(lambda: PORTAL.start(database.absorb()))
+
+        async def store(jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+            if caller is not None:
+                return await caller.run(lambda: store_here(jobs))
+            receipts = await database.enqueue_in(tx, jobs)
+            announce(receipts)
+            return receipts
+
+        jobs: Sequence[NewJob] = [call.job for call in calls]
+        if (current := running_job()) is not None and current.headers:
+            jobs = [_inheriting(job, current.headers) for job in jobs]
+        receipts = await (self.sending.send(jobs, store) if self.sending and jobs else store(jobs))
+        return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
+
+    def submit_in_sync(self, tx: TxConnection, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:
+        """Call `submit_in` from code without a running event loop; this thread uses the connection.
+
+        Raises:
+            UsageError: the connection belongs to an event loop.
+        """
+        if tx.waits:
+            raise UsageError("tx belongs to an event loop; use `await enqueue()` there")
+        caller = CallerThread()
+        return PORTAL.call(self.submit_in(tx, calls, caller), verb="enqueue", caller=caller)
 
     async def unique_job(self, call: EncodedCall[R]) -> Job[R] | None:
         """Return the unfinished job that holds the unique key of a call; for `Task.unique_job`."""

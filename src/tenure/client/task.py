@@ -28,6 +28,7 @@ from tenure.handlers.middleware import Middleware
 from tenure.options import CallOptions, Collect, Rate, Retry, TaskOptions, Timing
 from tenure.options.documented import lists_options
 from tenure.options.tasks import check_fair_weight
+from tenure.storage.connections import recognise
 
 WAIT = 30.0
 """Seconds that `enqueue_and_wait` waits by default; the option `wait` overrides it."""
@@ -71,20 +72,34 @@ class Bound(Generic[P, R]):
     def __init__(self, task: "Task[P, R]", options: CallOptions | None = None) -> None:
         self._task = task
         self._options = options or CallOptions()
+        self._tx = recognise(self._options["tx"]) if "tx" in self._options else None
         self._wait = duration(self._options.get("wait", WAIT), field="wait")
         self._template = task.template(self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Call `Task.enqueue` with these options."""
-        call = self.call(*args, **kwargs)
-        return call.accepted(await self._task.binding.app.client.submit(call))
+        call = self._call(args, kwargs)
+        client = self._task.binding.app.client
+        if self._tx is None:
+            return call.accepted(await client.submit(call))
+        [job] = await client.submit_in(self._tx, [call])
+        return call.accepted(job)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Call `Task.enqueue_sync` with these options."""
+        if self._tx is not None:
+            call = self._call(args, kwargs)
+            [job] = self._task.binding.app.client.submit_in_sync(self._tx, [call])
+            return call.accepted(job)
         return PORTAL.call(self.enqueue(*args, **kwargs), verb="enqueue")
 
     async def enqueue_and_wait(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `Task.enqueue_and_wait` with these options."""
+        if self._tx is not None:
+            raise UsageError(
+                "tx and enqueue_and_wait contradict each other: the job cannot run before the transaction has ended; "
+                "enqueue it, commit, then await its result()"
+            )
         return await self._task.binding.app.client.submit_and_wait(self.call(*args, **kwargs), self._wait)
 
     def enqueue_and_wait_sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,6 +116,11 @@ class Bound(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> EncodedCall[R]:
         """Call `Task.call` with these options."""
+        if self._tx is not None:
+            raise UsageError("a call has no transaction of its own; give it to app.enqueue_many(calls, tx=...)")
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall[R]:
         if self._template.encoder is None:
             # The task had no app when these options were given. The app has options of its own.
             self._template = self._task.binding.template.with_options(self._options)

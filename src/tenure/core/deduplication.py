@@ -20,7 +20,7 @@ class Window(Struct):
     ref: Ref
 
 
-EnqueueAction = Literal["created", "duplicate", "replaced", "gathered", "throttled"]
+EnqueueAction = Literal["created", "duplicate", "replaced", "gathered", "throttled", "pending"]
 """The result of a call to enqueue."""
 
 

@@ -154,6 +154,8 @@ def fate_of(made: EnqueueAction, ref: Ref) -> Fate:
             return ref
         case "throttled" | "duplicate":
             return made
+        case "pending":
+            raise AssertionError("a tick belongs to no transaction of a user")
         case _:
             assert_never(made)
 

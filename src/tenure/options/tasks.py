@@ -208,6 +208,9 @@ class CallOptions(TypedDict, total=False):
     - `headers`: up to 16 texts by name, 4 KiB together, which the handler reads as `current_job().headers`. A job that
       a handler enqueues inherits the headers of the handler's job; those given here override them.
     - `concurrency_key`, `fair_key`, `unique`: the key itself, not a template. `unique=False`: the call has no key.
+    - `tx`: a connection to the queue's database. Its open transaction stores the job when it commits, or not at all. It
+      is a psycopg or asyncpg connection, a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, Django's
+      connection, or a sqlite3.Connection.
     - `wait`: how long `enqueue_and_wait` waits, 30 s by default.
 
     `TaskOptions` describes the other options.
@@ -233,6 +236,7 @@ class CallOptions(TypedDict, total=False):
     fair_weight: int
     unique: Unique | str | bool
     throw_on_duplicate: bool
+    tx: object
 
 
 def valid_priority(priority: object) -> int:

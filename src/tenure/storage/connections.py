@@ -11,7 +11,7 @@ import re
 import sqlite3
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from tenure.core.check import shown
@@ -244,8 +244,46 @@ class _AsyncSQLAlchemy(_SQLAlchemy):
         return found
 
     async def run(self, do: Callable[[Any], T]) -> T:
-        answer: T = await self._tx.run_sync(self._run, do)
+        answer: T = await self._tx.run_sync(self._run, lambda connection: do(_AdaptedConnection(connection)))
         return answer
+
+
+class _AdaptedConnection:
+    """SQLAlchemy's adapter of an asyncio driver, with the methods of `sqlite3` as far as the engine uses them."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.driver_connection = connection.driver_connection
+
+    def cursor(self) -> "_AdaptedCursor":
+        return _AdaptedCursor(self._connection.cursor())
+
+    def execute(self, sql: str) -> "_AdaptedCursor":
+        return self.cursor().execute(sql)
+
+
+class _AdaptedCursor:
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, sql: str, values: object = ()) -> "_AdaptedCursor":
+        self._cursor.execute(sql, values)
+        return self
+
+    def executemany(self, sql: str, values: Iterable[object]) -> "_AdaptedCursor":
+        self._cursor.executemany(sql, list(values))
+        return self
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return list(self._cursor.fetchall())
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._cursor.fetchone()
+        return row
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._cursor.rowcount)
 
 
 class _Django(TxConnection):
@@ -268,7 +306,9 @@ class _Django(TxConnection):
         return do(driver)
 
     def after_commit(self, do: Callable[[], object]) -> None:
-        self._connection.on_commit(do)
+        # In manual transactions Django calls no hooks.
+        if self._connection.in_atomic_block:
+            self._connection.on_commit(do)
 
     def _require_transaction(self) -> None:
         self._connection.ensure_connection()

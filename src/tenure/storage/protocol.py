@@ -91,7 +91,8 @@ class EnqueueResult(Struct, frozen=True, gc=False):
     `created`: a new job was made. `duplicate`: a job with this id, or one that holds its unique key, already existed.
     `replaced`: this call replaced the call that the debounced job was waiting with. `gathered`: a collecting job added
     this call to its batch. `throttled`: no job was made; `ref` is the latest job of the key, and the key has room again
-    after `retry_in` microseconds.
+    after `retry_in` microseconds. `pending`: the call is part of a user's transaction, and its result is decided
+    after the commit.
     """
 
     made: EnqueueAction

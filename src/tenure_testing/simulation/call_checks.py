@@ -84,6 +84,8 @@ class CallRecords:
             case "throttled":
                 self._throttled(new, receipt, now)
                 return "throttled"
+            case "pending":
+                raise AssertionError(f"{new.ref} belongs to no transaction")
 
     def _made(self, new: NewJob, job: JobRecord | None, now: int) -> None:
         for call in [call for call, taker in self._takers.items() if taker == new.ref]:

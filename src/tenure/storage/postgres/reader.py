@@ -77,8 +77,8 @@ class PostgresReader(Reader):
 
     def _read(self, ask: Callable[[Transaction], T]) -> T:
         connection = self._session.use()
-        (now,), _ = begin(connection, "session.read", self._address)
-        tx = PostgresTransaction(connection.cursor(binary=True))
+        (now, calls_wait), _ = begin(connection, "session.read", self._address)
+        tx = PostgresTransaction(connection.cursor(binary=True), calls_wait=calls_wait)
         tx.now = self._clock.now() if self._own_time else now
         answer = ask(tx)
         connection.execute(_COMMIT)

@@ -10,10 +10,11 @@ from tenure.core.job import JobDetail, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.core.settlement import Settlement
-from tenure.errors import StorageUnavailableError
+from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
+from tenure.storage.connections import TxConnection
 from tenure.storage.notifications import Listener, NotificationHub
-from tenure.storage.postgres import health
+from tenure.storage.postgres import health, intake
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Session
@@ -104,6 +105,8 @@ class PostgresStorage:
         self.care = writer("care")
         """Writes all else, so that a beat does not wait behind a batch of enqueues."""
         self._reading = PostgresReader(address, session(address.server), time, own_time=own_time)
+        self._time = time if own_time else None
+        self._identity: str | None = None
         self._open = False
         self._closed = False
         forking.register(self)
@@ -141,6 +144,30 @@ class PostgresStorage:
             require_storable(job)
         await self._require_open()
         return await self.flow.submit_with_others(exchange.enqueue_all, jobs)
+
+    async def prepare_tx(self) -> None:
+        """See `TransactionalStorage.prepare_tx`."""
+        await self._require_open()
+        if self._identity is None:
+            self._identity = await self._reading.read(_identity)
+
+    async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `TransactionalStorage.enqueue_in`: the answer to each call is `pending`."""
+        for job in jobs:
+            require_storable(job)
+        now = None if self._time is None else self._time.now()
+        try:
+            return await intake.insert(self.address, tx, jobs, identity=self._identity or "", now=now)
+        except UsageError:
+            # Another database may have replaced this one: the next call reads its identity again.
+            self._identity = None
+            raise
+
+    async def absorb(self) -> None:
+        """See `TransactionalStorage.absorb`."""
+        await self._require_open()
+        # Each transaction behind the gate does it.
+        await self.flow.submit(_no_op)
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
@@ -217,11 +244,17 @@ class PostgresStorage:
     async def get(self, refs: Sequence[Ref]) -> list[JobDetail | None]:
         """See `Storage.get`."""
         await self._require_open()
-        return await self._reading.read(lambda tx: reading.get(tx, refs))
+        while True:
+            details, calls_wait = await self._reading.read(lambda tx: (_get(tx, refs), _calls_wait(tx)))
+            if not calls_wait or None not in details:
+                return details
+            await self.absorb()
 
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
         await self._require_open()
+        if await self._reading.read(_calls_wait):
+            await self.absorb()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
@@ -301,6 +334,23 @@ def _renew(tx: Transaction, beat: RenewRequest) -> RenewResult:
     answer = renew.renew(tx, beat)
     why = closes(tx)
     return replace(answer, orders=(*(answer.orders or ()), f"{OUTDATED}{why}")) if why else answer
+
+
+def _get(tx: Transaction, refs: Sequence[Ref]) -> list[JobDetail | None]:
+    details = reading.get(tx, refs)
+    for number, (ref, detail) in enumerate(zip(refs, details, strict=True)):
+        if detail is None and (job := intake.answered(tx, ref)) is not None:
+            [details[number]] = reading.get(tx, [job])
+    return details
+
+
+def _calls_wait(tx: Transaction) -> bool:
+    return isinstance(tx, PostgresTransaction) and tx.calls_wait
+
+
+def _identity(tx: Transaction) -> str:
+    row = tx.one("intake.identity")
+    return "" if row is None else str(row[0])
 
 
 def _no_op(tx: Transaction) -> bool:

@@ -33,8 +33,17 @@ class PostgresCursor(Protocol):
 class PostgresTransaction(Transaction):
     """Runs the statements of `sql/` on one cursor, which is binary and adapted (`connection.adapt`)."""
 
-    def __init__(self, cursor: PostgresCursor, lanes: Lanes | None = None, *, repairs: bool = False) -> None:
+    def __init__(
+        self,
+        cursor: PostgresCursor,
+        lanes: Lanes | None = None,
+        *,
+        repairs: bool = False,
+        calls_wait: bool = False,
+    ) -> None:
         super().__init__(lanes, repairs=repairs)
+        self.calls_wait = calls_wait
+        """True if calls of users' transactions wait to become jobs."""
         self._cursor = cursor
         self.closes = ""
         """Why workers of this version must stop (`SchemaState.closes`); empty if they may go on."""

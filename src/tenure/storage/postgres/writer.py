@@ -16,7 +16,7 @@ import psycopg
 from tenure.clock import Clock, entropy
 from tenure.errors import StorageUnavailableError
 from tenure.storage.notifications import NotificationHub
-from tenure.storage.postgres import errors, grants
+from tenure.storage.postgres import errors, grants, intake
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.compatibility import OutdatedError
 from tenure.storage.postgres.connection import Connection, Session, begin
@@ -142,7 +142,10 @@ class PostgresWriter(Writer):
         try:
             with self._claims.turns:
                 connection = self._session.use()
-                (now,), _ = begin(connection, "session.read", self._address)
+                (now, calls_wait), _ = begin(connection, "session.read", self._address)
+                if calls_wait:
+                    connection.execute(_COMMIT)
+                    return wanted
                 tx = PostgresTransaction(connection.cursor(binary=True), self._claims.lanes)
                 tx.now = now
                 for operation in wanted:
@@ -161,10 +164,13 @@ class PostgresWriter(Writer):
     def _attempt(self, batch: list[Operation], topics: list[str]) -> None:
         with self._claims.turns:
             connection = self._session.use()
-            (now, number), state = begin(connection, "session.write", self._address)
+            (now, number, calls_wait), state = begin(connection, "session.write", self._address)
             tx = PostgresTransaction(connection.cursor(binary=True), self._claims.lanes, repairs=True)
             tx.now = now
             tx.closes = state.closes(now)
+            if calls_wait:
+                self._begin(tx, None)
+                intake.absorb(tx)
             answers = self._answers(tx, batch)
             self._commit(connection, number)
             claim_numbers.publish(self._claims.lanes, tx)

@@ -12,7 +12,7 @@ from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sqlite import filesystem_check
 from tenure.storage.sqlite.database import Database
 
-_SOUND = (3, 51, 3)
+SOUND = (3, 51, 3)
 _SCARCE = 100 << 20
 _LONG_LOG = 256 << 20
 """Four times the size that SQLite truncates the log to after a full checkpoint (`wal_limit` in session.sql)."""
@@ -36,7 +36,7 @@ def examine(tx: Transaction, database: Database, *, deep: bool) -> list[Finding]
 def library(version: tuple[int, ...]) -> Finding:
     """Report whether a SQLite version has the WAL-reset bug, which can corrupt a database."""
     name = ".".join(map(str, version))
-    if version >= _SOUND:
+    if version >= SOUND:
         return Finding("ok", "sqlite", f"SQLite {name}, without the WAL-reset bug of 3.7.0 to 3.51.2")
     # Not a warning: use through Tenure alone is safe, and most Python builds have such a version.
     return Finding(

@@ -14,6 +14,7 @@ from tenure.core.partition import LOG_LOST
 from tenure.core.settlement import Settlement
 from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage import forking
+from tenure.storage.connections import TxConnection
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.protocol import (
     EVENTS_END,
@@ -40,7 +41,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import exchange, moves, reading, renew, revise, schedules, sweep, tune
 from tenure.storage.sql.transaction import Transaction
-from tenure.storage.sqlite import health
+from tenure.storage.sqlite import health, user_transaction
 from tenure.storage.sqlite.database import Database, Durability
 from tenure.storage.sqlite.job_transaction import SQLiteJobTransaction
 from tenure.storage.sqlite.locks import Locks, lock_file
@@ -128,6 +129,22 @@ class SQLiteStorage:
         """See `Storage.enqueue`."""
         await self._require_open()
         return await self._writer.submit_with_others(exchange.enqueue_all, jobs)
+
+    async def prepare_tx(self) -> None:
+        """See `TransactionalStorage.prepare_tx`."""
+        await self._require_open()
+
+    async def enqueue_in(self, tx: TxConnection, jobs: Sequence[NewJob]) -> list[EnqueueResult]:
+        """See `TransactionalStorage.enqueue_in`: the results are those of `enqueue`, if the transaction commits."""
+        if tx.dialect != "sqlite":
+            raise UsageError(
+                f"tx is a connection to {tx.dialect}, but the queue is in {self.path}; give a connection to that file, "
+                "or enqueue without tx after the commit"
+            )
+        return await tx.run(lambda connection: user_transaction.enqueue(connection, self.path, jobs, self._clock.now()))
+
+    async def absorb(self) -> None:
+        """See `TransactionalStorage.absorb`: nothing waits."""
 
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None

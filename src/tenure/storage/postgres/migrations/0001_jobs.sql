@@ -502,3 +502,36 @@ CREATE TABLE fair_tag (
 );
 
 CREATE INDEX fair_tag_passed ON fair_tag (queue, boost, tag);
+
+-- Calls that users' transactions have stored with their own changes (`options(tx=...)`). Each is one insert, so such a
+-- transaction never waits for the gate and never holds it. The next transaction behind the gate makes jobs of the rows
+-- that are committed. `at`: the server's clock, from which the delay and the ttl of the call count. `job`: a NewJob as
+-- MessagePack. `refused`: why no job can be made of it; the row then stays here.
+CREATE TABLE intake (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    at bigint NOT NULL,
+    job bytea NOT NULL,
+    refused text
+) WITH (
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+ALTER TABLE intake ALTER COLUMN job SET STORAGE EXTERNAL;
+
+CREATE INDEX intake_waiting ON intake (seq)
+    WHERE refused IS NULL;
+
+-- The calls of `intake` that became no job, because one with the same unique key existed: that job, by the call's id.
+CREATE TABLE answered (
+    queue text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    job text COLLATE "C" NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (queue, id)
+);
+
+CREATE INDEX answered_over ON answered (until);

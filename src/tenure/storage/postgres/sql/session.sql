@@ -5,8 +5,8 @@
 -- Begins a transaction that may write. `gate`: no other one runs until it ends. The settings: stale statistics never
 -- lead to a scan of a whole table; a process that is frozen holds the gate for `idle` milliseconds at most, and a
 -- transaction waits for it for `patience` milliseconds.
--- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, and what `state`
--- returns.
+-- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, whether calls of users'
+-- transactions wait, and what `state` returns.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
@@ -15,13 +15,14 @@ SELECT set_config('search_path', :schema, TRUE),
        set_config('lock_timeout', :patience, TRUE),
        pg_advisory_xact_lock(:gate);
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xact_id()::text,
+       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL),
        (SELECT json_object_agg(key, value)::text
           FROM meta
          WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));
 
 -- name: read
 -- Begins a transaction that sees one state of the database and takes no gate.
--- Returns the server's clock in microseconds, and what `state` returns.
+-- Returns the server's clock in microseconds, whether calls of users' transactions wait, and what `state` returns.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
@@ -29,6 +30,7 @@ SELECT set_config('search_path', :schema, TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE);
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+       EXISTS (SELECT 1 FROM intake WHERE refused IS NULL),
        (SELECT json_object_agg(key, value)::text
           FROM meta
          WHERE key IN ('schema_version', 'oldest', 'features', 'closing'));

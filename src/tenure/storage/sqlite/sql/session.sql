@@ -91,3 +91,10 @@ SELECT value FROM meta WHERE key = 'schema_version';
 
 -- name: created
 INSERT INTO meta VALUES ('schema_version', :version), ('created', :now);
+
+-- name: files
+PRAGMA database_list;
+
+-- name: lock
+-- Takes the write lock in a transaction that was begun without it.
+UPDATE meta SET value = value WHERE key = 'proto';

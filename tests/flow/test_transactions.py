@@ -1,0 +1,399 @@
+"""A call in a user's transaction is stored by its commit, or not at all."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from tenure import (
+    JobNotFoundError,
+    ProceedSending,
+    SendCall,
+    StorageUnavailableError,
+    Tenure,
+    Throttle,
+    ThrottledError,
+    UsageError,
+)
+from tenure.storage.connections import run_now
+from tenure.storage.protocol import Query
+from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
+
+ROUNDS = 500
+"""Over all kinds of connections more than 10,000 transactions, of which nine in ten are rolled back."""
+
+SYNC = sorted(kind for kind in KINDS if "async" not in kind)
+"""The kinds whose connections belong to a thread, not to an event loop."""
+
+os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+
+def marked(kinds: Iterable[str]) -> list[Any]:
+    return [pytest.param(kind, marks=[pytest.mark.postgres] if KINDS[kind][0] != "sqlite" else []) for kind in kinds]
+
+
+@pytest.fixture(params=marked(sorted(KINDS)))
+def kind(request: pytest.FixtureRequest) -> str:
+    assert isinstance(request.param, str)
+    return request.param
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest, tmp_path: Any) -> str:
+    if KINDS[kind][0] == "sqlite":
+        return f"sqlite:///{tmp_path}/queue.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+async def ids(app: Tenure) -> list[str]:
+    """Return the ids of all jobs, the newest first."""
+    found, cursor = list[str](), None
+    storage = app.storage
+    while True:
+        page = await storage.find(Query(limit=500, after=cursor))
+        found += [job.id for job in page.jobs]
+        cursor = page.next
+        if cursor is None:
+            return found
+
+
+async def play(app: Tenure, begin: Begin, enqueue: Callable[[Transaction, str], Awaitable[object]]) -> set[str]:
+    """Enqueue in many transactions that end at random; return the ids of those that were committed."""
+    dice, committed = Random(18), set[str]()
+    for number in range(ROUNDS):
+        async with begin() as transaction:
+            names = [f"{number}-{call}" for call in range(dice.choice((1, 1, 1, 2, 3)))]
+            for name in names:
+                await enqueue(transaction, name)
+            if dice.random() < 0.1:
+                await transaction.commit()
+                committed.update(names)
+            else:
+                await transaction.rollback()
+    return committed
+
+
+async def test_a_commit_stores_its_calls_and_a_rollback_none(kind: str, url: str) -> None:
+    app = Tenure(url)
+
+    @app.task
+    async def charge(order: str) -> None: ...
+
+    async with app:
+        async with KINDS[kind][1](url) as begin:
+
+            async def enqueue(transaction: Transaction, name: str) -> None:
+                await charge.options(tx=transaction.tx, id=name).enqueue(name)
+
+            committed = await play(app, begin, enqueue)
+
+        assert len(committed) > 50
+        assert sorted(await ids(app)) == sorted(committed)
+
+
+@pytest.mark.parametrize("kind", marked(SYNC), indirect=True)
+def test_enqueue_sync_does_the_same(kind: str, url: str) -> None:
+    app = Tenure(url)
+
+    @app.task
+    async def charge(order: str) -> None: ...
+
+    async def enqueue(transaction: Transaction, name: str) -> None:
+        charge.options(tx=transaction.tx, id=name).enqueue_sync(name)
+
+    async def run() -> set[str]:
+        async with KINDS[kind][1](url) as begin:
+            return await play(app, begin, enqueue)
+
+    # No event loop runs here: the coroutines of these connections never suspend.
+    committed = run_now(run())
+
+    async def stored() -> list[str]:
+        found = await ids(app)
+        await app.close()
+        return found
+
+    assert len(committed) > 50
+    assert sorted(asyncio.run(stored())) == sorted(committed)
+
+
+# ── what a call's handle shows ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def connection(postgres_url: str) -> AsyncGenerator[psycopg.AsyncConnection[Any]]:
+    async with KINDS["psycopg-async"][1](postgres_url) as begin, begin() as transaction:
+        connection: psycopg.AsyncConnection[Any] = transaction.tx
+        yield connection
+
+
+@pytest.mark.postgres
+async def test_the_handle_of_a_committed_call_is_that_of_its_job(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task(unique="order-{order}")
+    async def charge(order: int) -> int:
+        return order + 1
+
+    async with app:
+        first = await charge.enqueue(1)
+        second = await charge.options(tx=connection).enqueue(1)
+        third = await charge.options(tx=connection).enqueue(2)
+        assert (second.made, second.created, second.id == first.id) == ("pending", False, False)
+        with pytest.raises(JobNotFoundError):
+            await third.info()
+        await connection.commit()
+
+        assert (await second.info()).job.id == second.id == first.id
+        async with app.worker():
+            assert await third.result(timeout=20) == 3
+            assert await second.result(timeout=20) == 2
+
+
+@pytest.mark.postgres
+async def test_a_throttled_call_of_a_transaction_shows_its_refusal(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task(throttle=Throttle(max=1, window="1h"))
+    async def report() -> None: ...
+
+    async with app:
+        await report.enqueue()
+        refused = await report.options(tx=connection).enqueue()
+        await connection.commit()
+
+        with pytest.raises(ThrottledError, match="report"):
+            await refused.info()
+
+
+@pytest.mark.postgres
+async def test_delay_and_ttl_count_from_the_call_not_from_the_commit(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task
+    async def remind() -> None: ...
+
+    async with app:
+        late = await remind.options(tx=connection, delay=0.5).enqueue()
+        short = await remind.options(tx=connection, ttl=0.5).enqueue()
+        long = await remind.options(tx=connection, ttl=60).enqueue()
+        await asyncio.sleep(1)
+        await connection.commit()
+
+        assert (await late.state()) == "waiting"
+        ends = (await short.info()).job
+        assert ends.ttl is not None
+        assert ends.ttl.total_seconds() == 1e-6
+        lives = (await long.info()).job
+        assert lives.ttl is not None
+        assert 50 < lives.ttl.total_seconds() < 59.5
+
+
+@pytest.mark.postgres
+async def test_a_call_that_cannot_be_read_does_not_keep_back_the_others(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        jobs = [await charge.options(tx=connection).enqueue(order) for order in range(3)]
+        schema = postgres_url.partition("schema=")[2]
+        await connection.execute(f"UPDATE {schema}.intake SET job = 'x' WHERE id = '{jobs[1].id}'".encode())
+        await connection.commit()
+
+        assert [await job.state() for job in jobs[::2]] == ["waiting", "waiting"]
+        with pytest.raises(JobNotFoundError):
+            await jobs[1].state()
+        found = await connection.execute(f"SELECT id, refused FROM {schema}.intake".encode())
+        [(stays, why)] = await found.fetchall()
+        assert (stays, "Decode" in why or "Validation" in why) == (jobs[1].id, True)
+
+
+@pytest.mark.postgres
+async def test_many_calls_are_absorbed_in_their_order(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        jobs = await app.enqueue_many([charge.call(order) for order in range(600)], tx=connection)
+        await connection.commit()
+
+        assert await jobs[-1].state() == "waiting"
+        assert await ids(app) == [job.id for job in reversed(jobs)]
+
+
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_other_objects_are_refused() -> None:
+    app = Tenure("memory://")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    with pytest.raises(UsageError, match=r"tx = .*not a connection.*psycopg.*SQLAlchemy"):
+        charge.options(tx=object())
+    with pytest.raises(UsageError, match=r"memory.*not the database"):
+        await charge.options(tx=sqlite3.connect(":memory:")).enqueue(1)
+
+
+async def test_connections_that_commit_each_statement_are_refused(kind: str, url: str) -> None:
+    app = Tenure(url)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app, autocommitting(kind, url) as tx:
+        with pytest.raises(UsageError, match="commits each statement"):
+            await charge.options(tx=tx).enqueue(1)
+        assert not await ids(app)
+
+
+async def test_other_files_are_refused(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        other = sqlite3.connect(tmp_path / "other.db")
+        with pytest.raises(UsageError, match=r"other\.db, but the queue is in .*queue\.db"):
+            await charge.options(tx=other).enqueue(1)
+        other.rollback()
+        other.execute("ATTACH ? AS jobs", (str(tmp_path / "queue.db"),))
+        with pytest.raises(UsageError, match="attached as 'jobs'"):
+            await charge.options(tx=other).enqueue(1)
+        other.close()
+
+
+@pytest.mark.postgres
+async def test_other_databases_are_refused(postgres_urls: Callable[[], str]) -> None:
+    app = Tenure(postgres_urls())
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        await charge.enqueue(1)
+        with sqlite3.connect(":memory:") as other, pytest.raises(UsageError, match="not connected to the database"):
+            await charge.options(tx=other).enqueue(1)
+
+
+async def test_waiting_for_a_job_of_an_open_transaction_is_refused(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    tx = sqlite3.connect(tmp_path / "queue.db")
+    with pytest.raises(UsageError, match="contradict"):
+        await charge.options(tx=tx).enqueue_and_wait(1)
+    with pytest.raises(UsageError, match="enqueue_many"):
+        charge.options(tx=tx).call(1)
+    tx.close()
+
+
+async def test_a_transaction_that_read_an_older_state_is_refused(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        await charge.enqueue(0)
+        tx = sqlite3.connect(tmp_path / "queue.db", isolation_level=None)
+        tx.execute("BEGIN")
+        tx.execute("SELECT count(*) FROM job").fetchall()
+        await charge.enqueue(1)
+        with pytest.raises(StorageUnavailableError, match="BEGIN IMMEDIATE"):
+            await charge.options(tx=tx).enqueue(2)
+        tx.execute("ROLLBACK")
+        tx.execute("BEGIN IMMEDIATE")
+        await charge.options(tx=tx).enqueue(2)
+        tx.execute("COMMIT")
+        tx.close()
+        assert len(await ids(app)) == 3
+
+
+async def test_a_user_connection_never_checkpoints_with_an_affected_sqlite(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        tx = sqlite3.connect(tmp_path / "queue.db")
+        await charge.options(tx=tx).enqueue(1)
+        tx.commit()
+        affected = sqlite3.sqlite_version_info < (3, 51, 3)
+        assert tx.execute("PRAGMA wal_autocheckpoint").fetchone() == (0 if affected else 1000,)
+        tx.close()
+
+
+async def test_sending_middleware_surrounds_a_call_of_a_transaction(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    @app.sending
+    async def trace(call: SendCall, proceed: ProceedSending) -> None:
+        call.headers["trace"] = "7"
+        await proceed()
+
+    async with app:
+        tx = sqlite3.connect(tmp_path / "queue.db")
+        job = await charge.options(tx=tx).enqueue(1)
+        tx.commit()
+        tx.close()
+        assert (await job.info()).job.headers == {"trace": "7"}
+
+
+@pytest.mark.patient
+@pytest.mark.timeout(240)
+async def test_a_transaction_that_holds_the_file_for_a_minute_stalls_nothing(tmp_path: Path) -> None:
+    app = Tenure(f"sqlite:///{tmp_path}/queue.db")
+    ran, started = list[int](), asyncio.Event()
+
+    @app.task
+    async def charge(order: int) -> int:
+        ran.append(order)
+        started.set()
+        await asyncio.sleep(75 if order == 0 else 0)
+        return order
+
+    async with app, app.worker():
+        long = await charge.enqueue(0)
+        await started.wait()
+        tx = sqlite3.connect(tmp_path / "queue.db", isolation_level=None)
+        tx.execute("BEGIN IMMEDIATE")
+        inside = await charge.options(tx=tx).enqueue(1)
+        await asyncio.sleep(60)
+        tx.execute("COMMIT")
+        tx.close()
+
+        assert await inside.result(timeout=30) == 1
+        assert await long.result(timeout=60) == 0
+        record = (await long.info()).job
+        assert (record.starts, record.stalls) == (1, 0)
+        assert sorted(ran) == [0, 1]
