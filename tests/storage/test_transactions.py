@@ -384,7 +384,7 @@ async def test_two_transactions_at_a_time_are_refused(place: Place) -> None:
         await (await charge.enqueue()).result(timeout=30)
 
 
-async def test_other_jobs_go_on_beside_a_block(place: Place) -> None:
+async def test_other_jobs_run_during_an_open_transaction(place: Place) -> None:
     app = Tenure(place.url)
     entered, go_on = asyncio.Event(), asyncio.Event()
 

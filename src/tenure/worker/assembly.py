@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tenure.core.events import Event
 from tenure.core.job import Owner
 from tenure.events.bus import EventBus
 from tenure.runtime import Runtime
@@ -69,11 +70,15 @@ class WorkerParts:
         self.guard = LoopGuard()
         self.monitor = LoopMonitor(scoreboard)
         self.known_tasks = KnownTasks(runtime.tasks)
+
+        def announce(event: Event) -> None:
+            self.keeper.announce(event)
+
         self.recycler = Recycler(
             owner,
             logger,
             supervised=supervised,
-            announce=lambda event: self.keeper.announce(event),
+            announce=announce,
             is_ending=callbacks.is_ending,
             claim_no_more=lambda why: self.exchange.recycle(why),
             drain=callbacks.recycle,

@@ -133,12 +133,9 @@ class HandlerConnection(ABC):
         Raises:
             UsageError: it is not psycopg's, or commits each statement at once.
         """
-        kind: type[Any] = type(driver)
-        if not issubclass(kind, psycopg.AsyncConnection if self._calls.asynchronous else psycopg.Connection):
-            raise UsageError(
-                f"transaction(connection): the driver of this connection is {kind.__module__}.{kind.__qualname__}; "
-                f"{remedy}"
-            )
+        shown = _class_of(driver)
+        if not isinstance(driver, psycopg.AsyncConnection if self._calls.asynchronous else psycopg.Connection):
+            raise UsageError(f"transaction(connection): the driver of this connection is {shown}; {remedy}")
         if driver.autocommit:
             raise UsageError(
                 "transaction(connection): this connection commits each statement at once; give one with transactions"
@@ -260,6 +257,11 @@ class DjangoConnection(HandlerConnection):
             self._atomic.__exit__(type(error), error, None)
 
 
+def _class_of(value: object) -> str:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def handler_connection(given: object, calls: ConnectionCalls, address: PostgresAddress) -> HandlerConnection:
     """Return the connection that a handler gave, or for None one of our own, which opens when it begins.
 
@@ -279,8 +281,7 @@ def handler_connection(given: object, calls: ConnectionCalls, address: PostgresA
         ("psycopg", "AsyncConnection"): PsycopgConnection,
         ("sqlalchemy", "AsyncSession"): SQLAlchemySession,
     }
-    kind = type(given)
-    shown = f"{kind.__module__}.{kind.__qualname__}"
+    shown = _class_of(given)
     here, elsewhere = (waiting, plain) if calls.asynchronous else (plain, waiting)
     for name, make in here.items():
         if name in names:
