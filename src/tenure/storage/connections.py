@@ -244,7 +244,10 @@ class _AsyncSQLAlchemy(_SQLAlchemy):
         return found
 
     async def run(self, do: Callable[[Any], T]) -> T:
-        answer: T = await self._tx.run_sync(self._run, lambda connection: do(_AdaptedConnection(connection)))
+        def adapted(connection: Any) -> T:
+            return do(_AdaptedConnection(connection))
+
+        answer: T = await self._tx.run_sync(self._run, adapted)
         return answer
 
 
