@@ -17,7 +17,7 @@ WORKER = Owner("00000000000a11ce", "alice", "host-1", 101)
 def other(there: Terminal, tmp_path: Path) -> str:
     """Return the address of a second storage, which is empty."""
     url = f"sqlite:///{tmp_path / 'other.db'}"
-    assert there.run("migrate", "--quiet", "--url", url).exit_code == 0
+    assert there.run("migrate", "up", "--quiet", "--url", url).exit_code == 0
     return url
 
 

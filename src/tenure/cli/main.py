@@ -29,7 +29,7 @@ COMMANDS = {
     "schedules": ("tenure.cli.schedules:schedules", "List, pause, trigger and remove schedules."),
     "events": ("tenure.cli.events:events", "Show past events, and follow new ones."),
     "migrate": ("tenure.cli.migrate:migrate", "Create a storage, or upgrade its schema."),
-    "move": ("tenure.cli.move:move", "Move jobs, schedules and settings to another storage."),
+    "move": ("tenure.cli.move:move", "Move waiting, delayed and failed jobs to another storage."),
     "completion": ("tenure.cli.completion:completion", "Print the script by which a shell completes commands."),
     "version": ("tenure.cli.version:version", "Show the version."),
 }

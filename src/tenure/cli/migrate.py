@@ -36,13 +36,17 @@ class MigrationScriptView(Struct, frozen=True, kw_only=True):
 
 
 @click.group(cls=Group)
-def migrate() -> None:
+@storage
+@click.pass_context
+def migrate(ctx: click.Context) -> None:
     """Create a storage, or upgrade its schema to this version.
 
     On PostgreSQL a schema is raised by numbered files, one after another, while workers run. Most of them add
     something, and workers of the version before go on. A SQLite file and a namespace of Redis are made whole, and have
     no migrations yet.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @migrate.command()

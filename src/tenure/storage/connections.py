@@ -8,7 +8,6 @@ wait has coroutines that never suspend, so that code without an event loop runs 
 
 import functools
 import re
-import sqlite3
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -93,8 +92,6 @@ def recognise(tx: object) -> TxConnection:
     Raises:
         UsageError: it is not one of those that are accepted, or its database is neither PostgreSQL nor SQLite.
     """
-    if isinstance(tx, sqlite3.Connection):
-        return _SQLite(tx)
     for known in type(tx).__mro__:
         make = _KNOWN.get((known.__module__.partition(".")[0], known.__name__))
         if make is not None:
@@ -136,7 +133,7 @@ class _SQLite(TxConnection):
 
     dialect: Dialect = "sqlite"
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     async def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
@@ -325,6 +322,7 @@ def _scoped(kind: Callable[[Any], TxConnection]) -> Callable[[Any], TxConnection
 
 
 _KNOWN: dict[tuple[str, str], Callable[[Any], TxConnection]] = {
+    ("sqlite3", "Connection"): _SQLite,
     ("psycopg", "Connection"): _Psycopg,
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("asyncpg", "Connection"): _Asyncpg,
