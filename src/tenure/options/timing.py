@@ -1,4 +1,4 @@
-"""Timing options: how fast a lost worker is detected, and how the sweeping reaper is elected."""
+"""Timing options: how fast a lost worker is detected, how a reaper is elected, how long a stopped worker may go on."""
 
 from dataclasses import dataclass
 from datetime import timedelta
