@@ -9,7 +9,10 @@ import asyncio
 import inspect
 import logging
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -45,7 +48,19 @@ def run(code: str, *, page: Path, line: int, namespace: dict[str, Any], runner: 
     runner.run(asyncio.wait_for(awaited(), 30))
 
 
+@pytest.fixture
+def without_stand_ins() -> Iterator[None]:
+    """Take the stand-ins for packages that a page puts into `sys.modules` out of it again."""
+    before = sys.modules.copy()
+    yield
+    for name in [name for name, module in sys.modules.items() if not isinstance(module, ModuleType)]:
+        del sys.modules[name]
+        if name in before:
+            sys.modules[name] = before[name]
+
+
 @pytest.mark.thorough
+@pytest.mark.usefixtures("without_stand_ins")
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_blocks_of_the_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -106,7 +106,8 @@ def test_the_merging_world_produces_every_kind_of_receipt() -> None:
     for seed in range(OFTEN):
         counts += World(seed, SCENARIOS["merging"], name="merging").run().environment.accounts.receipts
 
-    assert set(counts) == set(get_args(EnqueueAction))
+    # "pending" is the answer of a call in the user's transaction, and a world has no other database.
+    assert set(counts) == {*get_args(EnqueueAction)} - {"pending"}
 
 
 @pytest.mark.slow

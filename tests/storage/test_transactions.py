@@ -213,7 +213,7 @@ async def test_log_lines_and_progress_before_the_commit_are_kept(place: Place) -
     assert detail.job.progress == 5
 
 
-async def test_a_run_that_lost_its_job_rolls_back(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_run_that_lost_its_job_rolls_back(place: Place) -> None:
     app = Tenure(place.url)
     entered, go_on, errors = asyncio.Event(), asyncio.Event(), list[type[BaseException]]()
 
@@ -242,7 +242,8 @@ async def test_a_run_that_lost_its_job_rolls_back(place: Place, caplog: pytest.L
         while not errors:  # noqa: ASYNC110 - the handler runs meanwhile
             await asyncio.sleep(0.01)
         await other.storage.close()
-    assert errors == [LeaseLostError]
+    # A beat between the two tells the worker first, and it cancels the run.
+    assert errors in ([LeaseLostError], [asyncio.CancelledError])
     assert place.rows == []
 
 

@@ -105,7 +105,7 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
     tx.flush()
     seen = states[0] if states else PartitionState("*", "", 0)
     bounds, mended = tx.one("events.bounds"), False
-    last: int = bounds[1] if bounds else 0
+    trimmed, last = bounds or (0, 0)
     while True:
         identity, created, at, seen_at = tx.one("renew.partition", {"last": last, "seen": seen.last_event}) or (
             None,
@@ -120,13 +120,18 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
         mended = bool(seen.identity) and seen.last_event <= last
         tx.run("renew.identify", {"key": "identity", "value": seen.identity if mended else None})
         tx.run("renew.identify", {"key": "created", "value": seen.created if mended else tx.now})
+    if seen_at is None:
+        # A standby of PostgreSQL skips numbers when it is promoted, so a log that lost its end may show a higher number.
+        continues = seen.last_event <= trimmed
+    else:
+        continues = seen.last_event_at in (0, seen_at)
     return PartitionState(
         "*",
         "" if identity is None else str(identity),
         created or 0,
         last,
         at or 0,
-        continues=seen.last_event <= last and (not seen.last_event_at or seen_at in (None, seen.last_event_at)),
+        continues=continues,
         trouble=IDENTITY_LOST if mended else "",
     )
 
