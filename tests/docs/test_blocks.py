@@ -53,7 +53,8 @@ def without_stand_ins() -> Iterator[None]:
     """Take the stand-ins for packages that a page puts into `sys.modules` out of it again."""
     before = sys.modules.copy()
     yield
-    for name in [name for name, module in sys.modules.items() if not isinstance(module, ModuleType)]:
+    found: dict[str, object] = dict(sys.modules)
+    for name in [name for name, module in found.items() if not isinstance(module, ModuleType)]:
         del sys.modules[name]
         if name in before:
             sys.modules[name] = before[name]

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from tenure.core.events import StorageLogDeleted, StorageReplaced, StorageRewoun
 from tenure.core.partition import IDENTITY_LOST, LOG_LOST, PartitionEvent, PartitionState, compare
 from tenure.errors import SchemaMismatchError, StorageUnavailableError
 from tenure.health.assessment import alarms_of
+from tenure.storage.postgres import address as postgres
+from tenure.storage.postgres.storage import PostgresStorage
 from tenure.storage.protocol import Query, RenewRequest, Storage, Survey, WorkerInfo, WorkerSurvey
 from tenure.storage.redis.address import read
 from tenure.storage.redis.storage import RedisStorage
@@ -199,6 +202,26 @@ async def test_an_identity_that_alone_is_missing_in_a_file_is_written_again(tmp_
     assert (now.identity, now.created, now.trouble) == (seen.identity, seen.created, IDENTITY_LOST)
     assert compare(seen, now) is None
     assert not later.trouble
+
+
+@pytest.mark.postgres
+async def test_a_promoted_standby_that_skips_numbers_is_rewound(postgres_url: str) -> None:
+    storage = PostgresStorage(postgres.read(postgres_url))
+    await record(storage, 3)
+    seen = await look(storage)
+    # A standby that lacks the last two commits: PostgreSQL reserves 32 numbers of a sequence at once.
+    with psycopg.connect(postgres_url.partition("?")[0], autocommit=True) as connection:
+        table = f"{postgres.read(postgres_url).schema}.event"
+        connection.execute(f"DELETE FROM {table} WHERE id > {seen.last_event - 2}".encode())
+        connection.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {seen.last_event + 30})".encode())
+    await record(storage, 1)
+    now = await look(storage, seen)
+    later = await look(storage, now)
+    await storage.close()
+
+    assert now.last_event > seen.last_event
+    assert isinstance(compare(seen, now), StorageRewound)
+    assert compare(now, later) is None
 
 
 async def test_an_older_copy_in_the_place_of_the_file_is_rewound(tmp_path: Path) -> None:

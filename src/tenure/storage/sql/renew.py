@@ -120,11 +120,8 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
         mended = bool(seen.identity) and seen.last_event <= last
         tx.run("renew.identify", {"key": "identity", "value": seen.identity if mended else None})
         tx.run("renew.identify", {"key": "created", "value": seen.created if mended else tx.now})
-    if seen_at is None:
-        # A standby of PostgreSQL skips numbers when it is promoted, so a log that lost its end may show a higher number.
-        continues = seen.last_event <= trimmed
-    else:
-        continues = seen.last_event_at in (0, seen_at)
+    # A standby of PostgreSQL skips numbers when it is promoted: a log that lost its end may show a higher last number.
+    continues = seen.last_event <= trimmed if seen_at is None else seen.last_event_at in (0, seen_at)
     return PartitionState(
         "*",
         "" if identity is None else str(identity),
