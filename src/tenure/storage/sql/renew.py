@@ -120,7 +120,7 @@ def _partition(tx: Transaction, states: Sequence[PartitionState]) -> PartitionSt
         mended = bool(seen.identity) and seen.last_event <= last
         tx.run("renew.identify", {"key": "identity", "value": seen.identity if mended else None})
         tx.run("renew.identify", {"key": "created", "value": seen.created if mended else tx.now})
-    # A standby of PostgreSQL skips numbers when it is promoted: a log that lost its end may show a higher last number.
+    # A promoted standby may skip numbers: a log that lost its end can show a higher last number.
     continues = seen.last_event <= trimmed if seen_at is None else seen.last_event_at in (0, seen_at)
     return PartitionState(
         "*",
