@@ -1,4 +1,4 @@
-"""What a storage needs in addition to the verbs so that jobs can move to it from another storage."""
+"""What a storage needs in addition to the verbs so that jobs can move to it from another storage or an outbox."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +18,8 @@ class MoveTarget(Protocol):
 
         The jobs are delayed, waiting or failed, and may run here at once, so their former storage must not give them
         out any more. A job whose id is known here, or whose unique key an unfinished job holds, is not taken.
+
+        Calls of an outbox are enqueued as by `Storage.enqueue`, in the same step.
 
         Guard: the batch's number is the expected one. So a batch that is sent again brings nothing, and the answer
         names the jobs of the latest batch, even if they have ended and were deleted here since.

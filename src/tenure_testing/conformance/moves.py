@@ -19,11 +19,12 @@ from tenure.core.job import (
     Redriving,
     Ref,
     StallTerms,
+    ThrottleKey,
     UniqueKey,
 )
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
-from tenure.core.move import MoveBatch, MoveMark, as_moved
+from tenure.core.move import Call, CallAnswer, MoveBatch, MoveMark, as_moved
 from tenure.core.outcome import Interrupted, Rejected, Snoozed
 from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.schedule import Schedule
@@ -77,6 +78,11 @@ from tenure_testing.conformance.helpers import (
 
 MARK = MoveMark("redis://elsewhere", "m1")
 THIS_QUEUE = Target("queue", QUEUE)
+
+
+def calls(*jobs: NewJob) -> tuple[Call, ...]:
+    """Return calls of an outbox."""
+    return tuple(Call(f"{number}/{job.id}", job) for number, job in enumerate(jobs, 1))
 
 
 class MovesConformance(Conformance):
@@ -155,10 +161,55 @@ class MovesConformance(Conformance):
         other = await target.receive(structs.replace(batch, move="m2"))
         assert (other.number, other.taken, other.applied) == (1, ("a", "b"), True)
 
+    async def test_receive_enqueues_each_batch_of_calls_once(self, storage: Storage) -> None:
+        target = receiving(storage)
+        batch = MoveBatch("outbox", QUEUE, 0, calls=calls(new_job("a"), new_job("b", delay=SECOND)))
+        first = await target.receive(batch)
+        assert (first.number, first.taken, first.answers, first.applied) == (1, ("1/a", "2/b"), (), True)
+        assert await states(storage) == {"a": State.WAITING, "b": State.DELAYED}
+        for lease in await claim(storage):
+            await settle(storage, ALICE, lease)
+        await storage.revise([DeleteJob(Ref(QUEUE, "a")), DeleteJob(Ref(QUEUE, "b"))])
+        again = await target.receive(batch)
+        assert (again.number, again.taken, again.applied) == (1, ("1/a", "2/b"), False)
+        assert await states(storage) == {}
+        empty = await target.receive(MoveBatch("outbox", QUEUE, 1))
+        assert (empty.number, empty.taken, empty.applied) == (2, (), True)
+        assert (await target.receive(structs.replace(batch, expected=1))).applied is False
+
+    async def test_receive_tells_what_calls_did_that_made_no_job_of_their_id(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("holder", merge=UniqueKey("k")), new_job("known"))
+        throttle = ThrottleKey("t", most=1, window=10 * SECOND)
+        collect = CollectKey("c", delay=10 * SECOND, max_size=5)
+        some = calls(
+            new_job("same", merge=UniqueKey("k")),
+            new_job("known"),
+            new_job("first", throttle=throttle),
+            new_job("second", throttle=throttle),
+            new_job("begins", merge=collect),
+            new_job("joins", merge=collect),
+        )
+        receipt = await receiving(storage).receive(MoveBatch("outbox", QUEUE, 0, calls=some))
+        assert receipt.answers == (
+            CallAnswer("1/same", "duplicate", "holder"),
+            CallAnswer("4/second", "throttled", "first", 10 * SECOND),
+            CallAnswer("6/joins", "gathered", "begins"),
+        )
+        asked = await receiving(storage).receive(MoveBatch("outbox", QUEUE))
+        assert (asked.answers, asked.applied) == (receipt.answers, False)
+        assert set(await states(storage)) == {"holder", "known", "first", "begins"}
+
+    async def test_received_calls_keep_their_concurrency_limit(self, storage: Storage) -> None:
+        jobs = [new_job(f"job-{number}", keys=(Key("k", 2),)) for number in range(4)]
+        await receiving(storage).receive(MoveBatch("outbox", QUEUE, 0, calls=calls(*jobs)))
+        assert [lease.ref.id for lease in await claim(storage)] == ["job-0", "job-1"]
+
     async def test_receive_refuses_a_queue_that_is_moved_on(self, storage: Storage, clock: ManualClock) -> None:
         await storage.tune(THIS_QUEUE, Settings(moved=MARK))
         with pytest.raises(StorageMovedError, match="redis://elsewhere"):
             await receiving(storage).receive(MoveBatch("m1", QUEUE, 0, await made_elsewhere(clock, new_job())))
+        with pytest.raises(StorageMovedError, match="redis://elsewhere"):
+            await receiving(storage).receive(MoveBatch("outbox", QUEUE, 0, calls=calls(new_job())))
         assert await states(storage) == {}
 
     async def test_receive_leaves_known_jobs_and_keys_alone(self, storage: Storage, clock: ManualClock) -> None:

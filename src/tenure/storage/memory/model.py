@@ -49,7 +49,7 @@ from tenure.core.lease import (
     renewed_limits,
 )
 from tenure.core.lifecycle import REDRIVABLE, TERMINAL, State
-from tenure.core.move import MoveBatch, MoveReceipt, as_moved
+from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at, score_at
 from tenure.core.partition import PartitionState
 from tenure.core.rate import limit_name
@@ -727,14 +727,19 @@ class Model(ScheduleStore):
         return mark is not None and mark.id == move
 
     def receive(self, batch: MoveBatch) -> MoveReceipt:
-        """Store jobs that come from another storage."""
+        """Store jobs that come from another storage, and calls that come from an outbox."""
         self._require_here(batch.queue)
         now = self._clock.now()
         known = self._receipts.get((batch.move, batch.queue), MoveReceipt())
         if batch.expected != known.number:
             return known
         taken = tuple(detail.job.id for detail in batch.jobs if self._arrive(detail, now))
-        receipt = self._receipts[batch.move, batch.queue] = MoveReceipt(known.number + 1, taken)
+        results = [self._enqueue(call.job, now, offset) for offset, call in enumerate(batch.calls)]
+        receipt = self._receipts[batch.move, batch.queue] = MoveReceipt(
+            known.number + 1,
+            (*taken, *(call.name for call in batch.calls)),
+            answers_of(batch.calls, ((result.made, result.ref.id, result.retry_in) for result in results)),
+        )
         self._indexes.release_freed(now)
         return structs.replace(receipt, applied=True)
 

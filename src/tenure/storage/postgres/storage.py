@@ -216,6 +216,8 @@ class PostgresStorage:
         """
         for detail in batch.jobs:
             require_storable(detail.job)
+        for call in batch.calls:
+            require_storable(call.job)
         await self._require_open()
         return await self.care.submit(lambda tx: moves.receive(tx, batch))
 

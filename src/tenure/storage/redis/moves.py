@@ -1,4 +1,4 @@
-"""Encodes jobs that come from another storage for the script that stores them, and decodes its answer."""
+"""Encodes jobs of another storage, and calls of an outbox, for the script that stores them, and decodes its answer."""
 
 from typing import Any
 
@@ -7,8 +7,16 @@ from msgspec import Struct
 
 from tenure.core.document import stored_progress
 from tenure.core.job import JobDetail, JobRecord, RunRecord
-from tenure.core.move import MoveBatch, MoveReceipt, as_moved
-from tenure.storage.redis.records import PAST_RUN, RequestEncoder, encode_error, encode_headers, encode_policy
+from tenure.core.move import CallAnswer, MoveBatch, MoveReceipt, as_moved
+from tenure.storage.redis.records import (
+    PAST_RUN,
+    EncodedJob,
+    RequestEncoder,
+    encode_error,
+    encode_headers,
+    encode_job,
+    encode_policy,
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
@@ -33,20 +41,30 @@ class _Receive(Struct):
     queue: str
     expected: int | None
     arrivals: list[_Arrival]
+    calls: list[tuple[str, EncodedJob]]
     jobs: int
 
 
 def encode_receive(batch: MoveBatch) -> list[bytes]:
-    """Return the request to store the jobs of a batch."""
+    """Return the request to store the jobs and the calls of a batch."""
     encoder = RequestEncoder()
     arrivals = [_encode_arrival(detail, encoder) for detail in batch.jobs]
-    return encoder.finish(_Receive(batch.move, batch.queue, batch.expected, arrivals, len(arrivals)))
+    calls = [(call.name, encode_job(call.job, encoder)) for call in batch.calls]
+    jobs = len(arrivals) + len(calls)
+    return encoder.finish(_Receive(batch.move, batch.queue, batch.expected, arrivals, calls, jobs))
 
 
 def decode_receive(reply: Any) -> MoveReceipt:
     """Return the answer to a batch."""
-    number, taken, applied = reply
-    return MoveReceipt(number, tuple(id_.decode() for id_ in taken), bool(applied))
+    number, taken, answers, applied = reply
+    return MoveReceipt(
+        number,
+        tuple(id_.decode() for id_ in taken),
+        tuple(
+            CallAnswer(name.decode(), made.decode(), id_.decode(), *retry_in) for name, made, id_, *retry_in in answers
+        ),
+        applied=bool(applied),
+    )
 
 
 def _encode_arrival(detail: JobDetail, encoder: RequestEncoder) -> _Arrival:

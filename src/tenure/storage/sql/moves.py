@@ -1,4 +1,4 @@
-"""Moves in SQL: stores jobs that come from another storage, with their whole records, runs and logs."""
+"""Moves in SQL: stores jobs that come from another storage, with their whole records, and calls of an outbox."""
 
 from itertools import count
 from typing import Any
@@ -8,11 +8,11 @@ from msgspec import structs
 
 from tenure.core.job import CollectKey, JobDetail, JobRecord
 from tenure.core.lifecycle import TERMINAL, State
-from tenure.core.move import MoveBatch, MoveReceipt, as_moved
+from tenure.core.move import MoveBatch, MoveReceipt, answers_of, as_moved
 from tenure.core.order import entered_at
 from tenure.storage.protocol import queue_topic
 from tenure.storage.sql import concurrency_keys, fair_queue, rows
-from tenure.storage.sql.enqueue import holder
+from tenure.storage.sql.enqueue import holder, store_all
 from tenure.storage.sql.settings import require_here
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import merged_into
@@ -22,7 +22,7 @@ _decode = msgspec.json.Decoder(MoveReceipt).decode
 
 
 def receive(tx: Transaction, batch: MoveBatch) -> MoveReceipt:
-    """Store the jobs of a batch, if its number is the expected one."""
+    """Store the jobs and the calls of a batch, if its number is the expected one."""
     require_here(tx, batch.queue)
     target = {"kind": "move", "name": f"{batch.move}/{batch.queue}"}
     row = tx.one("tune.setting", target)
@@ -33,8 +33,13 @@ def receive(tx: Transaction, batch: MoveBatch) -> MoveReceipt:
     taken = tuple(detail.job.id for detail in batch.jobs if _arrive(tx, detail))
     if taken:
         tx.topics.append(queue_topic(batch.queue))
-        concurrency_keys.release_freed(tx)
-    receipt = MoveReceipt(known.number + 1, taken)
+    [results] = store_all(tx, [[call.job for call in batch.calls]])
+    concurrency_keys.release_freed(tx)
+    receipt = MoveReceipt(
+        known.number + 1,
+        (*taken, *(call.name for call in batch.calls)),
+        answers_of(batch.calls, ((result.made, result.ref.id, result.retry_in) for result in results)),
+    )
     tx.run("tune.set", {**target, "body": _encode(receipt).decode()})
     return structs.replace(receipt, applied=True)
 

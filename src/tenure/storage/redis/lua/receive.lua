@@ -1,13 +1,15 @@
 #!lua
--- requires: redriving, parking, changes
--- receive: store jobs that come from another storage, if the batch has the expected number.
+-- requires: redriving, parking, enqueue, changes
+-- receive: store jobs that come from another storage, and calls of an outbox, if the batch has the expected number.
 --
--- moves  HASH  for each move and queue, the number of the latest batch, and the ids of the jobs that it brought:
---              {number, ids}
+-- moves  HASH  for each move and queue, the number of the latest batch, the ids of the jobs and the names of the calls
+--              that it brought, and what those calls did whose ids do not lead to a job:
+--              {number, ids, {{name, made, id[, retry_in]}, ...}}
 --
--- Request: {move, queue, expected, arrivals, jobs}. `jobs`: how many jobs arrive. Each of them has `fields`, those of its record by their names; and the places of
--- further arguments: `payload`, `data`, `holder` and `ended` of its last run, and lists of them, `runs` and `log`.
--- Answer: {number, ids, applied}. {'\0moved', queue, to}: the jobs of the queue are moved to another storage.
+-- Request: {move, queue, expected, arrivals, calls, jobs}. `jobs`: how many arrive in all. Each arrival has `fields`,
+-- those of its record by their names; and the places of further arguments: `payload`, `data`, `holder` and `ended` of
+-- its last run, and lists of them, `runs` and `log`. A call is {name, new job} (parts/enqueue.lua).
+-- Answer: {number, ids, answers, applied}. {'\0moved', queue, to}: the jobs of the queue are moved to another storage.
 
 -- Store a job; return false if its id is known, or if another job holds its unique key.
 local function arrive(queue, item)
@@ -49,9 +51,9 @@ return Changes.run(function()
   end
   local name = pair(REQUEST.move, queue)
   local body = call('HGET', key('moves'), name)
-  local known = body and cmsgpack.unpack(body) or { 0, {} }
+  local known = body and cmsgpack.unpack(body) or { 0, {}, {} }
   if REQUEST.expected ~= known[1] then
-    return { known[1], known[2], 0 }
+    return { known[1], known[2], known[3] or {}, 0 }
   end
   local taken = {}
   for _, item in ipairs(REQUEST.arrivals) do
@@ -59,11 +61,19 @@ return Changes.run(function()
       taken[#taken + 1] = item.id
     end
   end
+  local answers = {}
+  for offset, item in ipairs(REQUEST.calls) do
+    local result = Enqueue.add(item[2], offset - 1)
+    taken[#taken + 1] = item[1]
+    if result[1] == 'throttled' or result[2] ~= item[2].id then
+      answers[#answers + 1] = { item[1], unpack(result) }
+    end
+  end
   local number = known[1] + 1
-  call('HSET', key('moves'), name, cmsgpack.pack({ number, taken }))
+  call('HSET', key('moves'), name, cmsgpack.pack({ number, taken, answers }))
   if #taken > 0 then
     Notifications.notify_queue(queue)
   end
   Changes.unpark()
-  return { number, taken, 1 }
+  return { number, taken, answers, 1 }
 end)
