@@ -57,6 +57,8 @@ from tenure.metrics import MetricsRegistry
 from tenure.options import LeaderElection, TaskOptions, Timing
 from tenure.options.schedules import grace_of
 from tenure.options.timing import DRAIN
+from tenure.outbox.database import outbox_database
+from tenure.outbox.outbox import Outbox
 from tenure.runtime import Runtime
 from tenure.storage.connections import recognise
 from tenure.storage.protocol import EnqueueResult, Storage
@@ -87,7 +89,8 @@ class Tenure(Decorators):
     results, each with two functions, one to plain data and one back: `types={Money: (str, Money)}`. `lifespan`: a
     function that takes the app and returns an async context manager (see `contextlib.asynccontextmanager`). Each worker
     enters it before its first claim and leaves it after its last run; the value that it yields is
-    `current_job().state`.
+    `current_job().state`. `outbox`: the PostgreSQL database or the SQLite file of your own transactions, if the queue
+    is elsewhere. A call with `options(tx=...)` is stored there, in the table `tenure_outbox`, and workers enqueue it.
 
     Raises:
         UsageError: the URL names no storage, or an option has an invalid value. The storage is not opened yet.
@@ -110,6 +113,7 @@ class Tenure(Decorators):
         rng: Random | None = None,
         side: Callable[[str], LoopRunner] = BackgroundLoop,
         lifespan: "Lifespan | None" = None,
+        outbox: str | None = None,
     ) -> None:
         if url is not None and storage is not None:
             raise UsageError("url and storage contradict each other; give one of them")
@@ -135,8 +139,15 @@ class Tenure(Decorators):
         self._lifespan = None if lifespan is None else _lifespan(lifespan)
         self._middleware: list[Middleware] = []
         self._overrides: dict[Provider, Provider] = {}
+        self.outbox = None if outbox is None else Outbox(outbox_database(outbox), clock=self._clock, logger=self.logger)
+        """The outbox, or None."""
         self._client = StorageClient(
-            storage, lambda: locate(self._url, clock=clock), self.codec, rng=self._rng, logger=self.logger
+            storage,
+            lambda: locate(self._url, clock=clock),
+            self.codec,
+            rng=self._rng,
+            logger=self.logger,
+            outbox=self.outbox,
         )
         self._services = AppServices(
             self.timing,
@@ -351,9 +362,8 @@ class Tenure(Decorators):
             of_kind(task, Task, field="task", remedy="give the task itself, or only the queue: app.job(id, queue=...)")
         default = "" if task is None else task.queue
         job_queue = default if queue is None else named(queue, field="queue")
-        return Job(
-            Ref(job_queue, named(job_id, field="id")), self._client.access(None if task is None else task.signature)
-        )
+        access = self._client.access(None if task is None else task.signature)
+        return Job(Ref(job_queue, named(job_id, field="id")), access, _in_outbox=self.outbox is not None)
 
     @property
     def jobs(self) -> Jobs:
@@ -436,6 +446,7 @@ class Tenure(Decorators):
             )
         # A process that only enqueues does not import the worker: that is a tenth of the import time.
         from tenure.maintenance.reaper import Sweeper
+        from tenure.maintenance.relay import Relay
         from tenure.worker.recycling import RecyclePolicy
         from tenure.worker.worker import Worker
 
@@ -449,6 +460,7 @@ class Tenure(Decorators):
             concurrency=whole(concurrency, field="concurrency", least=1),
             owner=owner,
             reaper=Sweeper(runtime, owner, election).run if flag(reaper, field="reaper") else None,
+            relay=None if runtime.outbox is None else Relay(runtime).run,
             drain=drain,
             burst=bool(flag(burst, field="burst")),
             supervised=owner_id is not None,
@@ -509,6 +521,7 @@ class Tenure(Decorators):
             middleware=tuple(self._middleware),
             overrides=self._overrides,
             lifespan=None if self._lifespan is None else functools.partial(self._lifespan, self),
+            outbox=self.outbox,
             app_location=self._location,
         )
 
@@ -528,11 +541,13 @@ class Tenure(Decorators):
         return await self._client.opened()
 
     async def close(self) -> None:
-        """Close the storage. Idempotent; the next use opens it again."""
+        """Close the storage and the outbox. Idempotent; the next use opens it again."""
         await self._client.close()
 
     async def __aenter__(self) -> Self:
         await self.opened()
+        if self.outbox is not None:
+            await self.outbox.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -42,8 +42,10 @@ RENEWALS = Metric("tenure_lease_renewals_total", "Requested lease renewals.", ("
 STALLED = Metric("tenure_stalled_total", "Runs reclaimed from dead or silent workers.", ("task", "reason"))
 FENCED = Metric("tenure_fenced_total", "Refused writes of runs that are no longer current.", ("write",))
 STORAGE_OP = Metric("tenure_storage_op_seconds", "How long calls of the storage took.", ("op",), QUICK)
+RELAYED = Metric("tenure_outbox_relayed_total", "Calls that this process relayed from an outbox.", ("queue",))
+RELAY_DELAY = Metric("tenure_outbox_delay_seconds", "Time from a call to its relay.", ("queue",), LONG)
 
-METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP)
+METRICS = (JOBS, DURATION, WAIT, RENEWALS, STALLED, FENCED, STORAGE_OP, RELAYED, RELAY_DELAY)
 """All metrics that processes count."""
 
 

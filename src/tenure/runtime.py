@@ -22,6 +22,7 @@ from tenure.handlers.middleware import Middleware
 from tenure.ids import owner_id
 from tenure.metrics import MetricsRegistry
 from tenure.options import Timing
+from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
 from tenure.storage.urls import locate
 
@@ -48,6 +49,8 @@ class Runtime:
     overrides: Mapping[Provider, Provider] = field(default_factory=dict[Provider, Provider])
     """The replaced providers and their replacements, at this moment (`app.override`)."""
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    outbox: Outbox | None = None
+    """The outbox whose calls the workers of the app relay."""
     app_location: Callable[[], AppLocation | None] = lambda: None
     """Returns where another process can import the app, or None if it cannot."""
 

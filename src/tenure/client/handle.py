@@ -37,6 +37,7 @@ from tenure.errors import (
     UsageError,
 )
 from tenure.options.tasks import valid_priority
+from tenure.outbox.outbox import Outbox
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
     CancelJob,
@@ -59,6 +60,9 @@ EVENTS_PAGE = 100
 POLL = 1.0
 """Seconds between two reads of a job while no notification arrives."""
 
+RELAY_POLL = 0.2
+"""Seconds between two reads of a call that waits in the outbox."""
+
 FOLLOW_POLL = 0.5
 """Seconds between two reads of a job whose events are followed: its progress may change twice a second."""
 
@@ -80,7 +84,10 @@ class JobAccess:
         check_wait: Callable[[JobRecord], None],
         rng: Random,
         logger: logging.Logger,
+        outbox: Outbox | None = None,
     ) -> None:
+        self.outbox = outbox
+        """Where calls of transactions wait before they become jobs."""
         self.storage = storage
         self.convert = convert
         self.check_wait = check_wait
@@ -108,17 +115,21 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     - "duplicate": a job with this id or unique key existed already. The handle is that job's.
     - "replaced": a debounced job existed already, and this call took the place of the earlier one.
     - "gathered": a collecting job existed already, and this call joined its batch.
-    - "pending": the call is part of an open transaction, `options(tx=...)`, on PostgreSQL. After the commit the handle
-      is that of the job which the call has made or was merged into; if it was throttled, methods raise its error.
+    - "pending": the call is part of an open transaction, `options(tx=...)`, on PostgreSQL or with an outbox. After the
+      commit, and with an outbox after the relay, the handle is that of the job which the call has made or was merged
+      into; if it was throttled, methods raise its error.
     - "throttled": it made no job. The handle names the latest job of the key but gives no access to it.
 
-    `refusal`: the `ThrottledError` of a throttled call, else None. Every method that asks the storage raises it.
+    `refusal`: the `ThrottledError` of a throttled call, the `UsageError` of a call in an outbox of which no job can be
+    made, else None. Every method that asks the storage raises it.
     """
 
     _ref: Ref
     _access: JobAccess
     made: EnqueueAction = "created"
-    refusal: ThrottledError | None = None
+    refusal: UsageError | None = None
+    _in_outbox: bool = False
+    """True if the handle was made from an id whose call may wait in the outbox."""
 
     @property
     def created(self) -> bool:
@@ -218,7 +229,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             JobFailedError: the job failed for good; it is a JobStalledError if the job lost its worker too often.
             JobCancelledError: the job was cancelled.
             JobExpiredError: the job's time to live ran out.
-            JobNotFoundError: the storage has no such job.
+            JobNotFoundError: the storage has no such job, and the outbox no such call.
             StorageError: the storage cannot be read.
             ResultTimeoutError: the job has not ended in time; it goes on.
             ThrottledError: the call was throttled and made no job.
@@ -230,7 +241,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             async with asyncio.timeout(limit):
                 return await self._wait(OUTAGE if limit is None else math.inf)
         # The timeout may be too short for one read, or may end between two reads: read once more.
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, _NotRelayedError):
             async with asyncio.timeout(POLL):
                 if (job := await self._record(await self._opened())).state in TERMINAL:
                     return self._outcome(job)
@@ -446,6 +457,10 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                         raise
                     await asyncio.sleep(self._access.retry_delay(failures, error))
                     continue
+                except _NotRelayedError:
+                    failures, since = 0, clock()
+                    await asyncio.sleep(RELAY_POLL)
+                    continue
                 if job.state in TERMINAL:
                     return self._outcome(job)
                 failures, since = 0, clock()
@@ -518,13 +533,26 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         storage = await self._access.storage()
         if not self._ref.queue:
             self._ref = Ref((await find_record(storage, self.id)).queue, self.id)
-        elif self.made == "pending":
+        elif self.made == "pending" or self._in_outbox:
             await self._resolve(storage)
         return storage
 
     async def _resolve(self, storage: Storage) -> None:
         """Find the job that a call of a transaction has made or was merged into."""
         detail = (await storage.get([self._ref]))[0]
+        if detail is None and self._access.outbox is not None:
+            match await self._access.outbox.find(self._ref):
+                case "waiting":
+                    raise _NotRelayedError(self.id, f"job {self.id} is not made yet: its call waits in the outbox")
+                case Ref() as ref:
+                    self._ref = ref
+                    return
+                case UsageError() as refusal:
+                    self.refusal = refusal
+                    raise refusal
+                case None:
+                    # It may have been relayed since.
+                    detail = (await storage.get([self._ref]))[0]
         if detail is not None:
             self._ref = detail.job.ref
         elif isinstance(error := await self._missing_error(storage), ThrottledError):
@@ -540,6 +568,10 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )
+
+
+class _NotRelayedError(JobNotFoundError):
+    """The call is committed and waits in the outbox."""
 
 
 def error_of(job: JobRecord) -> Exception:

@@ -28,6 +28,7 @@ from tenure.handlers.context import running_job
 from tenure.options import Rate
 from tenure.options.headers import valid_headers
 from tenure.options.rate import rate_key, rate_of
+from tenure.outbox.outbox import Outbox
 from tenure.storage.connections import TransactionalStorage, TxConnection, run_now
 from tenure.storage.protocol import TASK_RATE, EnqueueResult, Query, Settings, Storage, Target
 
@@ -58,8 +59,10 @@ class StorageClient:
         *,
         rng: Random,
         logger: logging.Logger,
+        outbox: Outbox | None = None,
     ) -> None:
-        """Set the storage, or how to create it on first use."""
+        """Set the storage, or how to create it on first use. `outbox`: takes the calls of transactions."""
+        self._outbox = outbox
         self._storage = storage
         self._locate = locate
         self._codec = codec
@@ -108,9 +111,11 @@ class StorageClient:
         return storage
 
     async def close(self) -> None:
-        """Close the storage, if it exists; the next use opens it again."""
+        """Close the storage, if it exists, and the outbox; the next use opens them again."""
         if self._storage is not None:
             await self._storage.close()
+        if self._outbox is not None:
+            await self._outbox.close()
 
     async def submit(self, call: EncodedCall[R]) -> Job[R]:
         """Enqueue a call, in a round trip that it may share with other callers; every `enqueue` uses this method."""
@@ -164,13 +169,12 @@ class StorageClient:
             UsageError: the storage has no database, or see `TransactionalStorage.enqueue_in`.
         """
         calls = _calls(calls)
-        storage = self.storage
-        if not isinstance(storage, TransactionalStorage):
+        database = self._outbox or self.storage
+        if not isinstance(database, TransactionalStorage):
             raise UsageError(
-                f"tx: the queue is in {storage.url}, which is not the database of a transaction; use a PostgreSQL or "
-                "SQLite storage, or enqueue without tx after the commit"
+                f"tx: the queue is in {database.url}, which is not the database of a transaction; name that database "
+                "in Tenure(outbox=...), use a PostgreSQL or SQLite storage, or enqueue without tx after the commit"
             )
-        database = storage
         await database.prepare_tx()
 
         def store_here(jobs: Sequence[NewJob]) -> list[EnqueueResult]:
@@ -250,7 +254,12 @@ class StorageClient:
             codec = self._codec
             convert = codec.decode if signature is None else functools.partial(signature.result, codec)
             access = self._accesses[signature] = JobAccess(
-                self.opened, convert, check_wait=self.check_wait, rng=self._rng, logger=self._logger
+                self.opened,
+                convert,
+                check_wait=self.check_wait,
+                rng=self._rng,
+                logger=self._logger,
+                outbox=self._outbox,
             )
         return access
 

@@ -1,6 +1,7 @@
 """The records of a move of jobs, or of calls, from one place to another."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from msgspec import Struct, structs
 
@@ -28,13 +29,14 @@ class Call(Struct, frozen=True):
 class CallAnswer(Struct, frozen=True):
     """What an enqueue of a call did, if it did not make a job with the call's id; see `EnqueueResult`.
 
-    `id`: the id of the job that answers for the call.
+    `id`: the id of the job that answers for the call. `refused`: no job can be made of it, and `why`.
     """
 
     name: str
-    made: EnqueueAction
+    made: EnqueueAction | Literal["refused"]
     id: str
     retry_in: int | None = None
+    why: str = ""
 
 
 class MoveBatch(Struct, frozen=True):

@@ -152,7 +152,7 @@ class _Psycopg(TxConnection):
 
     async def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         with self._cursor("Cursor") as cursor:
-            cursor.execute(_percent(sql), values, prepare=False)
+            cursor.execute(percent_style(sql), values, prepare=False)
             return list(cursor.fetchall())
 
     def _cursor(self, kind: str) -> Any:
@@ -168,7 +168,7 @@ class _AsyncPsycopg(_Psycopg):
 
     async def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         async with self._cursor("AsyncCursor") as cursor:
-            await cursor.execute(_percent(sql), values, prepare=False)
+            await cursor.execute(percent_style(sql), values, prepare=False)
             return list(await cursor.fetchall())
 
 
@@ -296,7 +296,7 @@ class _Django(TxConnection):
     async def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         self._require_transaction()
         with self._connection.cursor() as cursor:
-            cursor.execute(_percent(sql), dict(values))
+            cursor.execute(percent_style(sql), dict(values))
             return list(cursor.fetchall())
 
     async def run(self, do: Callable[[Any], T]) -> T:
@@ -347,7 +347,8 @@ def _dialect(tx: object, name: str) -> Dialect:
     raise UsageError(f"tx = {shown(tx)} is connected to {name}; Tenure enqueues in PostgreSQL and SQLite transactions")
 
 
-def _percent(sql: str) -> str:
+def percent_style(sql: str) -> str:
+    """Return a statement with its parameters as psycopg writes them."""
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 

@@ -71,6 +71,7 @@ class Worker(PublicObject):
         concurrency: int = 10,
         owner: Owner | None = None,
         reaper: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        relay: Callable[[], Coroutine[Any, Any, None]] | None = None,
         drain: Duration = DRAIN,
         burst: bool = False,
         supervised: bool = False,
@@ -87,7 +88,7 @@ class Worker(PublicObject):
         self._queues = tuple(named(queue, field="queue") for queue in queues)
         self._concurrency = self._own_concurrency = concurrency
         self._moved_to: str | None = None
-        self._reaper = reaper
+        self._agents = [agent for agent in (reaper, relay) if agent is not None]
         self._drain = duration(drain, field="drain", zero=True)
         self._burst = burst
         self.recycle_reason: str | None = None
@@ -194,8 +195,8 @@ class Worker(PublicObject):
             if background.own_thread:
                 watchdog.start()
                 background.run(watchdog.watch)
-            if self._reaper is not None:
-                background.run(self._reaper)
+            for agent in self._agents:
+                background.run(agent)
         except BaseException:
             # The caller learns that the start failed, so no worker that claims without renewing may be left.
             await self.stop(force=True)

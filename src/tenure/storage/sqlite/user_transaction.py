@@ -2,7 +2,8 @@
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tenure.core.job import NewJob
@@ -27,15 +28,27 @@ def enqueue(connection: Any, path: str, jobs: Sequence[NewJob], now: int) -> lis
         UsageError: the connection is to another file, or has this one only attached.
         StorageUnavailableError: another connection keeps the file locked.
     """
-    native = getattr(connection, "driver_connection", connection)
-    shapes = native.row_factory, native.text_factory
-    native.row_factory, native.text_factory = None, str
-    try:
-        _check_file(connection, path)
+    with on_file(connection, path, of="queue"):
         if sqlite3.sqlite_version_info < SOUND:
             # A checkpoint of this connection could damage the file while a worker commits.
             connection.execute(_NO_CHECKPOINT)
         return _enqueue(connection, jobs, now)
+
+
+@contextmanager
+def on_file(connection: Any, path: str, *, of: str) -> Generator[None]:
+    """Use a user's connection, whose file must be this one, with plain rows. `of`: what the file belongs to.
+
+    Raises:
+        UsageError: the connection is to another file, or has this one only attached.
+        StorageUnavailableError: another connection keeps the file locked.
+    """
+    native = getattr(connection, "driver_connection", connection)
+    shapes = native.row_factory, native.text_factory
+    native.row_factory, native.text_factory = None, str
+    try:
+        _check_file(connection, path, of)
+        yield
     except sqlite3.Error as error:
         if errors.is_busy(error):
             raise StorageUnavailableError(
@@ -66,18 +79,18 @@ def _enqueue(connection: Any, jobs: Sequence[NewJob], now: int) -> list[EnqueueR
     return results
 
 
-def _check_file(connection: Any, path: str) -> None:
+def _check_file(connection: Any, path: str, of: str) -> None:
     files = {name: file for _, name, file in connection.execute(_FILES).fetchall()}
     if _is_file(files.get("main"), path):
         return
     attached = next((name for name, file in files.items() if _is_file(file, path)), None)
     if attached is not None:
         raise UsageError(
-            f"tx has the file of the queue, {path}, only attached as {attached!r}, and the other files of such a "
-            "transaction may lose their part of it in a crash; open the file of the queue itself"
+            f"tx has the file of the {of}, {path}, only attached as {attached!r}, and the other files of such a "
+            f"transaction may lose their part of it in a crash; open the file of the {of} itself"
         )
     raise UsageError(
-        f"tx is a connection to {files.get('main') or 'a database in memory'}, but the queue is in {path}; give a "
+        f"tx is a connection to {files.get('main') or 'a database in memory'}, but the {of} is in {path}; give a "
         "connection to that file, or enqueue without tx after the commit"
     )
 

@@ -53,6 +53,10 @@ return Changes.run(function()
   local body = call('HGET', key('moves'), name)
   local known = body and cmsgpack.unpack(body) or { 0, {}, {} }
   if REQUEST.expected ~= known[1] then
+    if known[1] > 0 then
+      -- The caller deletes these jobs elsewhere now, so it must not trust them before they are durable.
+      Transaction.note_repeated()
+    end
     return { known[1], known[2], known[3] or {}, 0 }
   end
   local taken = {}
