@@ -2,16 +2,26 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 
-from tenure import Tenure, UsageError
+from tenure import JobNotFoundError, ResultTimeoutError, Tenure, Throttle, ThrottledError, UsageError
+from tenure.core.job import NewJob
+from tenure.core.move import MoveMark
 from tenure.maintenance.relay import Relay
-from tenure.outbox.outbox import Outbox
+from tenure.ops.diagnosis import outbox_findings
+from tenure.outbox.outbox import LIMIT, Outbox
 from tenure.storage.connections import run_now
+from tenure.storage.protocol import Settings, Target
+from tests.exposition import Family, read
 from tests.flow.test_transactions import SYNC, ids, marked
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
 
@@ -133,3 +143,257 @@ async def test_connections_to_other_databases_and_without_a_transaction_are_refu
             with pytest.raises(UsageError, match="outbox"):
                 await charge.options(tx=transaction.tx).enqueue(1)
         assert await box(app).queues() == []
+
+
+# ── what a call's handle shows ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> str:
+    """Return the address of an outbox in a SQLite file, whose calls the handles of a Redis queue show."""
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+@asynccontextmanager
+async def transaction(url: str) -> AsyncGenerator[Any]:
+    """Open a transaction, and commit it."""
+    kind = "psycopg-async" if url.startswith("postgresql") else "sqlite3"
+    async with KINDS[kind][1](url) as begin, begin() as opened:
+        yield opened.tx
+        await opened.commit()
+
+
+async def test_a_result_waits_for_the_relay(redis_url: str, shop: str) -> None:
+    app = Tenure(redis_url, outbox=shop)
+
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with app:
+        async with transaction(shop) as tx:
+            job = await add.options(tx=tx).enqueue(1, 2)
+            assert (job.made, job.created) == ("pending", False)
+            with pytest.raises(JobNotFoundError, match="never enqueued"):
+                await job.info()
+        with pytest.raises(JobNotFoundError, match="waits in the outbox"):
+            await job.info()
+        with pytest.raises(ResultTimeoutError):
+            await job.result(timeout=0.5)
+        other = app.job(job.id, add)
+        waiting = asyncio.create_task(other.result(timeout=30))
+        async with app.worker():
+            assert await job.result(timeout=30) == 3
+            assert await waiting == 3
+        assert (await job.info()).job.starts == 1
+
+
+async def test_what_a_call_was_merged_into_is_decided_by_the_relay(redis_url: str, shop: str) -> None:
+    app = Tenure(redis_url, outbox=shop)
+
+    @app.task(unique="order-{order}")
+    async def charge(order: int) -> None: ...
+
+    @app.task(throttle=Throttle(max=1, window="1h"))
+    async def report() -> None: ...
+
+    async with app:
+        async with transaction(shop) as tx:
+            second = await charge.options(tx=tx).enqueue(1)
+            allowed = await report.options(tx=tx).enqueue()
+            refused = await report.options(tx=tx).enqueue()
+        # It takes the key although it comes later, because the call of the transaction is not relayed yet.
+        first = await charge.enqueue(1)
+        await relayed(app)
+
+        assert (await second.info()).job.id == second.id == first.id
+        assert await allowed.state() == "waiting"
+        with pytest.raises(ThrottledError, match="report") as error:
+            await refused.info()
+        assert 3500 < error.value.retry_in <= 3600
+        with pytest.raises(ThrottledError):
+            await refused.result(timeout=5)
+        # Two answers are kept for a day.
+        assert await box(app).queues() == []
+        assert len(await ids(app)) == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def test_durations_count_from_the_call_on_the_clock_of_its_database(
+    redis_url: str, database: str, request: pytest.FixtureRequest, shop: str
+) -> None:
+    url = shop if database == "sqlite" else request.getfixturevalue("postgres_url")
+    app = Tenure(redis_url, outbox=url)
+
+    @app.task
+    async def remind() -> None: ...
+
+    async with app:
+        async with transaction(url) as tx:
+            due = await remind.options(tx=tx, delay=0.5).enqueue()
+            later = await remind.options(tx=tx, delay=3600).enqueue()
+            at = await remind.options(tx=tx, run_at=datetime.now(UTC) + timedelta(hours=1)).enqueue()
+            short = await remind.options(tx=tx, ttl=0.5).enqueue()
+            long = await remind.options(tx=tx, ttl=60).enqueue()
+        await asyncio.sleep(1)
+        await relayed(app)
+
+        assert await due.state() == "waiting"
+        for one in (later, at):
+            job = (await one.info()).job
+            assert 3500 < (job.run_at - job.created).total_seconds() < 3599.5
+        ends, lives = (await short.info()).job.ttl, (await long.info()).job.ttl
+        assert ends is not None
+        assert ends.total_seconds() == 1e-6
+        assert lives is not None
+        assert 30 < lives.total_seconds() < 59.5
+
+
+async def test_calls_of_a_transaction_keep_their_order(redis_url: str, shop: str) -> None:
+    app = Tenure(redis_url, outbox=shop)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        async with transaction(shop) as tx:
+            jobs = await app.enqueue_many([charge.call(order) for order in range(2 * LIMIT + 1)], tx=tx)
+        await relayed(app)
+        assert await ids(app) == [job.id for job in reversed(jobs)]
+
+
+# ── calls and queues that cannot be relayed ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("bad", ["undecodable", "refused"])
+async def test_a_call_of_which_no_job_can_be_made_does_not_block_the_others(
+    postgres_url: str, shop: str, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Tenure(postgres_url, outbox=shop)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        async with transaction(shop) as tx:
+            first = await charge.options(tx=tx, id="first").enqueue(1)
+            poison = await charge.options(tx=tx, id="bad").enqueue(1)
+            last = await charge.options(tx=tx, id="last").enqueue(1)
+            # PostgreSQL holds no name with a NUL.
+            job = NewJob(queue="default", id="bad", task="charge", payload=b"", fair_key="a\0")
+            encoded = b"x" if bad == "undecodable" else msgspec.msgpack.encode(job)
+            tx.execute("UPDATE tenure_outbox SET job = ? WHERE id = 'bad'", (b64encode(encoded).decode(),))
+        await relayed(app)
+
+        assert [await job.state() for job in (first, last)] == ["waiting", "waiting"]
+        with pytest.raises(UsageError, match="no job was made of call bad"):
+            await poison.result(timeout=5)
+        assert sorted(await ids(app)) == ["first", "last"]
+        state = await box(app).state()
+        assert (state.waiting, state.refused) == (0, 1)
+        assert "no job can be made of call" in caplog.text
+
+
+async def test_a_queue_that_takes_nothing_does_not_block_the_others(redis_url: str, shop: str) -> None:
+    app = Tenure(redis_url, outbox=shop)
+
+    @app.task(queue="moved")
+    async def stays() -> None: ...
+
+    @app.task(queue="open")
+    async def goes() -> None: ...
+
+    async with app:
+        here = Target("queue", "moved")
+        await app.storage.tune(here, Settings(moved=MoveMark("redis://elsewhere", "m1")))
+        async with transaction(shop) as tx:
+            kept = await stays.options(tx=tx).enqueue()
+            gone = await goes.options(tx=tx).enqueue()
+        relay = Relay(app.runtime())
+        for _ in range(3):
+            await relay.turn()
+        assert await gone.state() == "waiting"
+        assert [one.queue for one in await box(app).queues()] == ["moved"]
+        await app.storage.tune(here, Settings(moved=MoveMark()))
+        async with asyncio.timeout(30):
+            while await box(app).queues():  # noqa: ASYNC110  # the relay tries again after a while
+                await asyncio.sleep(min(0.1, await relay.turn()))
+        assert await kept.state() == "waiting"
+
+
+async def test_a_relay_that_was_overtaken_sends_nothing_again(redis_url: str, shop: str) -> None:
+    app = Tenure(redis_url, outbox=shop)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        slow, quick = Relay(app.runtime()), Relay(app.runtime())
+
+        async def commit(order: int) -> None:
+            async with transaction(shop) as tx:
+                await charge.options(tx=tx, id=f"{order}").enqueue(order)
+
+        for order in range(6):
+            await commit(order)
+            await (quick, slow, quick)[order % 3].turn()
+        while await box(app).queues():
+            await slow.turn()
+        assert sorted(await ids(app)) == [f"{order}" for order in range(6)]
+
+
+# ── calls that no relay takes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_calls_without_a_relay_are_reported(shop: str, caplog: pytest.LogCaptureFixture) -> None:
+    app = Tenure("memory://", outbox=shop)
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        async with transaction(shop) as tx:
+            await charge.options(tx=tx).enqueue(1)
+        await box(app).check()
+        assert "no relay takes them" not in caplog.text
+        async with transaction(shop) as tx:
+            tx.execute("UPDATE tenure_outbox SET at = at - 40000000 WHERE answer IS NULL")
+
+        await box(app).check()
+        await box(app).check()
+        assert caplog.text.count("have waited for up to 40 s, and no relay takes them") == 1
+        state = await box(app).state()
+        assert (state.waiting, state.refused) == (1, 0)
+        assert 40 <= state.oldest < 60
+        [finding] = outbox_findings(state)
+        assert (finding.level, finding.subject) == ("error", "outbox")
+        figures = await metrics(app)
+        assert figures["tenure_outbox_calls"][{"state": "waiting"}] == 1
+        assert figures["tenure_outbox_oldest_seconds"][{}] >= 40
+
+        await relayed(app)
+        figures = await metrics(app)
+        assert figures["tenure_outbox_relayed_total"][{"queue": "default"}] == 1
+        assert figures["tenure_outbox_oldest_seconds"][{}] == 0
+
+
+async def metrics(app: Tenure) -> dict[str, Family]:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "headers": []}
+    await app.health(unprotected=True)(scope, receive, send)
+    return read(sent[1]["body"])
+
+
+def test_an_address_that_names_no_database_is_refused() -> None:
+    with pytest.raises(UsageError, match="names no PostgreSQL database and no SQLite file"):
+        Tenure("memory://", outbox="redis://localhost")
+    with pytest.raises(UsageError, match="no outbox"):
+        Relay(Tenure("memory://").runtime())

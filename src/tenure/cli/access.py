@@ -15,6 +15,7 @@ from tenure.client.codec import JsonCodec
 from tenure.errors import UsageError
 from tenure.ops.names import KnownNames, known_names
 from tenure.options import Timing
+from tenure.outbox.outbox import Outbox
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.protocol import Storage
 from tenure.storage.urls import locate, read
@@ -24,12 +25,16 @@ _SQLITE = "sqlite:///"
 
 @dataclass(frozen=True)
 class StorageAccess:
-    """A storage, with the decoder and the timing of its app. `tasks`: the queue of each task; empty without an app."""
+    """A storage, with the decoder, the timing and the outbox of its app. `tasks`: the queue of each task.
+
+    Without an app there are no tasks and no outbox.
+    """
 
     storage: Storage
     decode: Callable[[bytes], Any]
     timing: Timing
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    outbox: Outbox | None = None
 
     async def names(self) -> KnownNames:
         """Return the names that the storage and the app know.
@@ -84,7 +89,7 @@ def reach(session: CommandSession, *, auto_migrate: bool = False) -> StorageAcce
         # A command that only reads must not migrate the database while workers use it.
         storage = locate(app.url, auto_migrate=auto_migrate) if _has_schema(app.url) else app.storage
         tasks = {name: task.queue for name, task in {**app.declared, **app.tasks}.items()}
-        return StorageAccess(shared(storage), app.codec.decode, app.timing, tasks)
+        return StorageAccess(shared(storage), app.codec.decode, app.timing, tasks, app.outbox)
     url = session.url or session.fallback or DEFAULT_URL
     return StorageAccess(shared(locate(url, auto_migrate=auto_migrate)), JsonCodec().decode, Timing())
 

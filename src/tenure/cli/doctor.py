@@ -19,8 +19,9 @@ from tenure.core.events import EventsTrimmed, JobRepaired, at_micros
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.errors import SchemaMismatchError, StorageUnavailableError, TenureError, UsageError
-from tenure.ops.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, repairs
+from tenure.ops.diagnosis import PENDING, DiagnosisInput, TaskFacts, diagnose, outbox_findings, repairs
 from tenure.ops.views import DoctorView
+from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Finding, Query, Storage
 
 LIMIT = 10.0
@@ -96,6 +97,8 @@ class _Visit:
             # Its own finding is more precise than the error of `open`.
             self._findings.clear()
         self._findings += own
+        if self._access.outbox is not None:
+            self._findings += await self._outbox(self._access.outbox)
         if not refused:
             self._findings += await self._part(self._diagnosed) or []
             if deep:
@@ -144,6 +147,20 @@ class _Visit:
             await asyncio.sleep(SECOND_LOOK)
             found = diagnose(await self._gathered(), self._access.timing)
         return found
+
+    async def _outbox(self, outbox: Outbox) -> list[Finding]:
+        """Examine the outbox. Its failure says nothing about the storage."""
+        try:
+            async with asyncio.timeout(LIMIT):
+                found = outbox_findings(await outbox.state() if await outbox.exists() else None)
+                await outbox.close()
+        except TimeoutError:
+            why = f"{outbox.url} did not answer within {LIMIT:g} s"
+        except (TenureError, OSError) as error:
+            why = str(error)
+        else:
+            return found
+        return [Finding("error", "outbox", why, "check its address, Tenure(outbox=...), and that the database runs")]
 
     async def _repairs(self) -> list[Finding]:
         """Read the event log up to now for repairs; the sweeps of some storages audit their records and repair them."""

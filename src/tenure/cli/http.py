@@ -21,6 +21,7 @@ from tenure.health.build import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, th
 from tenure.health.process_health import ProcessHealth
 from tenure.health.server import HealthServer, ListenAddress, permitted
 from tenure.options import Timing
+from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +49,7 @@ class Http:
         clock: Clock,
         queues: Callable[[], Iterable[str]] = tuple,
         process_health: Callable[[], ProcessHealth],
+        outbox: Outbox | None = None,
     ) -> HealthServer:
         """Return the server, not yet started."""
         app = health_app(
@@ -61,6 +63,7 @@ class Http:
             for_=self.patience,
             degraded_is=self.degraded_is,
             process_health=process_health,
+            outbox=outbox,
         )
         return HealthServer(app, self.address)
 

@@ -16,6 +16,7 @@ from tenure.cli.session import storage
 COMMANDS = {
     "worker": ("tenure.cli.worker:worker", "Claim jobs and run them."),
     "reaper": ("tenure.cli.reaper:reaper", "Recover jobs of dead and silent workers."),
+    "relay": ("tenure.cli.relay:relay", "Enqueue the calls of an outbox."),
     "serve": ("tenure.cli.serve:serve", "Serve health and metrics over HTTP."),
     "info": ("tenure.cli.info:info", "Show queues, workers and the leader."),
     "health": ("tenure.cli.health:health", "Check that jobs are served."),

@@ -6,13 +6,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tenure.cli.access import reach
 from tenure.cli.groups import Group
 from tenure.cli.render import as_json, printable
 from tenure.cli.session import CommandSession, length, storage
 from tenure.errors import SchemaMismatchError, UsageError
+from tenure.outbox.outbox import Outbox
 from tenure.storage.migrations import MigrationStatus
 from tenure.storage.postgres.address import PostgresAddress
 
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from tenure.storage.postgres.migrate import PostgresMigrations
 
 
-class MigratedView(Struct, frozen=True, kw_only=True):
-    """The result of a migration. `before`: 0 if there was no schema; equal to `after` if nothing had to be done."""
+class MigratedView(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of a migration. `before`: 0 if there was no schema; equal to `after` if nothing had to be done.
+
+    `outbox`: the database that has the table of the app's outbox now; left out without an outbox.
+    """
 
     url: str
     before: int
     after: int
+    outbox: str | None = None
 
 
 class MigrationScriptView(Struct, frozen=True, kw_only=True):
@@ -39,7 +44,7 @@ class MigrationScriptView(Struct, frozen=True, kw_only=True):
 @storage
 @click.pass_context
 def migrate(ctx: click.Context) -> None:
-    """Create a storage, or upgrade its schema to this version.
+    """Create a storage, or upgrade its schema to this version; also the table of the app's outbox.
 
     On PostgreSQL a schema is raised by numbered files, one after another, while workers run. Most of them add
     something, and workers of the version before go on. A SQLite file and a namespace of Redis are made whole, and have
@@ -82,6 +87,10 @@ def up(session: CommandSession, drain: bool, timeout: timedelta) -> None:
     else:
         before, after = migrations.up(drain=timeout.total_seconds() if drain else None, waits=waits)
         done = MigratedView(url=migrations.url, before=before, after=after)
+    outbox = reach(session).outbox
+    if outbox is not None:
+        asyncio.run(_create_outbox(outbox))
+        done = structs.replace(done, outbox=outbox.url)
     if as_json(session, done) or session.quiet:
         return
     if done.before == done.after:
@@ -89,6 +98,8 @@ def up(session: CommandSession, drain: bool, timeout: timedelta) -> None:
     else:
         result = f"was brought from {f'schema {done.before}' if done.before else 'nothing'} to schema {done.after}"
     click.echo(printable(f"{done.url} {result}"))
+    if done.outbox is not None:
+        click.echo(printable(f"{done.outbox} has the table tenure_outbox"))
 
 
 @migrate.command()
@@ -129,21 +140,32 @@ def _effect(number: int, oldest: int) -> str:
 
 @migrate.command()
 @storage
+@click.option("--outbox", is_flag=True, help="Print the table of the app's outbox, for a migration of your own.")
 @click.pass_obj
-def sql(session: CommandSession) -> None:
+def sql(session: CommandSession, outbox: bool) -> None:
     """Print the script of `up`, for psql. Changes nothing.
 
     It is for a DBA, where Tenure's role may not change a schema. Each migration is a transaction of its own, and
     refuses another schema than the one that it is for. The script does not look for
     workers that would be cut off; `status` shows them.
     """
-    migrations = _migrations(session)
-    if migrations is None:
-        raise UsageError(f"{reach(session).storage.url} has no SQL to print: only PostgreSQL is changed by scripts")
-    view = MigrationScriptView(url=migrations.url, sql=migrations.sql())
+    if outbox:
+        view = _outbox_script(session)
+    else:
+        migrations = _migrations(session)
+        if migrations is None:
+            raise UsageError(f"{reach(session).storage.url} has no SQL to print: only PostgreSQL is changed by scripts")
+        view = MigrationScriptView(url=migrations.url, sql=migrations.sql())
     if as_json(session, view):
         return
     click.echo(view.sql or f"-- {printable(view.url)} needs no migration", nl=not view.sql)
+
+
+def _outbox_script(session: CommandSession) -> MigrationScriptView:
+    found = reach(session).outbox
+    if found is None:
+        raise UsageError('--outbox needs an app that has one: --app MODULE:APP, and Tenure(..., outbox="...")')
+    return MigrationScriptView(url=found.url, sql=found.tables())
 
 
 def _migrations(session: CommandSession) -> "PostgresMigrations | None":
@@ -154,6 +176,11 @@ def _migrations(session: CommandSession) -> "PostgresMigrations | None":
     from tenure.storage.postgres.migrate import PostgresMigrations
 
     return PostgresMigrations(address)
+
+
+async def _create_outbox(outbox: Outbox) -> None:
+    await outbox.create()
+    await outbox.close()
 
 
 async def _made(session: CommandSession) -> MigratedView:

@@ -284,6 +284,7 @@ def _server(app: Tenure, app_worker: Worker, http: Http) -> HealthServer:
         clock=runtime.clock,
         queues=lambda: {task.queue for task in app.tasks.values()},
         process_health=app_worker.vitals,
+        outbox=app.outbox,
     )
 
 

@@ -8,13 +8,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tenure.core.check import named
-from tenure.errors import UsageError
+from tenure.errors import TenureError, UsageError
 from tenure.health.assessment import Health, alarms_of, consuming, judged, unreachable
 from tenure.health.auth import TokenAuth
 from tenure.health.metrics import CONTENT_TYPE, rendered
-from tenure.health.monitor import StorageMonitor, SurveyResult
+from tenure.health.monitor import LIMIT, StorageMonitor, SurveyResult, logger
 from tenure.health.process_health import ProcessHealth
 from tenure.options import Timing
+from tenure.outbox.outbox import Outbox, OutboxState
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -51,12 +52,14 @@ class HealthApp:
         queues: Callable[[], Iterable[str]] = tuple,
         degraded_is: DegradedIs = 200,
         process_health: Callable[[], ProcessHealth] = ProcessHealth,
+        outbox: Outbox | None = None,
     ) -> None:
         """Take the parts.
 
         `queues`: returns queues that exist even if the storage does not know them. `process_health`: returns the health
         of this process; any thread may call it.
         """
+        self._outbox = outbox
         self._watch = watch
         self._gate = auth
         self._timing = timing
@@ -162,7 +165,19 @@ class HealthApp:
 
     async def _metrics(self, scope: Scope) -> Answer:
         survey = await self._watch.look(max_age=RECENT)
-        return 200, CONTENT_TYPE, rendered(survey.survey, await self.health(survey=survey), self._vitals()), []
+        health = await self.health(survey=survey)
+        return 200, CONTENT_TYPE, rendered(survey.survey, health, self._vitals(), await self._outbox_state()), []
+
+    async def _outbox_state(self) -> OutboxState | None:
+        """Return the state of the outbox; None without one, or if it does not answer."""
+        if self._outbox is None:
+            return None
+        try:
+            async with asyncio.timeout(LIMIT):
+                return await self._outbox.state()
+        except (TenureError, TimeoutError) as error:
+            logger.warning("the outbox %s does not answer: %s", self._outbox.url, error)
+            return None
 
     def _admitted(self, scope: Scope) -> bool:
         return self._gate.admits([value for name, value in scope["headers"] if name.lower() == b"authorization"])

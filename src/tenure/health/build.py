@@ -14,6 +14,7 @@ from tenure.health.auth import TokenAuth
 from tenure.health.monitor import StorageMonitor
 from tenure.health.process_health import ProcessHealth
 from tenure.options import Timing
+from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
 
 TOKEN_VARIABLE = "TENURE_HTTP_TOKEN"  # noqa: S105 - the name of a variable, not a token
@@ -41,8 +42,9 @@ def health_app(
     for_: Duration = PATIENCE,
     degraded_is: DegradedIs = 200,
     process_health: Callable[[], ProcessHealth] = ProcessHealth,
+    outbox: Outbox | None = None,
 ) -> HealthApp:
-    """Return a health app.
+    """Return a health app. `outbox`: its calls are part of the metrics.
 
     Raises:
         UsageError: an option has an invalid value, or neither a token nor `unprotected` is given.
@@ -50,7 +52,15 @@ def health_app(
     gate = TokenAuth(secret(token, unprotected=bool(flag(unprotected, field="unprotected"))))
     watch = StorageMonitor(storage, clock=clock, thresholds=thresholds(backlog, for_))
     one_of(degraded_is, get_args(DegradedIs), field="degraded_is")
-    return HealthApp(watch, gate, timing=timing, queues=queues, degraded_is=degraded_is, process_health=process_health)
+    return HealthApp(
+        watch,
+        gate,
+        timing=timing,
+        queues=queues,
+        degraded_is=degraded_is,
+        process_health=process_health,
+        outbox=outbox,
+    )
 
 
 def secret(token: str | None, *, unprotected: bool) -> str | None:

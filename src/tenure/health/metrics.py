@@ -15,6 +15,7 @@ from tenure.core.lifecycle import State
 from tenure.health.assessment import Health
 from tenure.health.process_health import ProcessHealth
 from tenure.metrics import METRICS, Key, Metric, Totals
+from tenure.outbox.outbox import COUNTED, OutboxState
 from tenure.storage.protocol import Survey
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -33,11 +34,15 @@ class Family(Struct, frozen=True):
     samples: list[tuple[Labels, float]]
 
 
-def rendered(survey: Survey | None, health: Health, process_health: ProcessHealth) -> bytes:
+def rendered(
+    survey: Survey | None, health: Health, process_health: ProcessHealth, outbox: OutboxState | None = None
+) -> bytes:
     """Return all metrics as text. If the storage is out of reach and `survey` is None, its gauges are left out."""
     families = [_gauge("tenure_storage_up", "Whether the storage answers.", survey is not None)]
     if survey is not None:
         families += _of_storage(survey, health)
+    if outbox is not None:
+        families += _of_outbox(outbox)
     if (lag := _lag(survey, health, process_health)) is not None:
         families.append(_gauge("tenure_loop_lag_seconds", "The longest recent block of an event loop.", lag))
     lines = [line for family in families for line in _shown(family)]
@@ -99,6 +104,15 @@ def _of_storage(survey: Survey, health: Health) -> Iterator[Family]:
         "Time since the last sweep; infinite if none ever ran.",
         math.inf if survey.swept_ago is None else survey.swept_ago / SECOND,
     )
+
+
+def _of_outbox(outbox: OutboxState) -> Iterator[Family]:
+    yield Family(
+        "tenure_outbox_calls",
+        f"Calls in the outbox, by state; counted up to {COUNTED}.",
+        [({"state": "waiting"}, outbox.waiting), ({"state": "refused"}, outbox.refused)],
+    )
+    yield _gauge("tenure_outbox_oldest_seconds", "How long the oldest call waits for a relay.", outbox.oldest)
 
 
 def _by_queue(name: str, meaning: str, queues: Iterable[str], values: dict[str, float]) -> Family:

@@ -17,6 +17,7 @@ from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
 from tenure.health.assessment import Health, alarms_of, jobs_are, jobs_wait, judged
 from tenure.options import Timing
+from tenure.outbox.outbox import COUNTED, LATE, OutboxState
 from tenure.storage.protocol import PAUSED, RATE, UNKNOWN, Finding, Survey
 
 PENDING = (State.WAITING, State.DELAYED)
@@ -72,6 +73,37 @@ def diagnose(evidence: DiagnosisInput, timing: Timing) -> list[Finding]:
         *_schedules(evidence.survey, timing),
         *_tasks(evidence),
     ]
+
+
+def outbox_findings(outbox: OutboxState | None) -> list[Finding]:
+    """Return the findings about an outbox; None: it has no table yet."""
+    if outbox is None:
+        return [Finding("error", "outbox", "it has no table tenure_outbox", "run tenure migrate up")]
+    findings: list[Finding] = []
+    if outbox.refused:
+        findings.append(
+            Finding(
+                "error",
+                "outbox",
+                f"no job can be made of {_calls(outbox.refused)}",
+                "read the reason in the column answer of tenure_outbox; delete the row, or set answer to NULL to try "
+                "again",
+            )
+        )
+    if outbox.oldest * SECOND >= LATE:
+        findings.append(
+            Finding(
+                "error",
+                "outbox",
+                f"{_calls(outbox.waiting)} wait, the oldest for {outbox.oldest:.0f} s, and no relay takes them",
+                "start a worker of this app, or tenure relay, and look into its log",
+            )
+        )
+    return findings or [Finding("ok", "outbox", f"{_calls(outbox.waiting)} wait, none for long")]
+
+
+def _calls(number: int) -> str:
+    return f"{number}{' or more' if number == COUNTED else ''} call{'' if number == 1 else 's'}"
 
 
 def repairs(found: Sequence[JobRepaired], events_read: int) -> Finding:

@@ -24,7 +24,6 @@ from tenure.core.text import storable
 from tenure.errors import StorageError, ThrottledError, UsageError
 from tenure.outbox.database import NONE, OutboxDatabase, Run, SQLiteOutbox
 from tenure.storage.connections import TxConnection, sqlstate
-from tenure.storage.postgres.names import require_storable
 from tenure.storage.protocol import EnqueueResult
 from tenure.storage.sqlite.user_transaction import on_file
 
@@ -168,8 +167,6 @@ class Outbox:
         if isinstance(self._database, SQLiteOutbox):
             await tx.run(functools.partial(_insert, insert, self._database.path, text))
         else:
-            for job in jobs:
-                require_storable(job)
             await self._insert(tx, insert, text, len(jobs))
         self._check_soon()
         return [EnqueueResult("pending", job.ref) for job in jobs]
@@ -261,7 +258,6 @@ class Outbox:
             oldest = max((age for _, age in run("queues", NONE)), default=0)
             return OutboxState(waiting, refused, max(0, oldest) / SECOND)
 
-        await self.open()
         return await self._database.transaction(read, writes=False)
 
     # ── the relay ─────────────────────────────────────────────────────────────────────────────────────────────────
