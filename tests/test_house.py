@@ -40,6 +40,7 @@ FLOORS: dict[str, int] = {
     "background_loop": 4,
     "options": 4,
     "events": 4,
+    "outbox": 4,
     "client": 5,
     "runtime": 6,
     "maintenance": 7,

@@ -126,7 +126,7 @@ def test_enqueue_sync_does_the_same(kind: str, outbox_url: str) -> None:
     assert sorted(asyncio.run(stored())) == sorted(committed)
 
 
-async def test_connections_to_other_databases_and_without_a_transaction_are_refused(
+async def test_connections_elsewhere_or_without_a_transaction_are_refused(
     kind: str, outbox_url: str, tmp_path: Path
 ) -> None:
     app = Tenure("memory://", outbox=outbox_url)

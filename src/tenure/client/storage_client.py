@@ -197,6 +197,8 @@ class StorageClient:
         if (current := running_job()) is not None and current.headers:
             jobs = [_inheriting(job, current.headers) for job in jobs]
         receipts = await (self.sending.send(jobs, store) if self.sending and jobs else store(jobs))
+        if self._outbox is not None and self._outbox.check_is_due():
+            PORTAL.start(self._outbox.check())
         return [self._handle(call, receipt) for call, receipt in zip(calls, receipts, strict=True)]
 
     def submit_in_sync(self, tx: TxConnection, calls: Iterable[EncodedCall[R]]) -> list[Job[R]]:

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from tenure.background_loop import PORTAL
 from tenure.clock import SECOND, Clock
 from tenure.core.job import NewJob, Ref
 from tenure.core.move import CallAnswer, MoveReceipt
@@ -168,7 +167,6 @@ class Outbox:
             await tx.run(functools.partial(_insert, insert, self._database.path, text))
         else:
             await self._insert(tx, insert, text, len(jobs))
-        self._check_soon()
         return [EnqueueResult("pending", job.ref) for job in jobs]
 
     async def absorb(self) -> None:
@@ -196,12 +194,13 @@ class Outbox:
             "enqueue without tx after the commit"
         )
 
-    def _check_soon(self) -> None:
-        """Look, in the background and not too often, whether calls wait because no relay runs."""
+    def check_is_due(self) -> bool:
+        """Return True every `CHECK_EVERY` seconds: then a producer calls `check`, in the background."""
         now = self._clock.uptime()
-        if now >= self._checked_at + CHECK_EVERY:
+        due = now >= self._checked_at + CHECK_EVERY
+        if due:
             self._checked_at = now
-            PORTAL.start(self.check())
+        return due
 
     async def check(self) -> None:
         """Log a warning if calls have waited for too long.
