@@ -18,7 +18,6 @@ from tenure.storage.connections import Dialect, percent_style
 from tenure.storage.postgres import address as postgres
 from tenure.storage.script_files import statements
 from tenure.storage.secrets import shown_of
-from tenure.storage.sqlite import errors as sqlite_errors
 from tenure.threads import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -197,6 +196,8 @@ class SQLiteOutbox(OutboxDatabase):
             run(f"tables {number}", NONE)
 
     def _transaction(self, do: Callable[[Run], T], *, writes: bool) -> T:
+        from tenure.storage.sqlite.errors import translate_error
+
         try:
             connection = self._opened()
 
@@ -212,7 +213,7 @@ class SQLiteOutbox(OutboxDatabase):
                     run("rollback", NONE)
                 raise
         except BaseException as error:
-            if (translated := sqlite_errors.translate_error(error, self.path)) is error:
+            if (translated := translate_error(error, self.path)) is error:
                 raise
             raise translated from error
         return result

@@ -24,7 +24,6 @@ from tenure.errors import StorageError, ThrottledError, UsageError
 from tenure.outbox.database import NONE, OutboxDatabase, Run, SQLiteOutbox
 from tenure.storage.connections import TxConnection, sqlstate
 from tenure.storage.protocol import EnqueueResult
-from tenure.storage.sqlite.user_transaction import on_file
 
 LIMIT = 100
 """How many calls of a queue are relayed at once."""
@@ -327,6 +326,9 @@ class Outbox:
 
 
 def _insert(statement: str, path: str, calls: str, connection: Any) -> None:
+    # A process without such an outbox does not import the SQLite storage.
+    from tenure.storage.sqlite.user_transaction import on_file
+
     with on_file(connection, path, of="outbox"):
         connection.cursor().execute(statement, {"calls": calls})
 
