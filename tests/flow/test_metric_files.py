@@ -17,6 +17,7 @@ from tenure.health.metrics import rendered
 from tenure.health.process_health import ProcessHealth
 from tenure.metrics import METRICS, MetricsRegistry
 from tenure.options import Timing
+from tenure.outbox.outbox import OutboxState
 from tenure.storage.protocol import QueueSurvey, Survey, WorkerSurvey
 from tests.exposition import read
 from tests.system.plain_yaml import documents
@@ -41,7 +42,8 @@ def metrics() -> dict[str, tuple[str, set[str]]]:
         swept_ago=1,
     )
     health = judged(survey, timing=Timing(), thresholds=Thresholds(), backlog=Backlog(), now=0.0)
-    found = read(rendered(survey, health, ProcessHealth(owners=("w",), lag=0.0, metrics=figures.totals())))
+    process, outbox = ProcessHealth(owners=("w",), lag=0.0, metrics=figures.totals()), OutboxState(1, 1, 1.0)
+    found = read(rendered(survey, health, process, outbox))
     return {
         name: (family.kind, {label for _, labels in family.samples for label, _ in labels} - {"le"})
         for name, family in found.items()

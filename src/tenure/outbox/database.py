@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,6 +20,8 @@ from tenure.storage.secrets import shown_of
 from tenure.threads import DaemonExecutor
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from tenure.storage.postgres.connection import Session
 
 T = TypeVar("T")
@@ -218,7 +219,9 @@ class SQLiteOutbox(OutboxDatabase):
             raise translated from error
         return result
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> "sqlite3.Connection":
+        import sqlite3
+
         if self._connection is None:
             self._connection = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None, check_same_thread=False)
             if sqlite3.sqlite_version_info < SOUND_SQLITE:
