@@ -233,9 +233,8 @@ class World:
     async def _rest(self, troubles: FaultInjector, clients: "Sequence[asyncio.Task[None]]") -> None:
         """Wait until every job is over, and check that no job changes after that."""
         environment, time = self.environment, self.environment.loop.time
-        if self.plan.rates.late:
-            # An operator's request that was sent before the faults ended may still be on its way.
-            await asyncio.sleep(LONGEST_DELAY)
+        # An operator's request that was sent before the faults ended may still be on its way.
+        await asyncio.sleep(LONGEST_DELAY if self.plan.rates.late else self.plan.rates.delay)
         await troubles.speak()
         bound = self.plan.bound(max(self.plan.jobs, len(environment.model.records)))
         deadline = time() + bound
