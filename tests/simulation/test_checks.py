@@ -52,7 +52,8 @@ def lost_run(reason: str, *, heard: float = CLAIMED, exclusive: bool = False, st
     return run
 
 
-# Timing(): sweep 2 s, grace 3 s, term 4 s. A lease that is out is noticed and reclaimed within two sweeps and the grace.
+# Timing(): sweep 2 s, grace 3 s, term 4 s. A lease that is out is noticed within a sweep, and reclaimed within a grace
+# and another sweep.
 @pytest.mark.parametrize(
     ("job", "run", "latest"),
     [
@@ -153,7 +154,7 @@ def claim_three_of_one_tenant(other: JobRecord, *, parks: bool) -> None:
     ("score", "parks"), [(25, False), (35, True)], ids=["it waits", "it is parked after the others were claimed"]
 )
 def test_a_tenant_gets_no_third_turn_before_the_first_of_another_one(score: int, parks: bool) -> None:
-    with pytest.raises(Violation, match="I14: .* 'a' had 3 turns while 'b' waited and had 0"):
+    with pytest.raises(Violation, match=r"I14: .* 'a' had 3 turns while 'b' waited and had 0"):
         claim_three_of_one_tenant(waiting("b", "b", score), parks=parks)
 
 

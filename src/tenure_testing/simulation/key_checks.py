@@ -22,9 +22,7 @@ def overfull(runs: Iterable[HandlerRun]) -> Iterator[tuple[tuple[str, str], Sequ
             by_key.setdefault((entry.ref.queue, name), []).append((entry, run))
     for key, holders in by_key.items():
         for second, _ in holders:
-            at_work = [
-                item for item in holders if item[0] is second or item[0].began <= second.began < item[0].ended
-            ]
+            at_work = [item for item in holders if item[0] is second or item[0].began <= second.began < item[0].ended]
             if len(at_work) > max(at_work, key=_place)[1].limits[key[1]]:
                 yield key, [entry for entry, _ in at_work]
 
