@@ -66,9 +66,7 @@ def lost_run(reason: str, *, heard: float = CLAIMED, exclusive: bool = False, st
     ],
     ids=["lease", "timeout", "extended timeout", "exclusive timeout", "silent", "exclusive silent"],
 )
-def test_a_lost_run_must_be_recovered_two_sweeps_and_a_grace_after_its_lease(
-    job: JobRecord, run: RunHistory, latest: float
-) -> None:
+def test_a_lost_run_must_be_recovered_in_time(job: JobRecord, run: RunHistory, latest: float) -> None:
     recovery_checks().recovered(job, run, latest)
 
     with pytest.raises(Violation, match="I16"):
@@ -86,7 +84,7 @@ def test_a_lost_run_must_be_recovered_two_sweeps_and_a_grace_after_its_lease(
         (109.0, 104 + 7),  # its own sweep had to reclaim the job
     ],
 )
-def test_a_lost_leader_delays_a_recovery_by_the_rest_of_its_term(led_at: float, latest: float) -> None:
+def test_a_lost_leader_delays_a_recovery_by_its_term(led_at: float, latest: float) -> None:
     def recovered(at: float) -> None:
         checks = recovery_checks()
         checks.led(HOLDER, led_at, 4 * SECOND)
@@ -126,7 +124,7 @@ def handler(name: str, began: float, ended: float, place: int, limit: int) -> tu
     ],
     ids=["one after the other", "two", "two, one of no length", "raised", "lowered", "raised, begun late"],
 )
-def test_a_key_has_no_more_handlers_at_work_than_its_limit_at_the_last_claim(
+def test_a_key_is_judged_by_its_limit_at_the_last_claim(
     runs: Sequence[tuple[Entry, RunHistory]], full: Sequence[str]
 ) -> None:
     found = list(overfull(runs))
@@ -153,10 +151,10 @@ def claim_three_of_one_tenant(other: JobRecord, *, parks: bool) -> None:
 @pytest.mark.parametrize(
     ("score", "parks"), [(25, False), (35, True)], ids=["it waits", "it is parked after the others were claimed"]
 )
-def test_a_tenant_gets_no_third_turn_before_the_first_of_another_one(score: int, parks: bool) -> None:
+def test_a_third_turn_while_another_tenant_waits_fails(score: int, parks: bool) -> None:
     with pytest.raises(Violation, match=r"I14: .* 'a' had 3 turns while 'b' waited and had 0"):
         claim_three_of_one_tenant(waiting("b", "b", score), parks=parks)
 
 
-def test_a_job_that_a_claim_parks_has_lost_its_turn_to_those_claimed_after_it() -> None:
+def test_a_job_parked_by_a_claim_loses_its_turn() -> None:
     claim_three_of_one_tenant(waiting("b", "b", 25), parks=True)
