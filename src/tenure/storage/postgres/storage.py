@@ -62,7 +62,7 @@ class PostgresStorage:
     """Keeps jobs in one schema of a database, for any number of processes. It opens itself at the first verb."""
 
     shared = True
-    apart = True
+    remote = True
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
