@@ -594,6 +594,30 @@ async def test_a_sqlalchemy_driver_that_is_not_psycopg_is_refused(business: Busi
     await engine.dispose()
 
 
+async def test_a_session_whose_commit_may_keep_the_gate_is_refused(business: Business, postgres_url: str) -> None:
+    """The end of the block must end the transaction: until then no other process can change a job."""
+    app, engine = Tenure(postgres_url), sqlalchemy.create_engine(sqlalchemy_url(business))
+
+    @app.task(retry=ONCE)
+    def charge(how: str) -> str | None:
+        with engine.connect() as outer, outer.begin() as begun:
+            bound = sqlalchemy.orm.Session(outer if how == "joined" else engine, twophase=how == "twophase")
+            with (
+                bound as session,
+                pytest.raises(UsageError, match="bind the session to an engine|two phases"),
+                current_job().transaction(session),
+            ):
+                session.execute(sqlalchemy.text(f'INSERT INTO "{business.schema}".charge VALUES (1)'))
+            begun.rollback()
+        return "refused"
+
+    async with working(app):
+        for how in ("joined", "twophase"):
+            assert await (await charge.enqueue(how)).result(timeout=30) == "refused"
+    engine.dispose()
+    assert business.rows == []
+
+
 @pytest.fixture
 def django_alias(business: Business) -> Iterator[str]:
     """Return the alias of Django's connection to the database of the queue."""
@@ -647,3 +671,23 @@ async def test_djangos_connection_completes_the_job(business: Business, postgres
                 await jobs[how].result(timeout=30)
     assert business.rows == [jobs["returns"].id]
     assert hooks == ["returns"]
+
+
+async def test_djangos_connection_without_autocommit_is_refused(
+    business: Business, postgres_url: str, django_alias: str
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task(retry=ONCE)
+    def charge() -> str | None:
+        connection: Any = DATABASES[django_alias]
+        connection.set_autocommit(False)
+        try:
+            with pytest.raises(UsageError, match="autocommit is off"), current_job().transaction(connection):
+                pass
+        finally:
+            connection.close()
+        return "refused"
+
+    async with working(app):
+        assert await (await charge.enqueue()).result(timeout=30) == "refused"
