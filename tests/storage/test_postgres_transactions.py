@@ -604,7 +604,7 @@ async def test_a_session_whose_commit_may_keep_the_gate_is_refused(business: Bus
             bound = sqlalchemy.orm.Session(outer if how == "joined" else engine, twophase=how == "twophase")
             with (
                 bound as session,
-                pytest.raises(UsageError, match="bind the session to an engine|two phases"),
+                pytest.raises(UsageError, match=r"bind the session to an engine|two phases"),
                 current_job().transaction(session),
             ):
                 session.execute(sqlalchemy.text(f'INSERT INTO "{business.schema}".charge VALUES (1)'))

@@ -207,8 +207,8 @@ class SQLAlchemySession(HandlerConnection):
         if isinstance(session.get_bind(), sys.modules["sqlalchemy"].Connection):
             # The commit of such a session may leave the transaction of its connection open, and the gate taken.
             raise UsageError(
-                "transaction(session): the session is bound to a connection, and may be a part of its transaction; bind "
-                "the session to an engine"
+                "transaction(session): the session is bound to a connection, and may be a part of its transaction; "
+                "bind the session to an engine"
             )
         if session.twophase:
             # If this process died between the two phases, the prepared transaction would keep the gate.
@@ -244,8 +244,8 @@ class DjangoConnection(HandlerConnection):
         if not self.given.get_autocommit():
             # There atomic() only makes a savepoint, and its end commits nothing.
             raise UsageError(
-                "transaction(connection): Django's autocommit is off for this connection, so the block could not commit; "
-                "set AUTOCOMMIT to True"
+                "transaction(connection): Django's autocommit is off for this connection, so the block could not "
+                "commit; set AUTOCOMMIT to True"
             )
         atomic = sys.modules["django.db.transaction"].atomic(using=self.given.alias)
         atomic.__enter__()
