@@ -577,6 +577,28 @@ async def test_a_hook_that_fails_after_the_commit_does_not_fail_the_job(
     assert business.rows == [job.id]
 
 
+async def test_a_hook_before_the_commit_writes_to_the_handlers_own_tables(
+    business: Business, postgres_url: str
+) -> None:
+    """The schema of the queue has tables of common names, such as event. They must not be found in their place."""
+    app, engine = Tenure(postgres_url), sqlalchemy.create_engine(sqlalchemy_url(business))
+    paths: list[str] = []
+
+    @app.task(retry=ONCE)
+    def charge() -> None:
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("SET LOCAL search_path TO audit, public"))
+            shown = sqlalchemy.text("SELECT current_setting('search_path')")
+            sqlalchemy.event.listen(session, "before_commit", lambda given: paths.append(given.scalar(shown)))
+            with current_job().transaction(session):
+                session.execute(sqlalchemy.text("SELECT 1"))
+
+    async with working(app):
+        await (await charge.enqueue()).result(timeout=30)
+    engine.dispose()
+    assert paths == ["audit, public"]
+
+
 async def test_a_sqlalchemy_driver_that_is_not_psycopg_is_refused(business: Business, postgres_url: str) -> None:
     app = Tenure(postgres_url)
 
