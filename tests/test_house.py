@@ -103,7 +103,7 @@ INNER_FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "tenure_testing.simulation": (
         "call_checks event_loop fault_log job_history record_checks violation workload",
-        "fairness_checks network rate_checks recovery_checks tick_checks",
+        "fairness_checks key_checks network rate_checks recovery_checks tick_checks",
         "accounts plan",
         "event_checks order_checks sweep_checks transition_checks",
         "change_checks run_checks",

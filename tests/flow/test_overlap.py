@@ -26,7 +26,7 @@ CONCURRENCY = 20
 class Remote(MemoryStorage):
     """Memory that takes its time, and sees what is under way."""
 
-    apart = True
+    remote = True
 
     def __init__(self, clock: SimClock) -> None:
         super().__init__(clock=clock)
@@ -103,7 +103,7 @@ def test_a_storage_that_does_not_work_apart_is_asked_once_at_a_time() -> None:
         @app.task
         async def task() -> None: ...
 
-        storage.apart = False
+        storage.remote = False
         jobs = await app.enqueue_many(task.call() for _ in range(100))
         await stage.start(app.worker(concurrency=CONCURRENCY))
         for job in jobs:

@@ -21,9 +21,13 @@ from tenure import (
     ThrottledError,
     UsageError,
 )
+from tenure.core.job import Owner
+from tenure.ops.move import Move
 from tenure.storage.connections import run_now
-from tenure.storage.protocol import Query
+from tenure.storage.protocol import ClaimRequest, Query
 from tests.flow.transactions import KINDS, Begin, Transaction, autocommitting
+
+OWNER = Owner("00000000000a11ce", "a test")
 
 ROUNDS = 500
 """Over all kinds of connections more than 10,000 transactions, of which nine in ten are rolled back."""
@@ -240,6 +244,74 @@ async def test_many_calls_are_absorbed_in_their_order(
 
         assert await jobs[-1].state() == "waiting"
         assert await ids(app) == [job.id for job in reversed(jobs)]
+
+
+@pytest.mark.postgres
+async def test_a_move_takes_calls_of_transactions_along(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path
+) -> None:
+    """More of them than one transaction makes jobs of, and those that are committed after the mark."""
+    app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
+
+    @app.task(queue="mail")
+    async def charge(order: int) -> None: ...
+
+    async with app, target:
+        early = await app.enqueue_many([charge.call(order) for order in range(600)], tx=connection)
+        await connection.commit()
+        report = await Move(app.storage, target.storage).run()
+        assert report.complete
+        assert set(await ids(target)) == {job.id for job in early}
+
+        late = await app.enqueue_many([charge.call(order) for order in range(300)], tx=connection)
+        await connection.commit()
+        await app.storage.exchange(OWNER, order=ClaimRequest(("mail",), 1))
+        [calls] = [one for one in await app.storage.examine() if one.subject == "calls"]
+        assert (calls.level, "tenure move" in calls.remedy) == ("error", True)
+        report = await Move(app.storage, target.storage).run()
+        assert [one.moved for one in report.queues] == [300]
+        assert set(await ids(target)) == {job.id for job in (*early, *late)}
+        assert not await ids(app)
+        [calls] = [one for one in await app.storage.examine() if one.subject == "calls"]
+        assert calls.level == "ok"
+
+
+@pytest.mark.postgres
+async def test_calls_that_came_after_a_move_become_jobs_when_the_jobs_come_back(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any], tmp_path: Path
+) -> None:
+    app, target = Tenure(postgres_url), Tenure(f"sqlite:///{tmp_path}/target.db")
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    async with app, target:
+        first = await charge.enqueue(1)
+        await Move(app.storage, target.storage).run()
+        second = await charge.options(tx=connection).enqueue(2)
+        await connection.commit()
+        await app.storage.exchange(OWNER, order=ClaimRequest(("default",), 1))
+        await Move(target.storage, app.storage).run()
+        assert set(await ids(app)) == {first.id, second.id}
+
+
+@pytest.mark.postgres
+async def test_one_transaction_makes_jobs_of_a_few_megabytes_of_calls(
+    postgres_url: str, connection: psycopg.AsyncConnection[Any]
+) -> None:
+    """All other processes wait for it, and it holds these calls in memory."""
+    app = Tenure(postgres_url)
+
+    @app.task
+    async def charge(order: str) -> None: ...
+
+    async with app:
+        await app.enqueue_many([charge.call("x" * 1_000_000) for _ in range(20)], tx=connection)
+        await connection.commit()
+        await app.storage.exchange(OWNER, order=ClaimRequest(("nothing",), 1))
+        schema = postgres_url.partition("schema=")[2]
+        found = await connection.execute(f"SELECT count(*) FROM {schema}.intake".encode())
+        assert await found.fetchall() == [(11,)]
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,7 +63,7 @@ async def test_a_sound_server_has_no_finding_but_ok(server: PostgresServer) -> N
 
     assert {finding.level for finding in found.values()} == {"ok"}, found
     assert found.keys() == {
-        *("postgres", "schema", "durability", "autovacuum", "dead rows", "snapshot", "connections", "role")
+        *("postgres", "schema", "durability", "autovacuum", "dead rows", "snapshot", "connections", "role", "calls")
     }
     assert "owns the tables" in found["role"].message
 

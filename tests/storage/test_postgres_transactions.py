@@ -577,6 +577,28 @@ async def test_a_hook_that_fails_after_the_commit_does_not_fail_the_job(
     assert business.rows == [job.id]
 
 
+async def test_a_hook_before_the_commit_writes_to_the_handlers_own_tables(
+    business: Business, postgres_url: str
+) -> None:
+    """The schema of the queue has tables of common names, such as event. They must not be found in their place."""
+    app, engine = Tenure(postgres_url), sqlalchemy.create_engine(sqlalchemy_url(business))
+    paths: list[str] = []
+
+    @app.task(retry=ONCE)
+    def charge() -> None:
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("SET LOCAL search_path TO audit, public"))
+            shown = sqlalchemy.text("SELECT current_setting('search_path')")
+            sqlalchemy.event.listen(session, "before_commit", lambda given: paths.append(given.scalar(shown)))
+            with current_job().transaction(session):
+                session.execute(sqlalchemy.text("SELECT 1"))
+
+    async with working(app):
+        await (await charge.enqueue()).result(timeout=30)
+    engine.dispose()
+    assert paths == ["audit, public"]
+
+
 async def test_a_sqlalchemy_driver_that_is_not_psycopg_is_refused(business: Business, postgres_url: str) -> None:
     app = Tenure(postgres_url)
 
@@ -592,6 +614,30 @@ async def test_a_sqlalchemy_driver_that_is_not_psycopg_is_refused(business: Busi
     async with working(app):
         assert await (await charge.enqueue()).result(timeout=30) == "refused"
     await engine.dispose()
+
+
+async def test_a_session_whose_commit_may_keep_the_gate_is_refused(business: Business, postgres_url: str) -> None:
+    """The end of the block must end the transaction: until then no other process can change a job."""
+    app, engine = Tenure(postgres_url), sqlalchemy.create_engine(sqlalchemy_url(business))
+
+    @app.task(retry=ONCE)
+    def charge(how: str) -> str | None:
+        with engine.connect() as outer, outer.begin() as begun:
+            bound = sqlalchemy.orm.Session(outer if how == "joined" else engine, twophase=how == "twophase")
+            with (
+                bound as session,
+                pytest.raises(UsageError, match=r"bind the session to an engine|two phases"),
+                current_job().transaction(session),
+            ):
+                session.execute(sqlalchemy.text(f'INSERT INTO "{business.schema}".charge VALUES (1)'))
+            begun.rollback()
+        return "refused"
+
+    async with working(app):
+        for how in ("joined", "twophase"):
+            assert await (await charge.enqueue(how)).result(timeout=30) == "refused"
+    engine.dispose()
+    assert business.rows == []
 
 
 @pytest.fixture
@@ -647,3 +693,23 @@ async def test_djangos_connection_completes_the_job(business: Business, postgres
                 await jobs[how].result(timeout=30)
     assert business.rows == [jobs["returns"].id]
     assert hooks == ["returns"]
+
+
+async def test_djangos_connection_without_autocommit_is_refused(
+    business: Business, postgres_url: str, django_alias: str
+) -> None:
+    app = Tenure(postgres_url)
+
+    @app.task(retry=ONCE)
+    def charge() -> str | None:
+        connection: Any = DATABASES[django_alias]
+        connection.set_autocommit(False)
+        try:
+            with pytest.raises(UsageError, match="autocommit is off"), current_job().transaction(connection):
+                pass
+        finally:
+            connection.close()
+        return "refused"
+
+    async with working(app):
+        assert await (await charge.enqueue()).result(timeout=30) == "refused"

@@ -10,7 +10,7 @@ one asks the target for the jobs of the latest batch, deletes these in the sourc
 even if they have run and were deleted there. The number refuses a mover that was overtaken by another one.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from random import SystemRandom
 
@@ -23,7 +23,7 @@ from tenure.core.move import MoveBatch, MoveMark, MoveReceipt
 from tenure.core.schedule import Schedule
 from tenure.errors import StorageError, UsageError
 from tenure.ids import owner_id
-from tenure.storage.moving import MoveTarget
+from tenure.storage.moving import HoldsCalls, MoveTarget
 from tenure.storage.protocol import (
     CancelJob,
     DeleteJob,
@@ -222,6 +222,7 @@ class Move:
                 # The next number refuses an earlier mover that still goes on.
                 closed = await self._source.receive(MoveBatch(mark.id, queue.queue, latest.number))
             await self._target.tune(Target("queue", queue.queue), Settings(moved=MoveMark()), by=BY)
+            await _readmit(self._target, queue.queue)
             self._on_step("reopened")
         for worker in survey.workers:
             await self._target.tune(Target("worker", worker.owner.id), Settings(moved=MoveMark()), by=BY)
@@ -264,6 +265,10 @@ class Move:
             await self._move_settings(survey, queue)
         moved = known = held = 0
         while True:
+            if isinstance(self._source, HoldsCalls):
+                # Calls may be merged into jobs, so the next number refuses jobs that an earlier mover still sends.
+                receipt = self._accepted(name, receipt, await taker.receive(MoveBatch(mark.id, name, receipt.number)))
+                await _readmit(self._source, name)
             active = await self._active(name)
             refs, some = await self._listed(name), 0
             known = held = 0
@@ -274,13 +279,8 @@ class Move:
                 held += len(details) - len(free)
                 for batch in _batches(free):
                     sent = {one.job.id for one in batch}
-                    before = receipt.number
-                    receipt = await taker.receive(MoveBatch(mark.id, name, before, tuple(batch)))
-                    if receipt.number != before + 1 or not sent.issuperset(receipt.taken):
-                        raise StorageError(
-                            f"another process moves the jobs of queue {name!r} at the same time; let it finish, or "
-                            "stop it and run the command again"
-                        )
+                    answer = await taker.receive(MoveBatch(mark.id, name, receipt.number, tuple(batch)))
+                    receipt = self._accepted(name, receipt, answer, sent)
                     self._on_step("received")
                     await self._delete(self._source, name, mark, receipt.taken)
                     self._on_step("deleted")
@@ -293,6 +293,17 @@ class Move:
         # Nothing is left to delete in the source.
         await taker.receive(MoveBatch(mark.id, name, receipt.number))
         return structs.replace(counted, active=active.jobs, moved=moved, held=held, known=known)
+
+    def _accepted(
+        self, queue: str, before: MoveReceipt, answer: MoveReceipt, sent: Set[str] = frozenset()
+    ) -> MoveReceipt:
+        """Return the answer to a batch, unless it shows that another mover was faster."""
+        if answer.number != before.number + 1 or not sent >= set(answer.taken):
+            raise StorageError(
+                f"another process moves the jobs of queue {queue!r} at the same time; let it finish, or stop it and "
+                "run the command again"
+            )
+        return answer
 
     async def _active(self, queue: str) -> _Active:
         found = _Active()
@@ -357,6 +368,13 @@ class Move:
             self._on_step("schedule_removed")
             moved += 1
         return moved, held
+
+
+async def _readmit(storage: Storage, queue: str) -> None:
+    """Make jobs of the calls that a queue keeps."""
+    if isinstance(storage, HoldsCalls):
+        while await storage.readmit(queue):
+            continue
 
 
 def _needs(job: JobRecord, active: _Active) -> bool:

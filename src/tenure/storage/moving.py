@@ -30,6 +30,18 @@ class MoveTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsCalls(Protocol):
+    """A storage that keeps calls of users' transactions which were committed after the jobs of their queue moved."""
+
+    async def readmit(self, queue: str) -> bool:
+        """Make jobs of some of the calls that a queue keeps, although its jobs are moved; False if it keeps none.
+
+        The jobs wait there. Such a call may be merged into a job of the queue, so no copy of a job may be on its way.
+        """
+        ...
+
+
 async def require_here(storage: Storage, queues: Sequence[str]) -> None:
     """Check that the jobs of these queues are not moved to another storage. A part that is out of reach passes.
 

@@ -673,8 +673,8 @@ class Storage(Protocol):
     shared: bool
     """True if other processes can use the same data."""
 
-    apart: bool
-    """True if the storage works concurrently with its callers: it pays to send a request before the last answer."""
+    remote: bool
+    """True if a server works concurrently with its callers: it pays to send a request before the last answer."""
 
     async def open(self) -> None:
         """Prepare for use. Idempotent.

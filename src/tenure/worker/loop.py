@@ -14,7 +14,7 @@
              an unexpected exception of the storage ──► one outcome at a time, claims nothing
 
 While the storage works on one call, the handlers of the other call run and their outcomes gather: both sides work. If
-the storage works in this process (`Storage.apart` is false), one call at a time carries everything. An outcome is in
+the storage works in this process (`Storage.remote` is false), one call at a time carries everything. An outcome is in
 one call at a time, and open calls count against the room. If two calls overlap, either answer about the jobs that are
 left may be out of date. So only a call alone decides that the queues are empty.
 
@@ -149,7 +149,7 @@ class ExchangeLoop:
         self._outcomes = outcomes
         self._queues = queues
         self._known = known
-        self._parallel_calls = 2 if deps.storage.apart and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
+        self._parallel_calls = 2 if deps.storage.remote and concurrency >= 2 * SECOND_CALL_MINIMUM else 1
         self.lanes = ClaimNumbers(self._parallel_calls)
         self._recycle_policy = recycle_policy
         self._recycling = asyncio.Event()

@@ -193,7 +193,7 @@ async def woken_by(storage: Storage, notices: Notifications, change: Callable[[]
 
 async def subscribed(storage: Storage, notices: Notifications) -> None:
     """Wait until a new subscription has begun. A remote one gives a hint then, which could be mistaken for a change."""
-    if storage.apart:
+    if storage.remote:
         async with asyncio.timeout(PATIENCE):
             await notices.__anext__()
         while await ready(notices, within=QUIET):

@@ -46,10 +46,23 @@ class FairnessChecks:
         """Return True if tenants share a queue, so that its jobs are ordered by virtual time."""
         return queue in self._queues
 
-    def claimed(self, leases: Sequence[Lease]) -> None:
+    def claimed(
+        self, leases: Sequence[Lease], before: Mapping[Ref, JobRecord], records: Mapping[Ref, JobRecord]
+    ) -> None:
         """Check that no tenant had too many turns, in the order in which the jobs were claimed."""
+        left = [
+            was
+            for ref, was in before.items()
+            if was.fair_key is not None and records.get(ref) is not was and _has_left(was, records.get(ref))
+        ]
         for lease in leases:
             job = lease.job
+            # The claim came to these jobs first, and parked or expired them.
+            self._left_out |= {
+                (was.queue, was.fair_key)
+                for was in left
+                if was.fair_key is not None and was.queue == job.queue and was.score <= job.score
+            }
             if job.fair_key is None or job.lifo:
                 continue
             lane = _lane(job)

@@ -11,14 +11,15 @@ class RunHistory:
 
     when it was claimed, was last renewed and last gave a sign of life (virtual seconds).
 
-    `signed`: the time that the storage must assume. `gave_sign`: when the handler gave the sign, however late its
-    renewal arrived.
+    `started`, `signed`: the times that the storage must assume. `gave_sign`: when the handler gave the sign, however
+    late its renewal arrived. `limits`: for each of its concurrency keys, the limit in force at its claim.
     """
 
     number: int
     fence: int
     owner: str
     claimed: float
+    started: float
     heard: float
     signed: float
     gave_sign: float
@@ -30,6 +31,11 @@ class RunHistory:
     """True if the holder has said that the run is exclusive."""
 
     holders: list[str] = field(default_factory=list[str])
+
+    place: int = 0
+    """Its place among all claims of the world."""
+
+    limits: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(eq=False)

@@ -253,7 +253,7 @@ class SimNet:
 
     url = "sim://"
     shared = False
-    apart = True
+    remote = True
 
     def __init__(self, server: SimServer) -> None:
         self.cut: Cut | None = None

@@ -57,7 +57,7 @@ class OrderChecks:
                 for ref, job in self._accounts.model.records.items()
             ):
                 self._in_order(answer.leases)
-            self._accounts.sharing.claimed(answer.leases)
+            self._accounts.sharing.claimed(answer.leases, before, self._accounts.model.records)
         if order is not None and len(answer.leases) < order.room and not answer.seen:
             self._none_left(order)
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from tenure.clock import SECOND
 from tenure.core.job import JobRecord, Ref
+from tenure.core.leadership import LATE
 from tenure.options import Timing
 from tenure_testing.simulation.call_checks import Require
 from tenure_testing.simulation.fault_log import EVERYWHERE, FaultLog
@@ -46,6 +48,8 @@ class RecoveryChecks:
         self._overruns = overruns
         self._died = died
         self._slack = slack
+        self._terms: dict[str, tuple[float, float]] = {}
+        """When each reaper last swept as the leader, and for how many seconds it led from then on."""
 
     def excused(self, job: JobRecord, run: RunHistory, reason: str, now: float, *, lost_by: str) -> None:
         """Check that a run was reclaimed for a valid cause, because live jobs must not run again.
@@ -86,26 +90,25 @@ class RecoveryChecks:
             f"{now - run.heard:.1f} s ago; troubles near: {[(t.kind, t.where, t.since, t.until) for t in near]}",
         )
 
+    def led(self, owner: str, now: float, term: int) -> None:
+        """Record that a reaper swept as the leader, and leads for `term` microseconds more."""
+        self._terms[owner] = now, term / SECOND
+
     def recovered(self, job: JobRecord, run: RunHistory, now: float) -> None:
         """Record that a lost run was settled, and check that this was in time."""
-        since, bound = run.heard, 0.0
-        grace = (self._timing.grace + 2 * self._timing.sweep).total_seconds()
+        out = _lease_end(job, run)
         match run.reason:
             case "process_died":
-                since, bound = self._died[run.owner], PROCESS_DEATH_BOUND
-            case "no_progress" if run.owner not in self._died:
-                since, bound = run.signed, (job.heartbeat_timeout or 0) / SECOND + grace
-            case "overrun" if self._blocked(run, now):
-                # Its worker renewed it beyond its limit, because another handler blocked the loop
-                # (worker/loop_lag.py).
-                since, bound = run.heard, job.stall.lease / SECOND + grace
-            case "overrun" if job.timeout is not None:
-                # The storage claimed the run before its worker learned of it and began to count.
-                since, bound = run.claimed + (job.timeout + job.stall.lease // 4) / SECOND, grace
-            case "lease_expired" | "no_progress":
-                bound = job.stall.lease / SECOND + grace
+                since = self._died[run.owner]
+            case "no_progress":
+                since = run.signed
+            case "overrun" if not run.exclusive:
+                since = out
+            case "overrun" | "lease_expired":
+                since = run.heard
             case _:
                 return
+        bound = PROCESS_DEATH_BOUND if run.reason == "process_died" else self._claimable_at(out, run) - since
         # For half a lease after time itself was in doubt, the grace is longer.
         doubt = job.stall.lease / 2 / SECOND + 2 * self._timing.sweep.total_seconds()
         # Processes that died or left long before no longer matter: another one leads, and their jobs are back.
@@ -123,7 +126,35 @@ class RecoveryChecks:
                 f"{job.ref}: recovered ({run.reason}) after {recovery.seconds:.3f} s, more than {recovery.bound:.3f} s",
             )
 
-    def _blocked(self, run: RunHistory, now: float) -> bool:
-        """Return True if the event loop of the run's first holder was blocked during the run."""
-        near = self._fault_log.between(run.claimed, now)
-        return any(fault.kind == "block" and fault.where in run.holders[:1] for fault in near)
+    def _claimable_at(self, out: float, run: RunHistory) -> float:
+        """Return when the job of a lost run can be claimed at the latest, if its lease is out at `out`.
+
+        A sweep notices that within `Timing.sweep`. After `Timing.grace`, a sweep within another `Timing.sweep` reclaims
+        the job. If the lost holder led the sweeps itself, one of these two sweeps may come later: when the term of its
+        last sweep is over, and a follower has asked again, which it does up to `LATE` seconds later (a quarter of
+        `Timing.sweep` if that is less).
+        """
+        sweep, grace = self._timing.sweep.total_seconds(), self._timing.grace.total_seconds()
+        suspected = out + sweep
+        led_at, term = self._terms.get(run.owner, (-inf, 0.0))
+        next_leader = led_at + term + min(LATE, sweep / 4)
+        if led_at < out:
+            suspected = max(suspected, next_leader)
+        reclaimed = suspected + grace + sweep
+        # From the end of the grace on, its own sweep would have reclaimed the job.
+        return max(reclaimed, next_leader) if led_at < suspected + grace else reclaimed
+
+
+def _lease_end(job: JobRecord, run: RunHistory) -> float:
+    """Return when the lease of a run is out that is not renewed any more.
+
+    The limits of a run bound its lease, but not the lease of an exclusive run, once its holder has renewed it: the
+    right must not pass to another run while the handler goes on (decision 014).
+    """
+    ends = [run.heard + job.stall.lease / SECOND]
+    if job.timeout is not None and not run.exclusive:
+        # The holder has a beat after the timeout to settle the run.
+        ends.append(run.started + (job.timeout + job.stall.lease // 4) / SECOND)
+    if job.heartbeat_timeout is not None and not run.exclusive:
+        ends.append(run.signed + job.heartbeat_timeout / SECOND)
+    return min(ends)

@@ -122,6 +122,8 @@ class RunChecks:
             story = self._accounts.story(renewal.ref) if holds else None
             if story is not None and story.run is not None:
                 story.run.heard, story.run.exclusive = now, story.run.exclusive or renewal.exclusive
+                if renewal.ran is not None:
+                    story.run.started = now - renewal.ran / SECOND
                 if renewal.sign and renewal.silent is None:
                     story.run.signed = now
                 elif renewal.silent is not None:
@@ -262,7 +264,9 @@ class RunChecks:
             self._accounts.announced += (job.ref, story.recovered) in self._accounts.stalled_runs
             story.recovered = 0
         story.starts += 1
-        story.run = RunHistory(job.starts, job.fence, owner.id, now, now, now, now, holders=[owner.id])
+        story.run = RunHistory(job.starts, job.fence, owner.id, now, now, now, now, now, holders=[owner.id])
+        story.run.place = self._accounts.runs
+        story.run.limits = {key.name: self._accounts.limits[job.queue, key.name] for key in job.keys}
         story.runs[job.fence] = story.run
         self._accounts.calls.claimed(job)
         self._accounts.pacing.started(

@@ -57,6 +57,8 @@ class SweepChecks:
             if job.state is State.ACTIVE:
                 self._suspected(bid, was, job, now)
         if answer.retry_in is None:
+            if bid.term is not None:
+                self._accounts.recovery_checks.led(bid.owner.id, self._accounts.clock.uptime(), bid.term)
             self._accounts.calls.swept(now)
             self._accounts.pacing.swept(now)
             self._accounts.ticking.swept(answer.due, now)

@@ -39,6 +39,7 @@ from tenure_testing.simulation.environment import WorldEnvironment
 from tenure_testing.simulation.event_loop import Node, SimLoop, simulate
 from tenure_testing.simulation.fault_log import EVERYWHERE
 from tenure_testing.simulation.faults import FaultInjector
+from tenure_testing.simulation.key_checks import overfull
 from tenure_testing.simulation.network import LONGEST_DELAY, SimNet
 from tenure_testing.simulation.node import SimulatedNode
 from tenure_testing.simulation.plan import WorldPlan
@@ -232,9 +233,8 @@ class World:
     async def _rest(self, troubles: FaultInjector, clients: "Sequence[asyncio.Task[None]]") -> None:
         """Wait until every job is over, and check that no job changes after that."""
         environment, time = self.environment, self.environment.loop.time
-        if self.plan.rates.late:
-            # An operator's request that was sent before the faults ended may still be on its way.
-            await asyncio.sleep(LONGEST_DELAY)
+        # An operator's request that was sent before the faults ended may still be on its way.
+        await asyncio.sleep(LONGEST_DELAY if self.plan.rates.late else self.plan.rates.delay)
         await troubles.speak()
         bound = self.plan.bound(max(self.plan.jobs, len(environment.model.records)))
         deadline = time() + bound
@@ -284,7 +284,7 @@ class World:
             for first, second in pairwise(entries):
                 if first.ended > second.began and not self._may_overlap(first, second):
                     raise Violation(f"I5: {first} and {second} overlap, and nothing was wrong")
-        self._check_rights()
+        self._check_keys()
         began = {(entry.ref, entry.fence) for entry in self.environment.journal.entries}
         for item in self.environment.accounts.counted:
             if item not in began:
@@ -297,27 +297,19 @@ class World:
             if story is None or (ref not in self.environment.model.records and not story.deleted):
                 raise Violation(f"I8: {ref} was acknowledged and is lost")
 
-    def _check_rights(self) -> None:
+    def _check_keys(self) -> None:
         """Check that no key had more handlers at work at one time than its limit allows."""
-        by_key: dict[tuple[str, str], list[Any]] = {}
-        limits = dict[tuple[str, str], int]()
-        for entry in self.environment.journal.entries:
-            job = self.environment.model.records.get(entry.ref)
-            for key in () if job is None else job.keys:
-                name = (entry.ref.queue, key.name)
-                by_key.setdefault(name, []).append(entry)
-                # The latest limit holds, so the highest limit is never exceeded.
-                limits[name] = max(limits.get(name, 0), key.limit)
-        for name, entries in by_key.items():
-            for second in entries:
-                others = [first for first in entries if first.began <= second.began < first.ended]
-                troubled = any(
-                    step.where in (first.owner, EVERYWHERE)
-                    for first in others
-                    for step in self.environment.fault_log.between(first.began, second.began)
-                )
-                if len(others) > limits[name] and not troubled:
-                    raise Violation(f"I6: {len(others)} handlers of the key {name} were at work at once: {others}")
+        entries = self.environment.journal.entries
+        stories, faults = self.environment.accounts.stories, self.environment.fault_log
+        for key, at_work in overfull((entry, stories[entry.ref].runs[entry.fence]) for entry in entries):
+            latest = max(entry.began for entry in at_work)
+            troubled = any(
+                fault.where in (entry.owner, EVERYWHERE)
+                for entry in at_work
+                for fault in faults.between(entry.began, latest)
+            )
+            if not troubled:
+                raise Violation(f"I6: {len(at_work)} handlers of the key {key} were at work at once: {at_work}")
 
     def _troubled(self, first: Any, second: Any) -> bool:
         near = self.environment.fault_log.between(first.began - 60, second.began)

@@ -42,7 +42,7 @@ class MemoryStorage:
 
     url = "memory://"
     shared = False
-    apart = False
+    remote = False
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.model = Model(clock or SystemClock())

@@ -203,6 +203,16 @@ class SQLAlchemySession(HandlerConnection):
 
     def begin(self) -> None:
         """See `HandlerConnection.begin`."""
+        session = self.given.sync_session if self._calls.asynchronous else self.given
+        if isinstance(session.get_bind(), sys.modules["sqlalchemy"].Connection):
+            # The commit of such a session may leave the transaction of its connection open, and the gate taken.
+            raise UsageError(
+                "transaction(session): the session is bound to a connection, and may be a part of its transaction; "
+                "bind the session to an engine"
+            )
+        if session.twophase:
+            # If this process died between the two phases, the prepared transaction would keep the gate.
+            raise UsageError("transaction(session): the session commits in two phases; make it without twophase=True")
         connection = self._calls.result(self.given.connection())
         pooled = (
             self._calls.result(connection.get_raw_connection()) if self._calls.asynchronous else (connection.connection)
@@ -231,6 +241,12 @@ class DjangoConnection(HandlerConnection):
         """See `HandlerConnection.begin`."""
         if self.given.in_atomic_block:
             raise UsageError("transaction(connection): the connection is in an atomic block; leave it first")
+        if not self.given.get_autocommit():
+            # There atomic() only makes a savepoint, and its end commits nothing.
+            raise UsageError(
+                "transaction(connection): Django's autocommit is off for this connection, so the block could not "
+                "commit; set AUTOCOMMIT to True"
+            )
         atomic = sys.modules["django.db.transaction"].atomic(using=self.given.alias)
         atomic.__enter__()
         self._atomic = atomic

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tenure.errors import StorageMovedError
 from tenure.storage.postgres import grants
 from tenure.storage.postgres.compatibility import read_state
 from tenure.storage.postgres.migration_files import SCHEMA
@@ -50,6 +51,7 @@ def examine(tx: Transaction, schema: str, *, deep: bool) -> list[Finding]:
         *_snapshots(tx),
         _connections(tx),
         _role(tx, schema),
+        _calls(tx, schema),
     ]
     return [*found, counters(tx)] if deep else found
 
@@ -193,6 +195,18 @@ def _connections(tx: Transaction) -> Finding:
         "connections",
         f"{text}: soon a process gets none",
         "raise max_connections (or the limit of the role or the database), or put PgBouncer before the server",
+    )
+
+
+def _calls(tx: Transaction, schema: str) -> Finding:
+    count, why = tx.all("health.refused")[0]
+    if not count:
+        return Finding("ok", "calls", "no call of a user's transaction was refused")
+    remedy = f"correct the cause, and then set the column refused to NULL in these rows of {schema}.intake"
+    if str(why).startswith(StorageMovedError.__name__):
+        remedy = "run the same `tenure move` again; it moves them, too"
+    return Finding(
+        "error", "calls", f"no job could be made of {count:,} committed calls of users' transactions: {why}", remedy
     )
 
 

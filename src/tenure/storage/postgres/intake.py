@@ -6,31 +6,34 @@ See docs/decisions/035-calls-in-users-transactions.md.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from tenure.core.deduplication import GATHERED_LIMIT
 from tenure.core.events import JobThrottled
 from tenure.core.job import NewJob, Ref
 from tenure.core.text import storable
-from tenure.errors import UsageError
+from tenure.errors import StorageMovedError, UsageError
 from tenure.storage.connections import TxConnection, sqlstate
 from tenure.storage.postgres.address import PostgresAddress
 from tenure.storage.postgres.statements import STATEMENTS
 from tenure.storage.protocol import EnqueueResult
 from tenure.storage.sql import exchange
+from tenure.storage.sql.columns import Row
 from tenure.storage.sql.lists import json_rows
 from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
 
 LIMIT = 250
-"""How many calls one transaction makes jobs of."""
+BYTES = 8 << 20
+"""How many calls one transaction makes jobs of, and after how many bytes it takes no more: all others wait for it."""
 
 ANSWER_KEPT = 86_400_000_000
 """How long the id of a call that became no job leads to the job that exists, in microseconds."""
+
+Enqueue = Callable[[Transaction, Sequence[Sequence[NewJob]]], list[list[EnqueueResult]]]
 
 _MISSING = {"3F000", "42P01"}
 _PRIVILEGE = "42501"
@@ -68,16 +71,29 @@ async def insert(
 def absorb(tx: Transaction) -> None:
     """Make jobs of calls that users' transactions have committed, in the order of their inserts, at most `LIMIT`.
 
-    A call of which no job can be made stays in the table, with the reason; it does not keep back the others.
+    A call of which no job can be made stays in the table, with the reason; it does not keep back the others. So does a
+    call for a queue whose jobs were moved, until `readmit`.
     """
-    rows = [(seq, at, bytes(job)) for seq, at, job in tx.all("intake.waiting", {"limit": LIMIT})]
+    _store_all(tx, tx.all("intake.waiting", {"limit": LIMIT, "bytes": BYTES}), exchange.enqueue_all)
+
+
+def readmit(tx: Transaction, queue: str) -> bool:
+    """Make jobs of committed calls for a queue, also if its jobs were moved; return False if there are none (left)."""
+    values = {"queue": queue, "moved": StorageMovedError.__name__, "limit": LIMIT, "bytes": BYTES}
+    rows = tx.all("intake.held", values)
+    _store_all(tx, rows, exchange.enqueue_moved)
+    return bool(rows)
+
+
+def _store_all(tx: Transaction, found: Sequence[Row], enqueue: Enqueue) -> None:
+    rows = [(seq, at, bytes(job)) for seq, at, job in found]
     if not rows:
         return
-    _, failed = tx.savepoint(lambda: _store(tx, rows), None)
+    _, failed = tx.savepoint(lambda: _store(tx, rows, enqueue), None)
     if failed is not None:
         for row in rows:
             one = [row]
-            _, why = tx.savepoint(lambda one=one: _store(tx, one), None)  # type: ignore[misc]
+            _, why = tx.savepoint(lambda one=one: _store(tx, one, enqueue), None)  # type: ignore[misc]
             if why is not None:
                 tx.run("intake.refuse", {"seq": row[0], "why": storable(why)})
     tx.run("intake.forget_answers", {"now": tx.now})
@@ -89,26 +105,12 @@ def answered(tx: Transaction, call: Ref) -> Ref | None:
     return None if row is None else Ref(call.queue, row[0])
 
 
-def _store(tx: Transaction, rows: Sequence[tuple[int, int, bytes]]) -> None:
+def _store(tx: Transaction, rows: Sequence[tuple[int, int, bytes]], enqueue: Enqueue) -> None:
     jobs = [_aged(msgspec.msgpack.decode(job, type=NewJob), at, tx.now) for _, at, job in rows]
-    for batch in _batches(jobs):
-        [results] = exchange.enqueue_all(tx, [batch])
-        for job, result in zip(batch, results, strict=True):
-            _answer(tx, job, result)
+    [results] = enqueue(tx, [jobs])
+    for job, result in zip(jobs, results, strict=True):
+        _answer(tx, job, result)
     tx.run("intake.delete", {"seqs": json_rows([seq for seq, _, _ in rows])})
-
-
-def _batches(jobs: list[NewJob]) -> list[list[NewJob]]:
-    """Divide jobs so that no batch has more bytes than one statement takes."""
-    batches: list[list[NewJob]] = []
-    size = 0
-    for job in jobs:
-        if not batches or size + len(job.payload) > GATHERED_LIMIT:
-            batches.append([])
-            size = 0
-        batches[-1].append(job)
-        size += len(job.payload)
-    return batches
 
 
 def _aged(job: NewJob, at: int, now: int) -> NewJob:

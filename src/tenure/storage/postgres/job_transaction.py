@@ -108,6 +108,8 @@ class PostgresJobTransaction:
                 tx = PostgresTransaction(connection.cursor(binary=True), repairs=True)
                 tx.now = self._clock.now() if self._own_time else self._now
                 verdict = completion.complete(tx, beat, settlement)
+                if verdict == "done" and not self._handler.own:
+                    tx.run("session.give_back")
             if verdict != "done":
                 return verdict
             self.commit()

@@ -62,7 +62,7 @@ class PostgresStorage:
     """Keeps jobs in one schema of a database, for any number of processes. It opens itself at the first verb."""
 
     shared = True
-    apart = True
+    remote = True
 
     def __init__(self, address: PostgresAddress, *, clock: Clock | None = None, auto_migrate: bool = True) -> None:
         """`clock`: decides the instants in place of the server's clock; for tests.
@@ -169,6 +169,11 @@ class PostgresStorage:
         # Each transaction behind the gate does it.
         await self.flow.submit(_no_op)
 
+    async def readmit(self, queue: str) -> bool:
+        """See `HoldsCalls.readmit`."""
+        await self._require_open()
+        return await self.care.submit(lambda tx: intake.readmit(tx, queue))
+
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:
@@ -262,6 +267,8 @@ class PostgresStorage:
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""
         await self._require_open()
+        if await self._reading.read(_calls_wait):
+            await self.absorb()
         return await self._reading.read(lambda tx: reading.survey(tx, queues))
 
     async def events(

@@ -49,7 +49,7 @@ class RedisStorage:
     """Keeps jobs in Redis or Valkey, shared by processes on any number of machines. The first verb opens it."""
 
     shared = True
-    apart = True
+    remote = True
 
     def __init__(self, address: RedisAddress, *, clock: Clock | None = None) -> None:
         self.url = address.shown

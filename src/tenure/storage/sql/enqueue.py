@@ -16,7 +16,7 @@ from tenure.storage.protocol import CALLS_KEPT, EnqueueResult, job_topic, queue_
 from tenure.storage.sql import concurrency_keys, fair_queue, rows
 from tenure.storage.sql.columns import UndecodableText
 from tenure.storage.sql.lists import ByteSlices, json_list
-from tenure.storage.sql.settings import records_event, require_here
+from tenure.storage.sql.settings import records_event
 from tenure.storage.sql.transaction import Transaction
 from tenure.storage.sql.transitions import delete, expire, find_job, is_past_lifetime, job_at, merged_into, record_move
 
@@ -32,8 +32,6 @@ def store_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[E
 
     All calls have the same instant, so jobs of several calls are ordered by their ids, which are generated in order.
     """
-    for queue in dict.fromkeys(new.queue for call in calls for new in call):
-        require_here(tx, queue)
     jobs = [(offset, new) for call in calls for offset, new in enumerate(call)]
     results: list[EnqueueResult] = []
     while (done := len(results)) < len(jobs):

@@ -16,6 +16,7 @@ from tenure.storage.protocol import (
 from tenure.storage.sql import claim_numbers, concurrency_keys, enqueue, rates
 from tenure.storage.sql.claim import Claim, promote
 from tenure.storage.sql.ready_queues import ReadyQueues
+from tenure.storage.sql.settings import require_here
 from tenure.storage.sql.settle import settle
 from tenure.storage.sql.transaction import Transaction
 
@@ -24,7 +25,18 @@ QUEUES_READ = 16
 
 
 def enqueue_all(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
-    """Store each new job of several calls once."""
+    """Store each new job of several calls once.
+
+    Raises:
+        StorageMovedError: the jobs of one of the queues are moved to another storage.
+    """
+    for queue in dict.fromkeys(new.queue for call in calls for new in call):
+        require_here(tx, queue)
+    return enqueue_moved(tx, calls)
+
+
+def enqueue_moved(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[list[EnqueueResult]]:
+    """Store each new job of several calls once, also in queues whose jobs are moved: it waits there to be moved."""
     results = enqueue.store_all(tx, calls)
     concurrency_keys.release_freed(tx)
     return results

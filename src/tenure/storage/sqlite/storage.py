@@ -57,7 +57,7 @@ class SQLiteStorage:
     """Keeps jobs in one SQLite file, for all processes of one machine. It opens itself at the first verb."""
 
     shared = True
-    apart = False
+    remote = False
 
     def __init__(
         self,

@@ -67,6 +67,12 @@ SELECT (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL),
          WHERE died = 0
            AND seen_at > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - :lasting::bigint);
 
+-- name: refused
+-- Returns how many calls of users' transactions no job could be made of, and why, as the first of them says.
+SELECT count(*), (SELECT refused FROM intake WHERE refused IS NOT NULL ORDER BY seq LIMIT 1)
+  FROM intake
+ WHERE refused IS NOT NULL;
+
 -- name: grants
 -- Returns for each listed privilege its table or sequence, its kind, and whether this role has it, if only on a column.
 -- `privileges`: a JSON list of pairs.

@@ -16,11 +16,25 @@ RETURNING seq;
 SELECT value FROM meta WHERE key = 'identity';
 
 -- name: waiting
+-- Returns the oldest calls that wait, at most `limit`, and none after the first `bytes`.
 SELECT seq, at, job
-  FROM intake
- WHERE refused IS NULL
- ORDER BY seq
- LIMIT :limit;
+  FROM (SELECT seq, at, job, sum(octet_length(job)) OVER (ORDER BY seq) - octet_length(job) AS before
+          FROM (SELECT seq, at, job FROM intake WHERE refused IS NULL ORDER BY seq LIMIT :limit) AS oldest) AS summed
+ WHERE before < :bytes
+ ORDER BY seq;
+
+-- name: held
+-- As `waiting`, of one queue, with the calls that were refused because the queue's jobs were moved.
+SELECT seq, at, job
+  FROM (SELECT seq, at, job, sum(octet_length(job)) OVER (ORDER BY seq) - octet_length(job) AS before
+          FROM (SELECT seq, at, job
+                  FROM intake
+                 WHERE queue = :queue
+                   AND (refused IS NULL OR starts_with(refused, :moved))
+                 ORDER BY seq
+                 LIMIT :limit) AS oldest) AS summed
+ WHERE before < :bytes
+ ORDER BY seq;
 
 -- name: delete
 DELETE FROM intake WHERE seq IN (SELECT value::bigint FROM json_array_elements_text(:seqs::json));

@@ -39,7 +39,8 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
 -- Prepares a handler's transaction for the completion of its job. The handler's deferred constraints are checked first:
 -- they may wait for other transactions, and a transaction that has the gate must not. Then as in `write`.
 SET CONSTRAINTS ALL IMMEDIATE;
-SELECT set_config('search_path', :schema, TRUE),
+SELECT set_config('tenure.search_path', current_setting('search_path'), TRUE),
+       set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
        set_config('jit', 'off', TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
@@ -59,6 +60,10 @@ SELECT set_config('tenure.identity', value, TRUE) FROM meta WHERE key = 'identit
 SELECT set_config('search_path', current_setting('tenure.search_path'), TRUE),
        current_setting('tenure.identity', TRUE),
        current_setting('transaction_isolation');
+
+-- name: give_back
+-- Sets the handler's search path again after `complete`: its library may run hooks at the commit.
+SELECT set_config('search_path', current_setting('tenure.search_path'), TRUE);
 
 -- name: read_committed
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
