@@ -1,11 +1,15 @@
 """`tenure relay` enqueues the calls of an outbox; `migrate` creates its table, and `doctor` examines it."""
 
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import tenure
 from tests.cli.terminal import Terminal
 from tests.servers import until
 
@@ -34,21 +38,25 @@ def shop(there: Terminal) -> Terminal:
     return there
 
 
-def bought(place: Path) -> str:
-    """Commit a call; return its id."""
-    import shop  # type: ignore[import-not-found,unused-ignore]  # the module of this test
-
-    assert Path(str(shop.__file__)).parent == place
-    return str(shop.buy())
+def bought(shop: Terminal) -> str:
+    """Commit a call in a process of its own; return its id."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import shop; print(shop.buy())"],
+        cwd=shop.place,
+        env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     "args", [("shop:app",), ("--app", "shop:app"), ("--outbox", "sqlite:///shop.db")], ids=" ".join
 )
-def test_it_relays_until_a_signal(shop: Terminal, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]) -> None:
-    monkeypatch.syspath_prepend(shop.place)
-    job = bought(shop.place)
+def test_it_relays_until_a_signal(shop: Terminal, args: tuple[str, ...]) -> None:
+    job = bought(shop)
     assert shop.run("jobs", "list", "--app", "shop:app").exit_code == 2
     with shop.start("relay", *args, "--http", "127.0.0.1:0") as process:
         assert process.stderr is not None
@@ -72,7 +80,7 @@ def test_it_needs_an_outbox(shop: Terminal) -> None:
     assert "names no PostgreSQL" in shop.refused("relay", "--outbox", "redis://localhost")
 
 
-def test_migrate_creates_the_table_or_prints_it(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate_creates_the_table_or_prints_it(shop: Terminal) -> None:
     absent = shop.read("doctor", "shop:app", code=1)
     made = shop.run("migrate", "up", "--app", "shop:app")
     again = shop.read("migrate", "up", "--app", "shop:app")
@@ -89,14 +97,12 @@ def test_migrate_creates_the_table_or_prints_it(shop: Terminal, monkeypatch: pyt
         tables = [one.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() for one in (other, migrated)]
         assert tables[0] == tables[1]
         assert len(other.execute("SELECT * FROM tenure_outbox").fetchall()) == 1
-    monkeypatch.syspath_prepend(shop.place)
-    bought(shop.place)
+    assert bought(shop)
 
 
-def test_doctor_reports_calls_that_no_relay_takes(shop: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(shop.place)
+def test_doctor_reports_calls_that_no_relay_takes(shop: Terminal) -> None:
     shop.run("migrate", "up", "--app", "shop:app")
-    bought(shop.place)
+    bought(shop)
     assert outbox_of(shop, code=0) == ["1 call wait, none for long"]
     with sqlite3.connect("shop.db") as connection:
         connection.execute("UPDATE tenure_outbox SET at = at - 60000000 WHERE answer IS NULL")
