@@ -4,12 +4,9 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from tenure.errors import StorageUnavailableError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Usage:
@@ -34,9 +31,11 @@ class Usage:
         self.lock.release()
 
 
-def _guarded(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+def _guarded(method: Callable[..., Any]) -> Any:
+    """Return a method that has the connection for itself while it runs."""
+
     @wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self.usage:
             return method(self, *args, **kwargs)
 
