@@ -588,8 +588,11 @@ async def test_a_hook_before_the_commit_writes_to_the_handlers_own_tables(
     def charge() -> None:
         with sqlalchemy.orm.Session(engine) as session:
             session.execute(sqlalchemy.text("SET LOCAL search_path TO audit, public"))
-            shown = sqlalchemy.text("SELECT current_setting('search_path')")
-            sqlalchemy.event.listen(session, "before_commit", lambda given: paths.append(given.scalar(shown)))
+
+            def note(given: sqlalchemy.orm.Session) -> None:
+                paths.append(given.scalar(sqlalchemy.text("SELECT current_setting('search_path')")))
+
+            sqlalchemy.event.listen(session, "before_commit", note)
             with current_job().transaction(session):
                 session.execute(sqlalchemy.text("SELECT 1"))
 

@@ -492,6 +492,37 @@ async def test_a_timeout_in_the_block_rolls_back(place: Place) -> None:
     assert place.rows == [(job.id, 2)]
 
 
+async def test_a_thread_that_hangs_in_the_block_is_rolled_back(place: Place) -> None:
+    """A thread cannot be stopped. On SQLite its transaction would keep all others from writing."""
+    app, go_on, failed = Tenure(place.url), threading.Event(), list[Exception]()
+
+    @app.task(retry=SOON, timeout="1s")
+    def charge() -> None:
+        with current_job().transaction() as tx:
+            write_plainly(place, tx)
+            if current_job().run == 1:
+                go_on.wait(90)
+                try:
+                    write_plainly(place, tx)
+                except Exception as error:
+                    failed.append(error)
+                    raise
+
+    try:
+        async with working(app):
+            job = await charge.enqueue()
+            await job.result(timeout=60)
+            record = await record_of(job)
+            assert (record.starts, record.failures) == (2, 1)
+            assert place.rows == [(job.id, 2)]
+            go_on.set()
+            await asyncio.sleep(0.5)
+            assert place.rows == [(job.id, 2)]
+            assert bool(failed) == (place.kind == "sqlite")
+    finally:
+        go_on.set()
+
+
 async def test_a_stop_of_the_worker_in_the_block_rolls_back(place: Place) -> None:
     app = Tenure(place.url)
     entered = asyncio.Event()

@@ -902,6 +902,13 @@ class StorageTransaction(Protocol):
         """Make the call that waits fail, if that is possible. Any thread may call this."""
         ...
 
+    def abandon(self) -> None:
+        """Roll back if others wait for this transaction, because its handler does not end. Any thread may call this.
+
+        The handler writes nothing more. A completion that has begun goes on.
+        """
+        ...
+
 
 @runtime_checkable
 class SupportsTransactions(Protocol):

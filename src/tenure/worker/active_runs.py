@@ -164,6 +164,8 @@ class ActiveRun:
     """True if its isolated process was suspended by a signal. Then the lease is not renewed."""
     in_transaction: bool = False
     """True while the handler is in a transaction that would complete its job."""
+    roll_back: Callable[[], None] | None = None
+    """Rolls back that transaction, although the handler goes on. Safe from any thread."""
     settling: bool = False
     """True from the moment when such a transaction settles the run. Then a lease that seems lost does not stop it."""
     settled: bool = False
@@ -209,6 +211,11 @@ class ActiveRun:
         if self.task is None or (self.in_thread and not self.stops_for("lost", "unreachable", *SILENT)):
             return False
         return self.task.cancel()
+
+    def end_transaction(self) -> None:
+        """End the transaction of a handler that is abandoned: it may hang for ever, and keep others from writing."""
+        if self.roll_back is not None:
+            self.roll_back()
 
     @property
     def goes_on(self) -> bool:

@@ -530,6 +530,7 @@ class Executor:
         self._logger.error("job %s (%s): the handler ignores its cancellation; abandoning it", job.id, job.task)
         run.abandoned = True
         self._abandoned.add_task(run.task)
+        run.end_transaction()
         if run.exclusive and run.stop != "lost" and not run.settled:
             self._keep_right(run, outcome)
             self._will_not_end(run)

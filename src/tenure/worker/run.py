@@ -376,6 +376,7 @@ class Runner:
             run.in_thread = thread.busy
             if thread.busy:
                 self._abandoned.add_thread(thread)
+                run.end_transaction()
 
     async def _call_in_thread(self, called: Callable[[], Any], run: ActiveRun) -> Any:
         """Call a plain function that has no injected values."""
@@ -385,6 +386,7 @@ class Runner:
         finally:
             if thread.busy:
                 self._abandoned.add_thread(thread)
+                run.end_transaction()
             thread.close()
 
     def _close_later(self, run: ActiveRun, closing: Coroutine[Any, Any, None]) -> None:

@@ -98,6 +98,7 @@ class RunTransaction:
     def begin(self) -> None:
         """See `TransactionSteps.begin`."""
         self._run.in_transaction = self._waits = True
+        self._run.roll_back = self._transaction.abandon
         self._transaction.begin()
         self._waits = False
 
@@ -148,6 +149,7 @@ class RunTransaction:
     def close(self) -> None:
         """See `TransactionSteps.close`."""
         self._waits = self._run.in_transaction = False
+        self._run.roll_back = None
         self._transaction.close()
 
     async def from_loop(self, step: Callable[[], None]) -> None:

@@ -133,6 +133,9 @@ class PostgresJobTransaction:
         """See `StorageTransaction.interrupt`."""
         self._calls.interrupt()
 
+    def abandon(self) -> None:
+        """See `StorageTransaction.abandon`. No other job waits for a handler, so there is nothing to do."""
+
     def commit(self) -> None:
         """Commit; if the answer is lost, ask the server whether it took place."""
         driver, self._open = self._handler.driver, False

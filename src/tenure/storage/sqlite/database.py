@@ -5,13 +5,14 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
 from tenure.clock import Clock, SystemClock
 from tenure.errors import SchemaMismatchError, StorageError, TenureError
 from tenure.storage.script_files import script
 from tenure.storage.sqlite import errors, filesystem_check
 from tenure.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.shared_connection import SharedConnection
 from tenure.storage.sqlite.statements import STATEMENTS
 
 Durability = Literal["full", "fast"]
@@ -68,9 +69,9 @@ class Database:
         _run(connection, "busy_timeout", "temp_in_memory", "cache", "no_checkpoint", "read_only")
         return connection
 
-    def handler(self) -> sqlite3.Connection:
+    def handler(self) -> SharedConnection:
         """Return a connection for a handler's transaction. The caller has the writers' lock."""
-        connection = self._connect("rw")
+        connection = self._connect("rw", SharedConnection)
         _run(connection, "busy_timeout", "no_checkpoint", "wal_limit", self.durability)
         if sys.platform == "darwin":
             _run(connection, "fullfsync")
@@ -131,7 +132,13 @@ class Database:
             raise
         return connection
 
-    def _connect(self, mode: str) -> sqlite3.Connection:
+    @overload
+    def _connect(self, mode: str) -> sqlite3.Connection: ...
+
+    @overload
+    def _connect(self, mode: str, factory: type[SharedConnection]) -> SharedConnection: ...
+
+    def _connect(self, mode: str, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
         return sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
             uri=True,
@@ -139,6 +146,7 @@ class Database:
             cached_statements=_STATEMENTS,
             # One thread at a time uses a connection, but the thread that forks closes it before the fork.
             check_same_thread=False,
+            factory=factory,
         )
 
 

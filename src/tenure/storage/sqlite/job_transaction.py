@@ -6,15 +6,19 @@ from typing import Any
 
 from tenure.clock import Clock
 from tenure.core.settlement import Settlement
-from tenure.errors import UsageError
+from tenure.errors import StorageUnavailableError, UsageError
 from tenure.storage.protocol import RenewRequest, SettleVerdict
 from tenure.storage.sql import completion
 from tenure.storage.sql.writer import CALL_TIMEOUT, Writer
 from tenure.storage.sqlite import errors
 from tenure.storage.sqlite.database import Database
 from tenure.storage.sqlite.locks import Locks
+from tenure.storage.sqlite.shared_connection import SharedConnection
 from tenure.storage.sqlite.statements import STATEMENTS
 from tenure.storage.sqlite.transaction import SQLiteTransaction
+
+_INTERRUPTED = 0.2
+"""How many seconds a statement of a handler gets to end after its interruption."""
 
 
 def _no_end(action: int, *_: object) -> int:
@@ -28,7 +32,8 @@ class SQLiteJobTransaction:
     def __init__(self, database: Database, clock: Clock, writer: Writer) -> None:
         self._database, self._clock, self._writer = database, clock, writer
         self._held = ExitStack()
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SharedConnection | None = None
+        self._abandoned = False
 
     @property
     def connection(self) -> Any:
@@ -49,23 +54,31 @@ class SQLiteJobTransaction:
             self._held.callback(locks.close)
             self._held.enter_context(locks.writing())
             self._connection = connection = self._database.handler()
-            self._held.callback(connection.close)
-            self._write(connection)
-            connection.set_authorizer(_no_end)
+            with connection.usage:
+                self._write(connection)
+                connection.set_authorizer(_no_end)
+            if self._abandoned:
+                raise StorageUnavailableError("the transaction did not begin, because its run was stopped meanwhile")
         except (sqlite3.Error, OSError) as error:
             raise errors.translate_error(error, self._database.path) from error
 
     def prepare(self) -> None:
         """See `StorageTransaction.prepare`. There is nothing to do: the writers' lock was taken at the begin."""
-        if not self._begun.in_transaction:
-            raise UsageError(
-                "the transaction was ended inside its block, by a statement that failed and rolled all back; let the "
-                "exception leave the block"
-            )
+        with self._begun.usage:
+            if not self._begun.in_transaction:
+                raise UsageError(
+                    "the transaction was ended inside its block, by a statement that failed and rolled all back; let "
+                    "the exception leave the block"
+                )
 
     def complete(self, beat: RenewRequest, settlement: Settlement) -> SettleVerdict:
         """See `StorageTransaction.complete`."""
         connection = self._begun
+        with connection.usage:
+            connection.usage.completing = True
+            return self._complete(connection, beat, settlement)
+
+    def _complete(self, connection: SharedConnection, beat: RenewRequest, settlement: Settlement) -> SettleVerdict:
         try:
             connection.set_authorizer(None)
             # The handler may have chosen its own.
@@ -84,18 +97,40 @@ class SQLiteJobTransaction:
     def close(self) -> None:
         """See `StorageTransaction.close`."""
         connection = self._connection
-        with suppress(sqlite3.Error):
-            if connection is not None and connection.in_transaction:
-                connection.set_authorizer(None)
-                connection.execute(STATEMENTS["session.rollback"])
-        with suppress(sqlite3.Error, OSError):
-            self._held.close()
+        if connection is None:
+            self._release()
+            return
+        with connection.usage.lock:
+            # This rolls back.
+            connection.usage.ended = True
+            with suppress(sqlite3.Error):
+                connection.close()
+            self._release()
 
     def interrupt(self) -> None:
         """See `StorageTransaction.interrupt`. SQLite itself limits the waits."""
 
+    def abandon(self) -> None:
+        """See `StorageTransaction.abandon`."""
+        self._abandoned = True
+        connection = self._connection
+        # While the job is completed, the lock is held until the end.
+        if connection is None or connection.usage.completing:
+            return
+        with suppress(sqlite3.Error):
+            connection.interrupt()
+        if connection.usage.lock.acquire(timeout=_INTERRUPTED):
+            try:
+                self.close()
+            finally:
+                connection.usage.lock.release()
+
+    def _release(self) -> None:
+        with suppress(sqlite3.Error, OSError):
+            self._held.close()
+
     @property
-    def _begun(self) -> sqlite3.Connection:
+    def _begun(self) -> SharedConnection:
         if self._connection is None:
             raise AssertionError("the transaction has begun")
         return self._connection
