@@ -34,14 +34,14 @@ def buy() -> str:
 
 @pytest.fixture
 def shop(there: Terminal) -> Terminal:
-    (there.place / "shop.py").write_text(SHOP)
+    (there.place / "bookshop.py").write_text(SHOP)
     return there
 
 
 def bought(shop: Terminal) -> str:
     """Commit a call in a process of its own; return its id."""
     done = subprocess.run(
-        [sys.executable, "-c", "import shop; print(shop.buy())"],
+        [sys.executable, "-c", "import bookshop; print(bookshop.buy())"],
         cwd=shop.place,
         env=os.environ | {"PYTHONPATH": str(Path(tenure.__file__).parents[1])},
         capture_output=True,
@@ -53,11 +53,11 @@ def bought(shop: Terminal) -> str:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "args", [("shop:app",), ("--app", "shop:app"), ("--outbox", "sqlite:///shop.db")], ids=" ".join
+    "args", [("bookshop:app",), ("--app", "bookshop:app"), ("--outbox", "sqlite:///shop.db")], ids=" ".join
 )
 def test_it_relays_until_a_signal(shop: Terminal, args: tuple[str, ...]) -> None:
     job = bought(shop)
-    assert shop.run("jobs", "list", "--app", "shop:app").exit_code == 2
+    assert shop.run("jobs", "list", "--app", "bookshop:app").exit_code == 2
     with shop.start("relay", *args, "--http", "127.0.0.1:0") as process:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "relays the calls" in line)
@@ -76,15 +76,15 @@ def test_it_needs_an_outbox(shop: Terminal) -> None:
 
     assert "no outbox" in shop.refused("relay", "plain:app")
     assert "--outbox" in shop.refused("relay")
-    assert "an outbox of its own" in shop.refused("relay", "shop:app", "--outbox", "sqlite:///other.db")
+    assert "an outbox of its own" in shop.refused("relay", "bookshop:app", "--outbox", "sqlite:///other.db")
     assert "names no PostgreSQL" in shop.refused("relay", "--outbox", "redis://localhost")
 
 
 def test_migrate_creates_the_table_or_prints_it(shop: Terminal) -> None:
-    absent = shop.read("doctor", "shop:app", code=1)
-    made = shop.run("migrate", "up", "--app", "shop:app")
-    again = shop.read("migrate", "up", "--app", "shop:app")
-    script = shop.run("migrate", "sql", "--outbox", "--app", "shop:app").stdout
+    absent = shop.read("doctor", "bookshop:app", code=1)
+    made = shop.run("migrate", "up", "--app", "bookshop:app")
+    again = shop.read("migrate", "up", "--app", "bookshop:app")
+    script = shop.run("migrate", "sql", "--outbox", "--app", "bookshop:app").stdout
 
     assert made.exit_code == 0, made.output
     assert "shop.db has the table tenure_outbox" in made.stdout
@@ -101,7 +101,7 @@ def test_migrate_creates_the_table_or_prints_it(shop: Terminal) -> None:
 
 
 def test_doctor_reports_calls_that_no_relay_takes(shop: Terminal) -> None:
-    shop.run("migrate", "up", "--app", "shop:app")
+    shop.run("migrate", "up", "--app", "bookshop:app")
     bought(shop)
     assert outbox_of(shop, code=0) == ["1 call wait, none for long"]
     with sqlite3.connect("shop.db") as connection:
@@ -111,5 +111,5 @@ def test_doctor_reports_calls_that_no_relay_takes(shop: Terminal) -> None:
 
 
 def outbox_of(shop: Terminal, *, code: int) -> list[str]:
-    findings = shop.read("doctor", "shop:app", code=code)["findings"]
+    findings = shop.read("doctor", "bookshop:app", code=code)["findings"]
     return [one["message"] for one in findings if one["subject"] == "outbox"]

@@ -31,7 +31,10 @@ POLL = 0.2
 """Seconds between two looks at an outbox."""
 
 OVERTAKEN = 1.0
-"""Seconds until a relay looks again if another one is at work."""
+"""Seconds for which a relay leaves a queue alone if another one works on it."""
+
+TRIES = 5
+"""A call is put aside after it has failed alone so often, while the target takes others. Invalid ones at once."""
 
 FORGET_EVERY = 60.0
 """Seconds between two deletions of old answers."""
@@ -44,6 +47,9 @@ RETRY = ExponentialDelay(0.5, 15.0)
 
 BATCHES = 50
 """After this number of batches of one queue the other queues get their turn."""
+
+_INVALID = (UsageError, ValueError, TypeError)
+"""Errors that come again with each try."""
 
 _PASSING = (NotDurableError, SchemaMismatchError, StorageFullError, StorageMovedError, StorageUnavailableError, OSError)
 """Errors that concern the target as a whole, not a call."""
@@ -81,6 +87,9 @@ class Relay:
         """The number of the latest batch of a queue, if its calls are deleted."""
         self._failures: dict[str, int] = {}
         self._retry_at: dict[str, float] = {}
+        """Until when a queue is left alone."""
+        self._tries: dict[tuple[str, int], int] = {}
+        """How often a call has failed alone."""
         self._forgot_at = float("-inf")
 
     async def run(self) -> None:
@@ -109,17 +118,16 @@ class Relay:
         if now >= self._forgot_at + FORGET_EVERY:
             self._forgot_at = now
             await self._outbox.forget()
-        waits = [POLL]
+        more = False
         for one in await self._outbox.queues():
-            if self._retry_at.get(one.queue, -math.inf) > self._clock.uptime():
-                continue
-            waits.append(await self._tried(one.queue))
-        return 0.0 if 0.0 in waits else max(waits)
+            if self._retry_at.get(one.queue, -math.inf) <= self._clock.uptime():
+                more = await self._tried(one.queue) or more
+        return 0.0 if more else POLL
 
-    async def _tried(self, queue: str) -> float:
-        """Relay the calls of a queue. If that fails, the calls of the others go on."""
+    async def _tried(self, queue: str) -> bool:
+        """Relay the calls of a queue; return True if more may wait. If that fails, the calls of the others go on."""
         try:
-            wait = await self._relay(queue)
+            more = await self._relay(queue)
         except Exception as error:
             self._numbers.pop(queue, None)
             failures = self._failures[queue] = self._failures.get(queue, 0) + 1
@@ -131,19 +139,19 @@ class Relay:
                     self._outbox.url,
                     error,
                 )
-            return POLL
+            return False
         self._failures.pop(queue, None)
-        return wait
+        return more
 
-    async def _relay(self, queue: str) -> float:
-        """Relay the calls of a queue; return the seconds to wait."""
+    async def _relay(self, queue: str) -> bool:
+        """Relay the calls of a queue; return True if more may wait."""
         if queue not in self._numbers:
             await self._settled(queue, await self._send(queue, None, ()))
         limit = LIMIT
         for _ in range(BATCHES):
             calls = await self._outbox.waiting(queue, limit=limit)
             if not calls:
-                return POLL
+                return False
             self._on_step("read")
             try:
                 receipt = await self._send(queue, self._numbers[queue], calls)
@@ -154,18 +162,22 @@ class Relay:
                     # One of them cannot be enqueued: send each alone.
                     limit = 1
                     continue
-                if not await self._refused(queue, calls[0], error):
-                    return OVERTAKEN
+                if not await self._put_aside(queue, calls[0], error):
+                    return self._overtaken(queue)
                 continue
             if not receipt.applied:
-                # Another relay works on this queue.
-                self._numbers.pop(queue, None)
-                return OVERTAKEN
+                return self._overtaken(queue)
             self._on_step("received")
             await self._settled(queue, receipt)
             self._metrics.count(RELAYED, queue, by=len(calls))
             self._metrics.observe(RELAY_DELAY, [call.age / SECOND for call in calls], queue)
-        return 0.0
+        return True
+
+    def _overtaken(self, queue: str) -> bool:
+        """Leave a queue to the relay that works on it."""
+        self._numbers.pop(queue, None)
+        self._retry_at[queue] = self._clock.uptime() + OVERTAKEN
+        return False
 
     async def _send(self, queue: str, expected: int | None, calls: "list[StoredCall] | tuple[()]") -> MoveReceipt:
         jobs = tuple(Call(call.name, call.decoded()) for call in calls)
@@ -177,16 +189,22 @@ class Relay:
         self._numbers[queue] = receipt.number
         self._on_step("settled")
 
-    async def _refused(self, queue: str, call: StoredCall, error: Exception) -> bool:
+    async def _put_aside(self, queue: str, call: StoredCall, error: Exception) -> bool:
         """Put a call aside that cannot be enqueued; return False if another relay works on this queue.
 
         An empty batch shows that the target takes others, and refuses the call's own batch if that is still on its way.
+
+        Raises:
+            Exception: the error, which may not come again with the next try.
         """
         receipt = await self._send(queue, self._numbers[queue], ())
         if not receipt.applied:
-            self._numbers.pop(queue, None)
             return False
         await self._settled(queue, receipt)
+        tries = self._tries[queue, call.seq] = self._tries.get((queue, call.seq), 0) + 1
+        if tries < TRIES and not isinstance(error, _INVALID):
+            raise error
+        del self._tries[queue, call.seq]
         why = f"{type(error).__name__}: {error}"
         await self._outbox.refuse(queue, call, why)
         self._logger.error(

@@ -152,7 +152,7 @@ class PostgresOutbox(OutboxDatabase):
 
             def run(name: str, values: Mapping[str, object]) -> Rows:
                 text = self.statements[name]
-                cursor = connection.execute(percent_style(text), values) if values else connection.execute(text)
+                cursor = connection.execute((percent_style(text) if values else text).encode(), values or None)
                 return list(cursor.fetchall()) if cursor.description is not None else []
 
             with connection.transaction():
