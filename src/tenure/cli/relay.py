@@ -18,6 +18,7 @@ from tenure.cli.session import storage as storage_options
 from tenure.errors import UsageError
 from tenure.health.process_health import ProcessHealth
 from tenure.maintenance.relay import Relay
+from tenure.runtime import Runtime
 
 logger = logging.getLogger("tenure.relay")
 
@@ -40,8 +41,10 @@ def relay(
     set_up(log_level, log_format, quiet=session.quiet)
     app = _app(session, target, outbox)
     shared(app.storage)
+    runtime = app.runtime()
+    relaying = Relay(runtime)
     # The Runner is never closed: closing waits for threads, and one may wait for a database that does not answer.
-    asyncio.Runner().run(_relay(app, http))
+    asyncio.Runner().run(_relay(app, runtime, relaying, http))
     leave(OK)
 
 
@@ -56,13 +59,11 @@ def _app(session: CommandSession, target: str | None, outbox: str | None) -> Ten
     return Tenure(session.url or session.fallback, outbox=outbox)
 
 
-async def _relay(app: Tenure, http: Http | None) -> None:
+async def _relay(app: Tenure, runtime: Runtime, relaying: Relay, http: Http | None) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    runtime = app.runtime()
-    relaying = Relay(runtime)
     server = None
     if http is not None:
         server = http.server(
