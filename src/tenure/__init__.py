@@ -96,6 +96,7 @@ from tenure.handlers.control import Cancel, RateLimited, Reject, RetryLater, Sno
 from tenure.handlers.injection import Inject
 from tenure.handlers.job_data import JobData
 from tenure.handlers.middleware import Middleware, Proceed, RunCall
+from tenure.handlers.transaction import JobTransaction
 from tenure.options import (
     TTL,
     AutoRedrive,
@@ -177,6 +178,7 @@ __all__ = [
     "JobStopIgnored",
     "JobSuspected",
     "JobThrottled",
+    "JobTransaction",
     "JobWithRuns",
     "Jobs",
     "JsonCodec",

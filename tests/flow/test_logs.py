@@ -72,6 +72,7 @@ def test_a_run_is_logged_when_it_starts_and_completes(play: Play, caplog: pytest
     assert fields(began)[0] == seen[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
 def test_a_failure_is_logged_with_its_exception(play: Play, level: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level, "tenure")
