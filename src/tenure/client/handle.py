@@ -38,6 +38,7 @@ from tenure.errors import (
 )
 from tenure.options.tasks import valid_priority
 from tenure.outbox.outbox import Outbox
+from tenure.storage.moving import HoldsCalls
 from tenure.storage.notification_retry import Hints
 from tenure.storage.protocol import (
     CancelJob,
@@ -117,7 +118,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
     - "gathered": a collecting job existed already, and this call joined its batch.
     - "pending": the call is part of an open transaction, `options(tx=...)`, on PostgreSQL or with an outbox. After the
       commit, and with an outbox after the relay, the handle is that of the job which the call has made or was merged
-      into; if it was throttled, methods raise its error.
+      into; if it was throttled, or no job can be made of it, methods raise the error.
     - "throttled": it made no job. The handle names the latest job of the key but gives no access to it.
 
     `refusal`: the `ThrottledError` of a throttled call, the `UsageError` of a call in an outbox of which no job can be
@@ -201,7 +202,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             StorageError: the storage cannot be reached.
         """
         storage = await self._opened()
-        return history(self._existing((await storage.get([self._ref]))[0]))
+        return history(await self._existing(storage))
 
     async def data(self) -> dict[str, Any]:
         """Return the job's data, which its handler keeps in `current_job().data`; empty if there are none.
@@ -213,7 +214,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             UsageError: another program has damaged the stored data.
         """
         storage = await self._opened()
-        stored = self._existing((await storage.get([self._ref]))[0]).job.data
+        stored = (await self._existing(storage)).job.data
         try:
             return {} if stored is None else decode_document(stored)
         except MsgspecError as error:
@@ -294,7 +295,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         finally:
             hints.close()
         if detail is None and not seen_any:
-            raise self._not_found()
+            raise await self._not_found(storage)
 
     async def cancel(self, reason: str | None = None, *, by: str | None = None) -> bool:
         """Cancel the job: at once if it is not running, else ask its run to stop.
@@ -360,7 +361,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
         """
         new, operator = valid_priority(priority), remark(by, field="by")
         if flag(strict, field="strict") is None:
-            job = self._existing((await (await self._opened()).get([self._ref]))[0]).job
+            job = (await self._existing(await self._opened())).job
             strict = is_strict(job.priority, job.boost)
         boost = boost_of(new, strict=bool(strict))
         revised = await self._revise(RescheduleJob(self._ref, priority=new, boost=boost, by=operator))
@@ -499,7 +500,9 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             ) from error
         return value
 
-    async def _missing_error(self, storage: Storage) -> JobExpiredError | JobNotFoundError | ThrottledError:
+    async def _missing_error(
+        self, storage: Storage
+    ) -> JobExpiredError | JobNotFoundError | ThrottledError | UsageError:
         """Return the error for a job without a record. A discarded expired job leaves only its event."""
         cursor, last = None, None
         while True:
@@ -513,14 +516,14 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             return ThrottledError(last.task, key or None, last.retry_in, skipped=True)
         if isinstance(last, JobExpired):
             return JobExpiredError(self.id, f"job {self.id} expired before it started, and was discarded")
-        return self._not_found()
+        return await self._not_found(storage)
 
     async def _revise(self, revision: Revision) -> RevisionResult:
         storage = await self._opened()
         # The revision was made before the queue was known.
         revised = (await storage.revise([structs.replace(revision, ref=self._ref)]))[0]
         if revised.verdict == "gone":
-            raise self._not_found()
+            raise await self._not_found(storage)
         return revised
 
     async def _opened(self) -> Storage:
@@ -555,16 +558,18 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
                     detail = (await storage.get([self._ref]))[0]
         if detail is not None:
             self._ref = detail.job.ref
-        elif isinstance(error := await self._missing_error(storage), ThrottledError):
+        elif isinstance(error := await self._missing_error(storage), UsageError):
             self.refusal = error
             raise error
 
-    def _existing(self, detail: JobDetail | None) -> JobDetail:
-        if detail is None:
-            raise self._not_found()
+    async def _existing(self, storage: Storage) -> JobDetail:
+        if (detail := (await storage.get([self._ref]))[0]) is None:
+            raise await self._not_found(storage)
         return detail
 
-    def _not_found(self) -> JobNotFoundError:
+    async def _not_found(self, storage: Storage) -> JobNotFoundError | UsageError:
+        if isinstance(storage, HoldsCalls) and (why := await storage.refused(self._ref)) is not None:
+            return UsageError(f"no job was made of call {self.id}: {why}")
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )

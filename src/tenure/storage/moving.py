@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
+from tenure.core.job import Ref
 from tenure.core.move import MoveBatch, MoveReceipt
 from tenure.errors import StorageMovedError, StorageUnavailableError
 from tenure.storage.protocol import Storage
@@ -32,7 +33,14 @@ class MoveTarget(Protocol):
 
 @runtime_checkable
 class HoldsCalls(Protocol):
-    """A storage that keeps calls of users' transactions which were committed after the jobs of their queue moved."""
+    """A storage that keeps committed calls of users' transactions of which no job could be made.
+
+    The jobs of the queue were moved before, or the call cannot be carried out.
+    """
+
+    async def refused(self, call: Ref) -> str | None:
+        """Return why no job could be made of a call, or None if the storage keeps no such call."""
+        ...
 
     async def readmit(self, queue: str) -> bool:
         """Make jobs of some of the calls that a queue keeps, although its jobs are moved; False if it keeps none.

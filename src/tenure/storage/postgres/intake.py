@@ -105,6 +105,12 @@ def answered(tx: Transaction, call: Ref) -> Ref | None:
     return None if row is None else Ref(call.queue, row[0])
 
 
+def refused(tx: Transaction, call: Ref) -> str | None:
+    """Return why no job could be made of a call, or None if it is not kept."""
+    row = tx.one("intake.refused", {"queue": call.queue, "id": call.id})
+    return None if row is None else str(row[0])
+
+
 def _store(tx: Transaction, rows: Sequence[tuple[int, int, bytes]], enqueue: Enqueue) -> None:
     jobs = [_aged(msgspec.msgpack.decode(job, type=NewJob), at, tx.now) for _, at, job in rows]
     [results] = enqueue(tx, [jobs])

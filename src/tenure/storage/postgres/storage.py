@@ -174,6 +174,11 @@ class PostgresStorage:
         await self._require_open()
         return await self.care.submit(lambda tx: intake.readmit(tx, queue))
 
+    async def refused(self, call: Ref) -> str | None:
+        """See `HoldsCalls.refused`."""
+        await self._require_open()
+        return await self._reading.read(lambda tx: intake.refused(tx, call))
+
     async def exchange(
         self, owner: Owner, settlements: Sequence[Settlement] = (), order: ClaimRequest | None = None
     ) -> ExchangeResult:

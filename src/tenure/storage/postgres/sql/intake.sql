@@ -42,6 +42,9 @@ DELETE FROM intake WHERE seq IN (SELECT value::bigint FROM json_array_elements_t
 -- name: refuse
 UPDATE intake SET refused = :why WHERE seq = :seq;
 
+-- name: refused
+SELECT refused FROM intake WHERE queue = :queue AND id = :id AND refused IS NOT NULL LIMIT 1;
+
 -- name: answer
 INSERT INTO answered VALUES (:queue, :id, :job, :until)
 ON CONFLICT (queue, id) DO UPDATE SET job = excluded.job, until = excluded.until;
