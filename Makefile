@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)-docs/.ready
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := uv==0.13.8
-QUICK := not system and not slow and not redis and not postgres
+QUICK := not system and not patient and not slow and not redis and not postgres
 # Files in which all tests have a mark that QUICK excludes: importing them takes a second.
 NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_p*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
