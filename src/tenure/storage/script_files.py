@@ -7,7 +7,6 @@ without such a line is one statement, named after the file.
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
@@ -15,6 +14,9 @@ _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 @cache
 def script(package: str, folder: str, file: str) -> str:
     """Return the text of a packaged file."""
+    # Imported here, because it loads `tempfile`, which an app without a storage does not need.
+    from importlib.resources import files
+
     return files(package).joinpath(folder, file).read_text(encoding="utf-8")
 
 
