@@ -569,7 +569,7 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
 
     async def _not_found(self, storage: Storage) -> JobNotFoundError | UsageError:
         if isinstance(storage, HoldsCalls) and (why := await storage.refused(self._ref)) is not None:
-            return UsageError(f"no job was made of call {self.id}: {why}")
+            return UsageError(f"no job was made of call {self.id}: {why}; run `tenure doctor` for what to do")
         return JobNotFoundError(
             self.id, f"no job {self.id!r} in queue {self.queue!r}: never enqueued there, deleted, or past its retention"
         )

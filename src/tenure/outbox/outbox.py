@@ -236,7 +236,10 @@ class Outbox:
         answer = _answers.decode(text)
         match answer.made:
             case "refused":
-                return UsageError(f"no job was made of call {call.id} in the outbox {self.url}: {answer.why}")
+                return UsageError(
+                    f"no job was made of call {call.id} in the outbox {self.url}: {answer.why}; run `tenure doctor` "
+                    "for what to do"
+                )
             case "throttled":
                 refused = _decoded(job)
                 key = "" if refused.throttle is None else refused.throttle.key.partition(":")[2]
