@@ -96,6 +96,27 @@ async def test_its_peak_of_memory_is_known_though_it_was_killed_at_it() -> None:
     process.kill_group()
 
 
+PARENT_OF_A_KILLED_CHILD = """
+import asyncio, os, sys
+from tenure.processes.process import Process
+
+async def main():
+    child = "much = b'x' * 150_000_000; import os; os.kill(os.getpid(), 9)"
+    process = Process.start([sys.executable, "-c", child], variable="LINE", env=dict(os.environ))
+    print((await process.wait()).peak_memory)
+
+asyncio.run(main())
+"""
+
+
+def test_its_peak_of_memory_is_known_though_a_larger_process_started_its_parent() -> None:
+    larger = "import subprocess, sys; much = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    command = [sys.executable, "-c", larger, PARENT_OF_A_KILLED_CHILD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert 150_000_000 < int(done.stdout) < 300_000_000
+
+
 async def test_whether_it_is_stopped_is_seen_and_that_it_goes_on_too() -> None:
     process = start("line.sendall(b'up'); line.recv(1); line.sendall(b'still here'); time.sleep(600)")
     assert await heard(process) == b"up"

@@ -70,7 +70,7 @@ class Process:
         self.pid = process.pid
         self.socket = sock
         self._process = process
-        self._baseline = _peak(resource.getrusage(resource.RUSAGE_SELF))
+        self._baseline = _own_peak()
         self._exit: asyncio.Future[ProcessExit] = asyncio.get_running_loop().create_future()
         threading.Thread(
             target=self._wait, args=(asyncio.get_running_loop(),), name=f"tenure-wait-{self.pid}", daemon=True
@@ -187,7 +187,7 @@ class Process:
             # A handler has waited for any child, or a library ignores SIGCHLD, so that the kernel discards the status.
             return ProcessExit(None)
         peak = _peak(usage)
-        # The peak includes the memory of the parent at the fork; a peak below that says nothing about the process.
+        # Until it had started its program, the child had its parent's memory: a peak below that says nothing about it.
         return ProcessExit(os.waitstatus_to_exitcode(status), peak if peak > self._baseline else None)
 
 
@@ -239,6 +239,17 @@ def is_isolated_or_gone(pid: int) -> bool:
 
 def _peak(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * _PEAK_UNIT
+
+
+def _own_peak() -> int:
+    """Return the most memory that this process has occupied, in bytes.
+
+    On Linux `ru_maxrss` is not that: it also counts the memory of the process that started this one.
+    """
+    with contextlib.suppress(OSError, StopIteration):
+        status = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 1024
+    return _peak(resource.getrusage(resource.RUSAGE_SELF))
 
 
 _PR_SET_PDEATHSIG = 1
