@@ -50,12 +50,12 @@ def a_server() -> Generator[Server | None]:
 
 
 @contextmanager
-def a_postgres() -> Generator[PostgresServer | None]:
-    """Start one that writes through to the disk; None where this machine has none."""
+def a_postgres(**more: object) -> Generator[PostgresServer | None]:
+    """Start one that writes through to the disk; None where this machine has none. `more`: settings beside these."""
     if missing_postgres(own=True) is not None:
         yield None
         return
-    settings = {"max_wal_size": "1GB", "shared_buffers": "256MB"}
+    settings = {"max_wal_size": "1GB", "shared_buffers": "256MB", **more}
     with (
         tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder,
         PostgresServer(Path(folder), durable=True, **settings) as server,

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.peers.order import Order, TaskName
-from benchmarks.peers.process import Adapter, Cannot, Failed, cpu_of
+from benchmarks.peers.process import Adapter, Cannot, Failed
 from benchmarks.peers.results import Entry, Quantity, Sample, percentile
 from benchmarks.peers.server import Server
 from benchmarks.peers.tally import Note, Reader
@@ -23,6 +23,12 @@ CALLERS = 50
 BATCH = 1_000
 KILOBYTE = 1_000
 WAITING, WAITING_SIZE = 10_000, 200
+BACKLOG = 60_000
+"""How many jobs wait in `process_backlog`, unless the run says otherwise."""
+WORN = 200_000
+"""How many jobs go through the storage before `process_worn` measures, unless the run says otherwise."""
+SLOW = 400
+"""Jobs a second that a peer is given time for where many go in or through; what it has not done by then is told."""
 STARTING = 20.0
 SETTLING = 1.0
 FIRST = 1_000_000
@@ -50,6 +56,8 @@ class Place(Struct, frozen=True):
     server: Server | None
     folder: Path
     cell: str
+    backlog: int = BACKLOG
+    worn: int = WORN
 
     @property
     def url(self) -> str:
@@ -64,6 +72,12 @@ class Place(Struct, frozen=True):
     def ran(self) -> Reader:
         """Return what reads the tally of the workers."""
         return Reader(self.folder / "ran")
+
+    def make_tables(self) -> None:
+        """Let the peer make its tables, where it has some: two processes that start at once would both make them."""
+        if self.entry.storage == "postgresql":
+            with self.order(Order("enqueue")) as maker:
+                maker.hear("ready", STARTING)
 
 
 class Found(Struct):
@@ -82,6 +96,8 @@ class Cell(Struct, frozen=True):
     """In how many of five rounds it is taken; in fewer where it hardly differs from one to the next."""
     alone: bool = True
     """Whether nothing else may run beside it; those that mostly wait run together, each on a server of its own."""
+    on: tuple[str, ...] = ()
+    """The storages that it is taken on; all, if none is named."""
 
 
 Known = Callable[[str, str], float | None]
@@ -89,7 +105,9 @@ Known = Callable[[str, str], float | None]
 
 
 @contextmanager
-def place(entry: Entry, command: list[str], server: Server | None, cell: str) -> Generator[Place]:
+def place(
+    entry: Entry, command: list[str], server: Server | None, cell: str, *, backlog: int = BACKLOG, worn: int = WORN
+) -> Generator[Place]:
     """Give a cell an empty storage, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="tenure-peers-") as folder:
         # Tallies go to memory where there is some; SQLite goes to the disk, for its fsync is part of the figure.
@@ -102,7 +120,7 @@ def place(entry: Entry, command: list[str], server: Server | None, cell: str) ->
             (Path(folder) / "jobs").mkdir()
             if server is not None:
                 server.empty()
-            yield Place(entry, command, server, Path(folder), cell)
+            yield Place(entry, command, server, Path(folder), cell, backlog, worn)
         finally:
             shutil.rmtree(tallies, ignore_errors=True)
 
@@ -115,6 +133,7 @@ def taken(cell: Cell, at: Place, known: Known, number: int) -> Sample:
         return Sample(at.entry.key, cell.name, number, round(time.monotonic() - began, 3), **found)  # type: ignore[arg-type]
 
     try:
+        at.make_tables()
         found = cell.measure(at, known)
     except Cannot as why:
         return sample(cannot=str(why))
@@ -150,22 +169,20 @@ def enqueue(*, callers: int = 1, batch: int = 1) -> Callable[[Place, Known], Fou
 # --- process ---------------------------------------------------------------------------------------
 
 
-def process(*, concurrency: int, processes: int = 1, echo: bool = False) -> Callable[[Place, Known], Found]:
-    """Return the cell that works off jobs that wait, with one kilobyte there and back if `echo`."""
+def process(
+    *, concurrency: int, processes: int = 1, echo: bool = False, most: int = JOBS
+) -> Callable[[Place, Known], Found]:
+    """Return the cell that works off jobs that wait, `most` of them, with one kilobyte there and back if `echo`."""
 
     def measure(at: Place, known: Known) -> Found:
-        jobs = min(JOBS, max(100, int(SECONDS * (known(at.cell, "rate") or at.entry.rate))))
+        jobs = min(most, max(100, int(SECONDS * (known(at.cell, "rate") or at.entry.rate))))
         task: TaskName = "echo" if echo else "noop"
         size = KILOBYTE if echo else 0
         with ExitStack() as stack:
             order = Order("enqueue", task=task, jobs=jobs, size=size, results=echo)
             producer, jobs = stack.enter_context(_filled(at, order))
             work = Order("work", task=task, concurrency=concurrency, results=echo)
-            workers = [stack.enter_context(at.order(work)) for _ in range(processes)]
-            for worker in workers:
-                worker.hear("ready", STARTING)
-            for worker in workers:
-                worker.tell("go")
+            workers = _at_work(stack, at, work, processes)
             found = _worked(at, workers, jobs)
             if echo:
                 newest = _readable(at.ran())
@@ -177,6 +194,57 @@ def process(*, concurrency: int, processes: int = 1, echo: bool = False) -> Call
         return found
 
     return measure
+
+
+def process_backlog(at: Place, known: Known) -> Found:
+    """Work for a while on more jobs than that takes; the others go on waiting."""
+    with ExitStack() as stack:
+        order = Order("enqueue", jobs=at.backlog)
+        _, jobs = stack.enter_context(_filled(at, order, max(FILLING, at.backlog / SLOW)))
+        found = _worked(at, _at_work(stack, at, Order("work", concurrency=100)), jobs, until_all=False)
+    if jobs < at.backlog:
+        found.remarks.append(f"{jobs} jobs waited, not {at.backlog}: more could not be enqueued in time")
+    return found
+
+
+def process_worn(at: Place, known: Known) -> Found:
+    """Work off jobs that wait, as `process` does, after many others have gone through the same storage."""
+    gone = _gone_through(at, at.worn, max(FILLING, at.worn / SLOW))
+    for tally in (at.folder / "ran").iterdir():
+        tally.unlink()
+    jobs = min(JOBS, max(100, int(SECONDS * (known("process_100", "rate") or at.entry.rate))))
+    with ExitStack() as stack:
+        _, jobs = stack.enter_context(_filled(at, Order("enqueue", first=FIRST, jobs=jobs)))
+        found = _worked(at, _at_work(stack, at, Order("work", concurrency=100)), jobs)
+    found.figures["gone"] = float(gone)
+    if gone < at.worn:
+        found.remarks.append(f"{gone} jobs had gone through before, not {at.worn}: it took too long")
+    return found
+
+
+def _gone_through(at: Place, jobs: int, within: float) -> int:
+    """Enqueue so many jobs while a worker works them off; return how many it did in that time."""
+    reader = at.ran()
+    with ExitStack() as stack:
+        (worker,) = _at_work(stack, at, Order("work", concurrency=100))
+        deadline = time.monotonic() + within
+        stack.enter_context(_filled(at, Order("enqueue", jobs=jobs), within))
+        while reader.read() < jobs and time.monotonic() < deadline:
+            worker.check()
+            time.sleep(10 * LOOK)
+        # What has started is to be settled, too.
+        time.sleep(SETTLING)
+        return reader.read()
+
+
+def _at_work(stack: ExitStack, at: Place, order: Order, processes: int = 1) -> list[Adapter]:
+    """Start workers, and let all go at once when all are ready."""
+    workers = [stack.enter_context(at.order(order)) for _ in range(processes)]
+    for worker in workers:
+        worker.hear("ready", STARTING)
+    for worker in workers:
+        worker.tell("go")
+    return workers
 
 
 def _readable(reader: Reader) -> range:
@@ -199,14 +267,14 @@ def stretch(numbers: Iterable[int], most: int) -> range:
 
 
 @contextmanager
-def _filled(at: Place, order: Order) -> Generator[tuple[Adapter, int]]:
-    """Enqueue by the fastest of what the peer has, for 10 s at most; yields the producer, and how many it were."""
+def _filled(at: Place, order: Order, within: float = FILLING) -> Generator[tuple[Adapter, int]]:
+    """Enqueue by the fastest of what the peer has, for so long at most; yields the producer, and how many it were."""
     bulk = at.entry.bulk
-    fastest = replace(order, seconds=FILLING, batch=BATCH if bulk else 1, callers=1 if bulk else CALLERS)
+    fastest = replace(order, seconds=within, batch=BATCH if bulk else 1, callers=1 if bulk else CALLERS)
     with at.order(fastest) as producer:
         producer.hear("ready", STARTING)
         producer.tell("go")
-        output = producer.hear("enqueued", 2 * FILLING)
+        output = producer.hear("enqueued", within + FILLING)
         if not output["jobs"]:
             raise Failed("enqueued nothing")
         yield producer, output["jobs"]
@@ -220,7 +288,8 @@ class _Look(Struct, frozen=True):
     server_cpu: float
 
 
-def _worked(at: Place, workers: list[Adapter], jobs: int) -> Found:
+def _worked(at: Place, workers: list[Adapter], jobs: int, *, until_all: bool = True) -> Found:
+    """Watch the workers for as long as it is measured; then, `until_all` have run, at most 10 s more."""
     reader, looks = at.ran(), list[_Look]()
     deadline = time.monotonic() + STARTING + SECONDS + FINISHING
     over, measured = None, None
@@ -233,7 +302,7 @@ def _worked(at: Place, workers: list[Adapter], jobs: int) -> Found:
             deadline = over + FINISHING
         if over is not None and measured is None and (started >= jobs or time.monotonic() > over):
             measured = looks[-1]
-        if started >= jobs:
+        if started >= jobs or (measured is not None and not until_all):
             break
         for worker in workers:
             worker.check()
@@ -246,10 +315,13 @@ def _worked(at: Place, workers: list[Adapter], jobs: int) -> Found:
     ran = Counter(note.number for note in reader.started)
     if twice := sum(times - 1 for times in ran.values()):
         found.remarks.append(f"{twice} of {jobs} jobs ran twice")
+    found.figures |= {"twice": float(twice), "jobs": float(jobs)}
+    if not until_all:
+        return found
     if (left := jobs - len(ran)) > 0:
         # Not lost: it was not waited for them any longer.
         found.remarks.append(f"{left} of {jobs} jobs had not run {SECONDS + FINISHING:.0f} s after the first")
-    found.figures |= {"twice": float(twice), "left": float(max(left, 0)), "jobs": float(jobs)}
+    found.figures["left"] = float(max(left, 0))
     return found
 
 
@@ -281,7 +353,7 @@ def _cost(looks: list[_Look]) -> Figures:
 
 
 def _cpu(at: Place) -> float:
-    return cpu_of(at.server.pid) if at.server is not None else 0.0
+    return at.server.cpu() if at.server is not None else 0.0
 
 
 # --- latency ---------------------------------------------------------------------------------------
@@ -472,6 +544,9 @@ CELLS = (
     Cell("enqueue_bulk", enqueue(batch=BATCH)),
     Cell("process_10", process(concurrency=10)),
     Cell("process_100", process(concurrency=100)),
+    Cell("process_1000", process(concurrency=1000, most=5 * JOBS), rounds=3, on=("postgresql",)),
+    Cell("process_backlog", process_backlog, rounds=3, on=("postgresql",)),
+    Cell("process_worn", process_worn, rounds=1, on=("postgresql",)),
     Cell("process_10_two", process(concurrency=10, processes=2), rounds=2),
     Cell("process_100_two", process(concurrency=100, processes=2), rounds=2),
     Cell("echo_10", process(concurrency=10, echo=True), rounds=2),
@@ -497,6 +572,9 @@ def _quantities() -> Generator[Quantity]:
     for cell, title in (
         ("process_10", "process, concurrency 10"),
         ("process_100", "process, concurrency 100"),
+        ("process_1000", "process, concurrency 1,000"),
+        ("process_backlog", "process among many that wait, concurrency 100"),
+        ("process_worn", "process after many have gone through, concurrency 100"),
         ("process_10_two", "process, two processes of concurrency 10"),
         ("process_100_two", "process, two processes of concurrency 100"),
         ("echo_10", "process with 1 KB there and back, concurrency 10"),
@@ -509,7 +587,9 @@ def _quantities() -> Generator[Quantity]:
             yield Quantity(cell, "read", f"{title}: results read back, 50 callers at once", "results/s", "more")
         yield Quantity(cell, "jobs", f"{title}: jobs", "jobs", "none")
         yield Quantity(cell, "twice", f"{title}: runs too many", "runs", "less")
-        yield Quantity(cell, "left", f"{title}: not run in time", "jobs", "none")
+        if cell != "process_backlog":
+            yield Quantity(cell, "left", f"{title}: not run in time", "jobs", "none")
+    yield Quantity("process_worn", "gone", "jobs that had gone through before", "jobs", "none")
     for cell, title in (("latency_idle", "enqueue to start, idle"), ("latency_loaded", "enqueue to start, half load")):
         yield Quantity(cell, "p50", f"{title}, p50", "ms", "less", 2)
         yield Quantity(cell, "p99", f"{title}, p99", "ms", "less", 2)

@@ -62,6 +62,19 @@ BARS: tuple[tuple[str, str, str, tuple[Panel, ...]], ...] = (
             ("enqueued one by one", "enqueue_one", "rate", True),
         ),
     ),
+    (
+        "postgres.svg",
+        "postgresql",
+        "PostgreSQL: jobs a second",
+        (
+            ("processed, 10 at once", "process_10", "rate", True),
+            ("processed, 100 at once", "process_100", "rate", True),
+            ("processed, 1,000 at once", "process_1000", "rate", True),
+            ("processed among a long backlog, 100 at once", "process_backlog", "rate", True),
+            ("enqueued one by one", "enqueue_one", "rate", True),
+            ("enqueued in bulk, 1,000 a call", "enqueue_bulk", "rate", True),
+        ),
+    ),
 )
 
 DECADES = {"latency.svg"}

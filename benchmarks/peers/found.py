@@ -6,6 +6,7 @@ from benchmarks.peers.results import Entry, Results, Summary, summary, values
 
 OURS = "tenure"
 OURS_ON_SQLITE = "tenure-sqlite"
+OURS_ON_POSTGRES = "tenure-postgres"
 FLOOR = "floor"
 
 KEEPS_A_RECORD = {"arq", "saq", "streaq", "bullmq", "rq", "bullmq-node"}
@@ -42,6 +43,12 @@ class Found:
         found = [(entry, got) for entry in entries if (got := self.figure(entry.key, cell, figure)) is not None]
         sign = -1 if most else 1
         return min(found, key=lambda pair: sign * pair[1].median, default=None)
+
+    def at_best(self, entries: Iterable[Entry], cells: Iterable[str]) -> Best | None:
+        """Return who of these was the fastest in any of these cells, and how fast."""
+        entries = list(entries)
+        found = [best for cell in cells if (best := self.best(entries, cell)) is not None]
+        return max(found, key=lambda pair: pair[1].median, default=None)
 
     def lost_nothing(self, key: str, cell: str) -> bool:
         """Return whether all jobs of a killed worker were finished in the end."""

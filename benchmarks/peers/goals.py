@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from benchmarks.growth import Growth
-from benchmarks.peers.found import FLOOR, KEEPS_A_RECORD, OURS, OURS_ON_SQLITE, Best, Found
+from benchmarks.peers.found import FLOOR, KEEPS_A_RECORD, OURS, OURS_ON_POSTGRES, OURS_ON_SQLITE, Best, Found
 from benchmarks.peers.results import Entry, Summary
 
 KILOBYTE = 1024
+FLAT = 1.5
+"""By how much a job may cost more and still count as costing the same."""
+AT_BEST = ("process_10", "process_100", "process_1000")
+"""The cells among which each queue on PostgreSQL has its best."""
 
 
 class Judged(Struct, frozen=True):
@@ -42,7 +46,7 @@ class Judged(Struct, frozen=True):
 
 def judged(found: Found, growth: Growth | None) -> list[Judged]:
     """Return every goal with its answer."""
-    return [*_on_redis(found), *_on_sqlite(found), *_kept(found), *_growing(growth)]
+    return [*_on_redis(found), *_on_sqlite(found), *_on_postgres(found), *_kept(found), *_growing(growth)]
 
 
 def _on_redis(found: Found) -> Iterator[Judged]:
@@ -94,6 +98,30 @@ def _on_sqlite(found: Found) -> Iterator[Judged]:
     yield Judged(what, goal, _over(ours, one), _named(one, "jobs/s"), 1, True)
 
 
+def _on_postgres(found: Found) -> Iterator[Judged]:
+    rivals = found.rivals("postgresql")
+    pgqueuer = [entry for entry in rivals if entry.key.startswith("pgqueuer")]
+    procrastinate = [entry for entry in rivals if entry.key == "procrastinate"]
+    own = [entry for entry in found.on("postgresql") if entry.key == OURS_ON_POSTGRES]
+    ours = best[1] if (best := found.at_best(own, AT_BEST)) else None
+    what = "PostgreSQL, processed by one process at its best"
+    for goal, bound, others in (("ahead of pgqueuer", 1, pgqueuer), ("at least 20x procrastinate", 20, procrastinate)):
+        theirs = found.at_best(others, AT_BEST)
+        yield Judged(what, goal, _over(ours, theirs), _named(theirs, "jobs/s"), bound, True)
+    capped = [entry for entry in pgqueuer if entry.key == "pgqueuer"]
+    what = "PostgreSQL, processed by one process at once 10"
+    yield _more(found, what, "at least 3x pgqueuer", "process_10", 3, capped, OURS_ON_POSTGRES)
+    usual = found.best(own, "process_100")
+    for cell, among in (("process_backlog", "a long backlog"), ("process_worn", "many that have gone through")):
+        ours = found.figure(OURS_ON_POSTGRES, cell)
+        what = f"PostgreSQL, processed by one process at once 100, {among}"
+        goal = f"at least 1/{FLAT:g} of what it is without"
+        yield Judged(what, goal, _over(ours, usual), _named(usual, "jobs/s"), 1 / FLAT, True)
+    for cell, bound, way in (("enqueue_one", 1.3, "one by one"), ("enqueue_bulk", 4, "in bulk")):
+        what = f"PostgreSQL, enqueued {way}"
+        yield _more(found, what, f"at least {bound:g}x the best peer", cell, bound, rivals, OURS_ON_POSTGRES)
+
+
 def _kept(found: Found) -> Iterator[Judged]:
     what = "Redis, memory of a waiting job of 200 B"
     ours = found.figure(OURS, "memory", "bytes")
@@ -103,8 +131,12 @@ def _kept(found: Found) -> Iterator[Judged]:
     best = found.best(keepers, "memory", "bytes", most=False)
     yield _less(what, "the least of those that keep a record", ours, best, 1, "B")
     what, cell = "kill -9 at defaults", "recovery_default"
-    for key, storage in ((OURS, "redis"), (OURS_ON_SQLITE, "sqlite")):
-        title = f"{what}, {'Redis' if storage == 'redis' else 'SQLite'}"
+    for key, storage, name in (
+        (OURS, "redis", "Redis"),
+        (OURS_ON_SQLITE, "sqlite", "SQLite"),
+        (OURS_ON_POSTGRES, "postgresql", "PostgreSQL"),
+    ):
+        title = f"{what}, {name}"
         ours = found.figure(key, cell, "last")
         whole = [entry for entry in found.on(storage) if entry.role == "peer" and found.lost_nothing(entry.key, cell)]
         best = found.best(whole, cell, "last", most=False)

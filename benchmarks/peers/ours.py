@@ -1,4 +1,4 @@
-"""Tenure, on Redis and on SQLite: its public API, every setting at its default."""
+"""Tenure, on Redis, SQLite and PostgreSQL: its public API, every setting at its default."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,6 +37,9 @@ class Ours(AsyncPeer):
     @classmethod
     def describe(cls, url: str) -> About:
         """Return what is true of the storage that the URL names."""
+        if url.startswith("postgresql"):
+            packages = ("msgspec", "psycopg", "psycopg-binary", "uvloop")
+            return replace(ABOUT, title="Tenure on PostgreSQL", rate=10_000, packages=packages)
         if not url.startswith("sqlite"):
             return ABOUT
         settings = {**ABOUT.settings, "durability": "full (default): WAL, synchronous=FULL"}

@@ -12,9 +12,9 @@ from msgspec import Struct
 from benchmarks.growth import Growth
 from benchmarks.peers.charts import charts
 from benchmarks.peers.environments import MADE, ROOT, tool
-from benchmarks.peers.found import OURS, OURS_ON_SQLITE, Found, in_order, kind
+from benchmarks.peers.found import OURS, OURS_ON_POSTGRES, OURS_ON_SQLITE, Found, in_order, kind
 from benchmarks.peers.goals import judged, shown
-from benchmarks.peers.results import Entry, Results, Summary
+from benchmarks.peers.results import Entry, Results, Summary, together
 
 PLOTTERS = (
     "contourpy==1.4.0",
@@ -79,6 +79,17 @@ TABLES = (
             Column("10 at once", "process_10"),
             Column("two processes of 100", "process_100_two"),
             Column("two processes of 10", "process_10_two"),
+            Column("1,000 at once", "process_1000"),
+        ),
+    ),
+    Table(
+        "Process among many jobs, and after many",
+        "jobs per second, 100 at once; jobs that waited at the start; jobs that had gone through before",
+        (
+            Column("long backlog", "process_backlog"),
+            Column("that waited", "process_backlog", "jobs"),
+            Column("after many", "process_worn"),
+            Column("gone before", "process_worn", "gone"),
         ),
     ),
     Table(
@@ -105,7 +116,7 @@ TABLES = (
     Table(
         "What a job costs, and what waiting costs",
         "processor seconds for 1,000 jobs at 100 at once; bytes of a waiting job of 200 B; an idle worker, "
-        "whose commands count those within scripts",
+        "whose commands count those within scripts, and on PostgreSQL are transactions",
         (
             Column("worker", "process_100", "worker_cpu"),
             Column("server", "process_100", "server_cpu"),
@@ -153,10 +164,17 @@ def page(found: Found, growth: Growth | None, drawn: Sequence[tuple[str, str]]) 
 def _head(found: Found) -> str:
     results = found.results
     on = results.machine
-    ours = found.entries.get(OURS) or found.entries.get(OURS_ON_SQLITE)
-    redis = f"Redis {on.redis}" if on.redis else "no Redis"
+    ours = next((found.entries[key] for key in (OURS, OURS_ON_SQLITE, OURS_ON_POSTGRES) if key in found.entries), None)
+    servers = [
+        f"{name} {version} ({_listed(settings)})"
+        for name, version, settings in (
+            ("Redis", on.redis, on.redis_settings),
+            ("PostgreSQL", on.postgres, on.postgres_settings),
+        )
+        if version
+    ]
+    servers.append(f"SQLite {on.sqlite}")
     minutes = results.seconds / 60
-    settings = ", ".join(f"{name} {value or 'nothing'}" for name, value in on.redis_settings.items())
     lines = [
         "<!-- written by python -m benchmarks.peers.report; edit that, or measure again -->",
         "# Benchmarks",
@@ -172,7 +190,7 @@ def _head(found: Found) -> str:
         f"| machine | {on.processor}, {on.cores} cores, {on.memory_gib:g} GiB, {on.system} |",
         f"| load | {on.load:g} at the start |",
         f"| interpreter | {ours.interpreter if ours else on.python}, where an entry names no other below |",
-        f"| servers | {redis} ({settings}), SQLite {on.sqlite} |",
+        f"| servers | {', '.join(servers)} |",
         "",
         "Figures are medians of the rounds, ± half of what lies between the least and the most of them; one without",
         "a ± is of one round. Which cells are taken in fewer rounds, that page says. An empty field was not taken.",
@@ -185,6 +203,10 @@ def _head(found: Found) -> str:
     if warnings:
         lines += ["", f"> **Not for quoting:** {', and '.join(warnings)}."]
     return "\n".join(lines)
+
+
+def _listed(settings: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value or 'nothing'}" for name, value in settings.items())
 
 
 def _goals(found: Found, growth: Growth | None) -> str:
@@ -344,17 +366,19 @@ def _draw(found: Found, growth: Growth | None, folder: Path) -> list[tuple[str, 
 def main() -> None:
     """Write the page, the plots and a copy of the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="?", type=Path, default=MADE / "results.json", help="what a run has written")
+    parser.add_argument(
+        "results", nargs="*", type=Path, default=[MADE / "results.json"], help="what a run has written, or several runs"
+    )
     parser.add_argument("--growth", type=Path, default=MADE / "growth.json", help="what make bench-growth has written")
     parser.add_argument(
         "-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks", help="the folder to write to"
     )
     args = parser.parse_args()
-    raw = args.results.read_bytes()
-    found = Found(msgspec.json.decode(raw, type=Results))
+    results = together([msgspec.json.decode(path.read_bytes(), type=Results) for path in args.results])
+    found = Found(results)
     growth = msgspec.json.decode(args.growth.read_bytes(), type=Growth) if args.growth.exists() else None
     drawn = _draw(found, growth, args.output / "plots")
-    (args.output / "results.json").write_bytes(raw)
+    (args.output / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     if growth is not None:
         (args.output / "growth.json").write_bytes(args.growth.read_bytes())
     (args.output / "README.md").write_text(page(found, growth, drawn))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 FORMAT = 1
 
@@ -22,6 +23,8 @@ class Machine(Struct, frozen=True):
     redis: str | None
     redis_settings: dict[str, str]
     sqlite: str
+    postgres: str | None = None
+    postgres_settings: dict[str, str] = {}
 
 
 class Entry(Struct, frozen=True):
@@ -94,6 +97,39 @@ class Results(Struct, frozen=True):
     unavailable: dict[str, str] = {}
     """Peers that could not be installed or started here, and why."""
     format: int = FORMAT
+
+
+def together(runs: Sequence[Results]) -> Results:
+    """Return several runs on one machine as one, such as of other peers; of a peer that is in two, the later counts.
+
+    Raises:
+        ValueError: they were on different machines.
+    """
+    whole, *others = runs
+    for run in others:
+        if (run.machine.processor, run.machine.cores) != (whole.machine.processor, whole.machine.cores):
+            raise ValueError("these runs were not on one machine")
+        later = {peer.key for peer in run.peers}
+        # The servers are those of the run that had peers on them.
+        on = run.machine if any(peer.storage == "postgresql" for peer in run.peers) else whole.machine
+        machine = replace(
+            whole.machine,
+            load=max(whole.machine.load, run.machine.load),
+            postgres=on.postgres,
+            postgres_settings=on.postgres_settings,
+        )
+        whole = replace(
+            run,
+            began=f"{whole.began} and {run.began}",
+            seconds=whole.seconds + run.seconds,
+            rounds=min(whole.rounds, run.rounds),
+            options={**whole.options, **run.options},
+            machine=machine,
+            peers=[*(peer for peer in whole.peers if peer.key not in later), *run.peers],
+            samples=[*(sample for sample in whole.samples if sample.peer not in later), *run.samples],
+            unavailable={**whole.unavailable, **run.unavailable},
+        )
+    return whole
 
 
 class Summary(Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Measures our queue and its rivals on this machine, in this run: `make bench-peers`.
 
-It starts a Redis of its own on the loopback that keeps nothing on disk, installs each peer into an environment of its
-own below .bench/ the first time, and writes what it finds as JSON. docs/howto/benchmarks.md tells how to read it.
+It starts a Redis of its own on the loopback that keeps nothing on disk, and a PostgreSQL that writes through to the
+disk, installs each peer into an environment of its own below .bench/ the first time, and writes what it finds as JSON.
+docs/howto/benchmarks.md tells how to read it.
 """
 
 import argparse
@@ -12,29 +13,33 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from benchmarks.peers.cells import QUANTITIES, STARTING, Cell, Known, place, taken
+from benchmarks.peers.cells import BACKLOG, CELLS, QUANTITIES, STARTING, WORN, Cell, Known, place, taken
 from benchmarks.peers.environments import MADE, Source, command, sources
 from benchmarks.peers.order import Order
 from benchmarks.peers.plan import TOGETHER, Turn, chosen, expected, turns
 from benchmarks.peers.process import ADAPTERS, Adapter, Cannot, Failed
 from benchmarks.peers.results import Entry, Machine, Results, Sample, values
-from benchmarks.peers.server import SETTINGS, Server, a_server
+from benchmarks.peers.server import POSTGRES_SETTINGS, SETTINGS, Postgres, RedisServer, Server, a_server
+from benchmarks.server import a_postgres, postgres_version
+from tests.postgres_servers import PostgresServer, missing_postgres
 
 
 class Run:
     """One run: what is measured, and what it has found so far."""
 
-    def __init__(self, args: argparse.Namespace, server: Server) -> None:
+    def __init__(self, args: argparse.Namespace, server: RedisServer, postgres: PostgresServer | None) -> None:
         self._asked = args
         self._server = server
+        self._postgres = None if postgres is None else Postgres(postgres)
         self._sources: dict[str, Source] = {}
         self._commands: dict[str, list[str]] = {}
         self._entries: dict[str, Entry] = {}
@@ -42,7 +47,7 @@ class Run:
         self._samples: list[Sample] = []
         self._began = datetime.now(UTC)
         self._clock = time.monotonic()
-        self._machine = _machine(server)
+        self._machine = _machine(server, self._postgres)
         self._rounds = 0
 
     def prepare(self) -> None:
@@ -52,7 +57,11 @@ class Run:
             raise SystemExit(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         for key, source in known.items():
             if key in self._asked.only or not (self._asked.only or source.off):
+                if self._asked.storage and source.storage not in self._asked.storage:
+                    continue
                 try:
+                    if source.storage == "postgresql" and self._postgres is None:
+                        raise RuntimeError(str(missing_postgres(own=True)))
                     words = command(key)
                     self._entries[key] = _described(key, source, words, self._server)
                 except (RuntimeError, OSError, Failed) as error:
@@ -65,7 +74,7 @@ class Run:
 
     def measure(self, write: Callable[[Results], None]) -> None:
         """Take the rounds for which there is time; what is found is written after each."""
-        peers, cells = {key: self._sources[key].cells for key in self._entries}, chosen(self._asked.cells)
+        peers, cells = {key: _cells(self._sources[key]) for key in self._entries}, chosen(self._asked.cells)
         for number in range(1, self._asked.rounds + 1):
             due = turns(peers, cells, number=number, seed=self._asked.seed)
             if self._passed() + expected(due, self._samples) > 60 * self._asked.within:
@@ -97,8 +106,8 @@ class Run:
             if self._passed() > 60 * self._asked.within:
                 _tell("no time for the rest of the round")
                 return
-            server = self._server if self._sources[key].storage == "redis" else None
-            self._keep(self._taken(key, cell, server), f"{place_in_round}/{len(alone)}")
+            with self._lent(key, self._server) as server:
+                self._keep(self._taken(key, cell, server), f"{place_in_round}/{len(alone)}")
         with ThreadPoolExecutor(TOGETHER) as pool:
             try:
                 for sample in pool.map(self._beside, [turn for turn in due if not turn[1].alone]):
@@ -111,13 +120,26 @@ class Run:
 
     def _beside(self, turn: Turn) -> Sample:
         key, cell = turn
-        if self._sources[key].storage != "redis":
-            return self._taken(key, cell, None)
-        with a_server() as server:
+        with self._lent(key) as server:
             return self._taken(key, cell, server)
 
+    @contextmanager
+    def _lent(self, key: str, redis: RedisServer | None = None) -> Generator[Server | None]:
+        """Lend what a peer keeps its jobs in, if it is a server; `redis`: this one, and not another."""
+        storage = self._sources[key].storage
+        if storage == "redis" and redis is None:
+            with a_server() as another:
+                yield another
+        elif storage == "postgresql":
+            assert self._postgres is not None
+            with self._postgres.database() as database:
+                yield database
+        else:
+            yield redis if storage == "redis" else None
+
     def _taken(self, key: str, cell: Cell, server: Server | None) -> Sample:
-        with place(self._entries[key], self._commands[key], server, cell.name) as at:
+        sizes = {"backlog": self._asked.backlog, "worn": self._asked.worn}
+        with place(self._entries[key], self._commands[key], server, cell.name, **sizes) as at:
             return taken(cell, at, self._known(key), self._rounds)
 
     def _known(self, key: str) -> Known:
@@ -142,6 +164,10 @@ class Run:
         return time.monotonic() - self._clock
 
 
+def _cells(source: Source) -> list[str]:
+    return source.cells or [cell.name for cell in CELLS if not cell.on or source.storage in cell.on]
+
+
 def _described(key: str, source: Source, words: list[str], server: Server) -> Entry:
     url = server.url if source.storage == "redis" else f"{source.storage}:///nowhere"
     with tempfile.TemporaryDirectory() as folder, Adapter(words, Order("describe", url=url, tally=folder)) as adapter:
@@ -152,7 +178,7 @@ def _described(key: str, source: Source, words: list[str], server: Server) -> En
     return msgspec.convert({**output, "key": key, "storage": source.storage}, Entry)
 
 
-def _machine(server: Server) -> Machine:
+def _machine(server: RedisServer, postgres: Postgres | None) -> Machine:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -164,6 +190,8 @@ def _machine(server: Server) -> Machine:
         redis=server.version,
         redis_settings=SETTINGS,
         sqlite=sqlite3.sqlite_version,
+        postgres=None if postgres is None else postgres_version(),
+        postgres_settings={} if postgres is None else postgres.settings,
     )
 
 
@@ -195,6 +223,11 @@ def main() -> None:
     parser.add_argument("--only", type=_names, default=[], metavar="PEERS", help="these peers: tenure,saq,floor")
     parser.add_argument("--cells", type=_names, default=[], metavar="CELLS", help="these cells: process_10,process_100")
     parser.add_argument(
+        "--storage", type=_names, default=[], metavar="STORAGES", help="peers on these: redis,sqlite,postgresql"
+    )
+    parser.add_argument("--backlog", type=int, default=BACKLOG, help="jobs that wait in process_backlog (%(default)s)")
+    parser.add_argument("--worn", type=int, default=WORN, help="jobs that go through before process_worn (%(default)s)")
+    parser.add_argument(
         "--within", type=float, default=60.0, metavar="MINUTES", help="begin no round that would end later"
     )
     parser.add_argument("--seed", type=int, default=7, help="decides the order of the cells (7)")
@@ -212,8 +245,8 @@ def main() -> None:
 
     # So that whoever ends this ends the adapters and servers too.
     signal.signal(signal.SIGTERM, _end)
-    with a_server() as server:
-        run = Run(args, server)
+    with a_server() as server, a_postgres(**POSTGRES_SETTINGS) as postgres:
+        run = Run(args, server, postgres)
         run.prepare()
         run.measure(write)
 

@@ -1,28 +1,76 @@
-"""A Redis of the run's own, on the loopback, that keeps nothing on disk."""
+"""The servers of a run, on the loopback: a Redis that keeps nothing on disk, and a PostgreSQL that keeps everything."""
 
+import itertools
+import os
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 from redis import Redis
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as NotUp
 from redis.retry import Retry
 
+from benchmarks.peers.process import cpu_of
+from tests.postgres_servers import PostgresServer
+
 SETTINGS = {"bind": "127.0.0.1", "save": "", "appendonly": "no"}
 
+POSTGRES_SETTINGS = {"max_connections": "500", "timezone": "UTC"}
+"""What is set beside that of `make bench`: some peers open dozens of connections a process."""
 
-class Server:
-    """A started server: its address, its process, and the few things that are asked of it."""
+TOLD_OF_POSTGRES = (
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "wal_level",
+    "shared_buffers",
+    "max_wal_size",
+    "max_connections",
+    "autovacuum",
+)
+"""Settings that results name, as the server itself shows them."""
+
+
+class Server(Protocol):
+    """Where a cell keeps its jobs, if that is a server, and the few things that are asked of it."""
+
+    url: str
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time that it has used."""
+        ...
+
+    def empty(self) -> None:
+        """Forget all jobs and cut off all clients."""
+        ...
+
+    def used(self) -> int:
+        """Return how many bytes its data take."""
+        ...
+
+    def commands(self) -> int:
+        """Return how many commands, or transactions, it has run."""
+        ...
+
+
+class RedisServer:
+    """A started Redis."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.url = f"redis://127.0.0.1:{port}/0"
-        self.pid = pid
+        self._pid = pid
         self._client = Redis(port=port, retry=Retry(ConstantBackoff(0.05), 200, supported_errors=(NotUp,)))
         self.version = self._told("redis_version")
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time that its process has used."""
+        return cpu_of(self._pid)
 
     def empty(self) -> None:
         """Forget all jobs and all scripts, and who has been killed but still has commands under way."""
@@ -45,7 +93,7 @@ class Server:
 
 
 @contextmanager
-def a_server() -> Generator[Server]:
+def a_server() -> Generator[RedisServer]:
     """Start one, keep it for as long as this is entered, and remove it.
 
     Raises:
@@ -63,7 +111,65 @@ def a_server() -> Generator[Server]:
             [program, "--port", str(port), "--dir", folder, *words], stdout=subprocess.DEVNULL, start_new_session=True
         )
         try:
-            yield Server(port, process.pid)
+            yield RedisServer(port, process.pid)
         finally:
             process.kill()
             process.wait()
+
+
+class Postgres:
+    """The one PostgreSQL of a run. Each cell has a database of its own there."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._numbers = itertools.count(1)
+        self.settings = {name: str(server.execute(f"SHOW {name}")[0][0]) for name in TOLD_OF_POSTGRES}
+
+    @contextmanager
+    def database(self) -> "Generator[Database]":
+        """Lend a database that is not there before and after."""
+        database = Database(self._server, f"peers_{next(self._numbers)}")
+        try:
+            yield database
+        finally:
+            database.drop()
+
+
+class Database:
+    """One database of a PostgreSQL. Processor time is that of the whole server."""
+
+    def __init__(self, server: PostgresServer, name: str) -> None:
+        self.url = server.url_of(name)
+        self._server = server
+        self._name = name
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time of the server's processes, ended ones included."""
+        pid = self._server.pid
+        # Its processes have no children. All are read every few milliseconds, so this must cost little.
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ended = (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(pid) + ended + sum(cpu_of(int(child)) for child in children)
+
+    def empty(self) -> None:
+        """Make the database anew, and write to disk what others have left to be written."""
+        self.drop()
+        self._server.create_database(self._name)
+        self._server.execute("CHECKPOINT")
+
+    def used(self) -> int:
+        """Return the size of the database: tables, indexes and catalogues."""
+        [(size,)] = self._server.execute("SELECT pg_database_size(%s)", [self._name])
+        return int(size)
+
+    def commands(self) -> int:
+        """Return how many transactions have ended in the database, as far as they are reported: once a second."""
+        [(ended,)] = self._server.execute(
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s", [self._name]
+        )
+        return int(ended)
+
+    def drop(self) -> None:
+        """Remove the database with whoever is still connected to it."""
+        self._server.execute(f'DROP DATABASE IF EXISTS "{self._name}" WITH (FORCE)')

@@ -1,18 +1,17 @@
-"""pgqueuer on PostgreSQL: prepared for our own storage there, and run by hand until then."""
+"""pgqueuer on PostgreSQL: at most as many jobs at once as ordered, in batches of half as many."""
 
 import asyncio
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from benchmarks.peers.adapter import AsyncPeer, Cannot, Row, main
+from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 
 
@@ -25,32 +24,31 @@ class PgQueuerPeer(AsyncPeer):
             "max_concurrent_tasks": "as ordered",
             "batch_size": "half of it, the most that it allows (10 by default)",
             "dequeue_timeout": "30 s (default): LISTEN wakes it before",
-            "producer": "a pool of 10 connections",
+            "durability": "durable (default): all its tables are logged",
+            "autovacuum": "as `pgq autovac` sets it, which its documentation advises after the installation",
+            "connections": "one of asyncpg in the worker, a pool of 10 in the producer, as its documentation advises",
         },
         tight={"heartbeat_timeout": "1 s"},
         recovery="heartbeat_timeout 30 s",
-        rate=20_000,
+        rate=6_000,
         bulk=True,
         results=False,
         packages=("pgqueuer", "asyncpg", "uvloop"),
     )
+    capped: ClassVar[bool] = True
+    """Whether no more jobs are claimed than the concurrency that is ordered."""
 
     async def open(self) -> None:
         """Connect, and install its tables if they are not there."""
-        url = self.order.url
-        if not url.startswith("postgresql"):
-            raise Cannot("the runner starts no PostgreSQL yet")
         if self.order.do == "work":
-            self._connection = await asyncpg.connect(url)
-            queries = Queries(AsyncpgDriver(self._connection))
+            self._connection = await asyncpg.connect(self.order.url)
+            self._queries = Queries(AsyncpgDriver(self._connection))
         else:
-            pool = await asyncpg.create_pool(url, min_size=10, max_size=10)
-            queries = Queries(AsyncpgPoolDriver(pool))
-        if not await queries.has_table("pgqueuer"):
-            # A worker and a producer may come at once.
-            with suppress(asyncpg.UniqueViolationError, asyncpg.DuplicateObjectError):
-                await queries.install()
-        self._queries = queries
+            pool = await asyncpg.create_pool(self.order.url, min_size=10, max_size=10)
+            self._queries = Queries(AsyncpgPoolDriver(pool))
+        if not await self._queries.has_table("pgqueuer"):
+            await self._queries.install()
+            await self._queries.optimize_autovacuum()
 
     async def enqueue(self, task: str, *row: Any) -> object:
         """Enqueue one job."""
@@ -85,7 +83,10 @@ class PgQueuerPeer(AsyncPeer):
 
         tight = {"heartbeat_timeout": timedelta(seconds=1)} if self.order.tight else {}
         concurrency = self.order.concurrency
-        await worker.run(batch_size=max(1, concurrency // 2), max_concurrent_tasks=concurrency, **tight)
+        if self.capped:
+            await worker.run(batch_size=max(1, concurrency // 2), max_concurrent_tasks=concurrency, **tight)
+        else:
+            await worker.run(batch_size=concurrency, **tight)
 
 
 if __name__ == "__main__":

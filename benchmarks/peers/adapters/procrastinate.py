@@ -1,14 +1,12 @@
-"""procrastinate on PostgreSQL: prepared for our own storage there, and run by hand until then."""
+"""procrastinate on PostgreSQL."""
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from procrastinate import App, PsycopgConnector
-from procrastinate.exceptions import UniqueViolation
 
-from benchmarks.peers.adapter import AsyncPeer, Cannot, Row, main
+from benchmarks.peers.adapter import AsyncPeer, Row, main
 from benchmarks.peers.order import About
 
 SILENT = 1.0
@@ -26,6 +24,7 @@ class Procrastinate(AsyncPeer):
             "concurrency": "as ordered",
             "delete_jobs": "never (default)",
             "listen_notify": "on (default), fetch_job_polling_interval 5 s (default)",
+            "max_size": "20 connections in the pool, for its default of 4 would hold it back",
         },
         tight={
             "update_heartbeat_interval": "0.25 s",
@@ -35,15 +34,13 @@ class Procrastinate(AsyncPeer):
         rate=600,
         bulk=True,
         results=False,
-        packages=("procrastinate", "psycopg", "psycopg-pool"),
+        packages=("procrastinate", "psycopg", "psycopg-binary", "psycopg-pool", "uvloop"),
     )
 
     async def open(self) -> None:
         """Define the tasks, connect, and install its tables if they are not there."""
-        if not self.order.url.startswith("postgresql"):
-            raise Cannot("the runner starts no PostgreSQL yet")
         tally = self.tally
-        self._app = app = App(connector=PsycopgConnector(conninfo=self.order.url))
+        self._app = app = App(connector=PsycopgConnector(conninfo=self.order.url, max_size=20))
 
         @app.task(name="noop")
         async def noop(number: int) -> None:
@@ -62,9 +59,7 @@ class Procrastinate(AsyncPeer):
         self._tasks: dict[str, Any] = {"noop": noop, "echo": echo, "hold": hold}
         await app.open_async()
         if not await app.check_connection_async():
-            # A worker and a producer may come at once.
-            with suppress(UniqueViolation):
-                await app.schema_manager.apply_schema_async()
+            await app.schema_manager.apply_schema_async()
 
     async def enqueue(self, task: str, *row: Any) -> object:
         """Enqueue one job."""

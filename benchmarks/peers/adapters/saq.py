@@ -1,6 +1,7 @@
-"""SAQ on Redis, run in its own worker on one loop."""
+"""SAQ on Redis or PostgreSQL, run in its own worker on one loop."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from saq import Queue, Worker
@@ -28,6 +29,25 @@ class Saq(AsyncPeer):
         rate=3_500,
         packages=("saq", "redis", "hiredis", "uvloop"),
     )
+
+    @classmethod
+    def describe(cls, url: str) -> About:
+        """Return what is true of the storage that the URL names."""
+        if not url.startswith("postgresql"):
+            return cls.about
+        settings = {
+            **cls.about.settings,
+            "dequeue_timeout": "0 (default): LISTEN wakes it",
+            "poll_interval": "0 (default): it does not poll",
+            "pool": "4 to 20 connections of psycopg (default), each checked when it is lent (default)",
+        }
+        return replace(
+            cls.about,
+            title="SAQ on PostgreSQL",
+            settings=settings,
+            rate=1_000,
+            packages=("saq", "psycopg", "psycopg-binary", "psycopg-pool", "uvloop"),
+        )
 
     async def open(self) -> None:
         self._queue = Queue.from_url(self.order.url)
