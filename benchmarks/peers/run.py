@@ -74,7 +74,7 @@ class Run:
 
     def measure(self, write: Callable[[Results], None]) -> None:
         """Take the rounds for which there is time; what is found is written after each."""
-        peers, cells = {key: _cells(self._sources[key]) for key in self._entries}, chosen(self._asked.cells)
+        peers, cells = {key: cells_of(self._sources[key]) for key in self._entries}, chosen(self._asked.cells)
         for number in range(1, self._asked.rounds + 1):
             due = turns(peers, cells, number=number, seed=self._asked.seed)
             if self._passed() + expected(due, self._samples) > 60 * self._asked.within:
@@ -164,7 +164,8 @@ class Run:
         return time.monotonic() - self._clock
 
 
-def _cells(source: Source) -> list[str]:
+def cells_of(source: Source) -> list[str]:
+    """Return the cells that a peer is measured in."""
     return source.cells or [cell.name for cell in CELLS if not cell.on or source.storage in cell.on]
 
 

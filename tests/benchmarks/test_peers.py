@@ -9,14 +9,20 @@ import msgspec
 import pytest
 
 from benchmarks.peers.cells import CELLS, QUANTITIES, place, stretch, taken
-from benchmarks.peers.environments import sources
+from benchmarks.peers.environments import Source, sources
 from benchmarks.peers.order import Order
 from benchmarks.peers.ours import ABOUT
 from benchmarks.peers.plan import LATER, TOGETHER, chosen, expected, turns
 from benchmarks.peers.process import without_folders
 from benchmarks.peers.results import Entry, Machine, Results, Sample, percentile, summary, values
+from benchmarks.peers.run import cells_of
+from benchmarks.peers.server import POSTGRES_SETTINGS, Postgres
 from benchmarks.peers.tally import Reader, Tally
+from benchmarks.server import a_postgres
+from tests.postgres_servers import missing_postgres
 
+ADAPTER = [sys.executable, "-m", "benchmarks.peers.ours"]
+EXPECTED = {"process_backlog": (150.0, None), "process_worn": (100.0, 300.0)}
 PEERS: dict[str, list[str]] = {"ours": [], "one": [], "other": []}
 
 
@@ -53,6 +59,13 @@ class TestPlan:
 
         assert expected(due, took) == pytest.approx(1.0 + 1.0 / TOGETHER)
         assert expected(due, []) == 0.0
+
+    def test_long_backlogs_are_measured_on_postgresql_only(self) -> None:
+        everywhere = {cell.name for cell in CELLS if not cell.on}
+
+        assert set(cells_of(Source("redis"))) == everywhere
+        assert set(cells_of(Source("postgresql"))) - everywhere == {"process_1000", "process_backlog", "process_worn"}
+        assert cells_of(Source("postgresql", cells=["process_10"])) == ["process_10"]
 
     def test_cells_run_after_the_cells_that_they_depend_on(self) -> None:
         order = [(peer, cell.name) for peer, cell in turns(PEERS, CELLS, number=1, seed=7)]
@@ -120,12 +133,36 @@ class TestRead:
         ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-sqlite", "storage": "sqlite", "rate": 1}, Entry)
         (cell,) = chosen(["echo_10"])
 
-        with place(ours, [sys.executable, "-m", "benchmarks.peers.ours"], None, cell.name) as at:
+        with place(ours, ADAPTER, None, cell.name) as at:
             found = taken(cell, at, lambda cell, figure: None, 1)
 
         assert found.failed is None
         assert (found.figures["jobs"], found.figures["left"]) == (100.0, 0.0)
         assert found.figures["read"] > 0
+
+
+@pytest.mark.skipif(missing_postgres(own=True) is not None, reason=str(missing_postgres(own=True)))
+class TestPostgres:
+    def test_jobs_are_worked_off_among_a_backlog_and_after_others(self) -> None:
+        ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-postgres", "storage": "postgresql", "rate": 1}, Entry)
+        with a_postgres(**POSTGRES_SETTINGS) as server:
+            postgres = Postgres(server)
+            for name in ("process_backlog", "process_worn"):
+                (cell,) = chosen([name])
+                with (
+                    postgres.database() as database,
+                    place(ours, ADAPTER, database, name, backlog=150, worn=300) as at,
+                ):
+                    found = taken(cell, at, lambda cell, figure: None, 1)
+
+                assert (found.failed, found.remarks) == (None, [])
+                assert (found.figures["jobs"], found.figures.get("gone")) == EXPECTED[name]
+                assert found.figures["twice"] == 0
+                assert found.figures["server_cpu"] > 0
+            databases = [name for (name,) in server.execute("SELECT datname FROM pg_database")]
+
+        assert (postgres.settings["fsync"], postgres.settings["synchronous_commit"]) == ("on", "on")
+        assert not [name for name in databases if name.startswith("peers_")]
 
 
 class TestTally:

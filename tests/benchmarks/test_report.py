@@ -7,7 +7,7 @@ from benchmarks.peers.charts import charts
 from benchmarks.peers.found import Found, in_order
 from benchmarks.peers.goals import Judged, judged
 from benchmarks.peers.report import page
-from benchmarks.peers.results import Entry, Machine, Results, Sample
+from benchmarks.peers.results import Entry, Machine, Results, Sample, together
 
 MACHINE = Machine("Linux", "a processor", 2, 8.0, 0.1, "CPython 3.12.1", "7.0.15", {"save": ""}, "3.40.1")
 
@@ -71,6 +71,29 @@ class TestGoals:
         assert goal(goals, "fastest peer in Python").verdict == "met"
         assert goal(goals, "BullMQ on Node").ratio == pytest.approx(1.6)
 
+    def test_a_queue_on_postgresql_is_compared_at_the_concurrency_that_suits_it_best(self) -> None:
+        entries = [
+            entry(key, storage="postgresql", role="ours" if key == "tenure-postgres" else "peer")
+            for key in ("tenure-postgres", "pgqueuer", "pgqueuer-uncapped", "procrastinate")
+        ]
+        run = found(*entries, tenure_postgres=20_000, pgqueuer=5_000, pgqueuer_uncapped=9_000, procrastinate=500)
+        run.results.samples.append(Sample("pgqueuer-uncapped", "process_1000", 1, 1.0, {"rate": 25_000.0}))
+        goals = {item.goal: item for item in judged(run, None)}
+
+        assert goals["ahead of pgqueuer"].ratio == pytest.approx(0.8)
+        assert goals["ahead of pgqueuer"].verdict == "**missed** by 20%"
+        assert goals["at least 20x procrastinate"].ratio == pytest.approx(40)
+        assert goals["at least 3x pgqueuer"].verdict == "not measured"
+
+    def test_speed_on_postgresql_may_hardly_fall_with_a_backlog(self) -> None:
+        run = found(entry("tenure-postgres", storage="postgresql", role="ours"), tenure_postgres=3_000)
+        run.results.samples.append(Sample("tenure-postgres", "process_backlog", 1, 1.0, {"rate": 1_000.0}))
+        run.results.samples.append(Sample("tenure-postgres", "process_worn", 1, 1.0, {"rate": 2_400.0}))
+        verdicts = {item.what.rpartition(", ")[2]: item.verdict for item in judged(run, None)}
+
+        assert verdicts["a long backlog"] == "**missed** by 50%"
+        assert verdicts["many that have gone through"] == "met"
+
     def test_less_may_be_better(self) -> None:
         assert Judged("what", "at most a quarter", 0.2, "", 0.25, False).met
         assert Judged("what", "at most a quarter", 0.5, "", 0.25, False).verdict == "**missed** by 100%"
@@ -118,6 +141,38 @@ class TestPage:
         assert "- rq, recovery_tight: cannot: it has no setting for that" in text
         assert "- rq, echo_10, round 2: failed: ended: frame" in text
         assert "OSError: no room\n" in text
+
+    def test_a_page_shows_the_queues_on_postgresql_and_how_durable_the_server_was(self) -> None:
+        on = msgspec.structs.replace(MACHINE, postgres="15.8", postgres_settings={"synchronous_commit": "on"})
+        run = found(
+            entry("tenure-postgres", storage="postgresql", role="ours"),
+            entry("pgqueuer", storage="postgresql"),
+            tenure_postgres=2_000,
+            pgqueuer=1_000,
+        )
+        run.results.samples.append(Sample("pgqueuer", "process_worn", 1, 1.0, {"rate": 900.0, "gone": 200_000.0}))
+        text = page(Found(msgspec.structs.replace(run.results, machine=on)), None, [])
+
+        assert "## On PostgreSQL" in text
+        assert "PostgreSQL 15.8 (synchronous_commit on)" in text
+        assert "| PGQUEUER | 1,000 ±0% |" in text
+        assert "| PGQUEUER | 900 | 200,000 |" in text
+
+    def test_several_runs_make_one_page_in_which_the_later_run_of_a_peer_counts(self) -> None:
+        first = found(entry("tenure"), entry("saq"), tenure=1_000, saq=100).results
+        second = found(entry("saq"), entry("pgqueuer", storage="postgresql"), rounds=3, saq=200, pgqueuer=50).results
+        run = Found(together([first, second]))
+
+        assert list(run.entries) == ["tenure", "saq", "pgqueuer"]
+        assert [run.figure(key, "process_100").median for key in run.entries] == [1_000, 200, 50]  # type: ignore[union-attr]
+        assert (run.results.rounds, run.results.seconds) == (3, 120.0)
+
+    def test_runs_on_different_machines_do_not_make_one_page(self) -> None:
+        first = found(entry("tenure"), tenure=1_000).results
+        on = msgspec.structs.replace(MACHINE, processor="another processor")
+
+        with pytest.raises(ValueError, match="not on one machine"):
+            together([first, msgspec.structs.replace(first, machine=on)])
 
     def test_too_few_rounds_are_not_for_quoting(self) -> None:
         assert "Not for quoting" in page(found(entry("tenure"), rounds=1, tenure=1.0), None, [])
