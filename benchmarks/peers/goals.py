@@ -105,7 +105,8 @@ def _on_postgres(found: Found) -> Iterator[Judged]:
     own = [entry for entry in found.on("postgresql") if entry.key == OURS_ON_POSTGRES]
     ours = best[1] if (best := found.at_best(own, AT_BEST)) else None
     what = "PostgreSQL, processed by one process at its best"
-    for goal, bound, others in (("ahead of pgqueuer", 1, pgqueuer), ("at least 20x procrastinate", 20, procrastinate)):
+    goals = (("ahead of pgqueuer", 1.0, pgqueuer), ("at least 20x procrastinate", 20.0, procrastinate))
+    for goal, bound, others in goals:
         theirs = found.at_best(others, AT_BEST)
         yield Judged(what, goal, _over(ours, theirs), _named(theirs, "jobs/s"), bound, True)
     capped = [entry for entry in pgqueuer if entry.key == "pgqueuer"]
@@ -113,11 +114,12 @@ def _on_postgres(found: Found) -> Iterator[Judged]:
     yield _more(found, what, "at least 3x pgqueuer", "process_10", 3, capped, OURS_ON_POSTGRES)
     usual = found.best(own, "process_100")
     for cell, among in (("process_backlog", "a long backlog"), ("process_worn", "many that have gone through")):
-        ours = found.figure(OURS_ON_POSTGRES, cell)
         what = f"PostgreSQL, processed by one process at once 100, {among}"
         goal = f"at least 1/{FLAT:g} of what it is without"
-        yield Judged(what, goal, _over(ours, usual), _named(usual, "jobs/s"), 1 / FLAT, True)
-    for cell, bound, way in (("enqueue_one", 1.3, "one by one"), ("enqueue_bulk", 4, "in bulk")):
+        yield Judged(
+            what, goal, _over(found.figure(OURS_ON_POSTGRES, cell), usual), _named(usual, "jobs/s"), 1 / FLAT, True
+        )
+    for cell, bound, way in (("enqueue_one", 1.3, "one by one"), ("enqueue_bulk", 4.0, "in bulk")):
         what = f"PostgreSQL, enqueued {way}"
         yield _more(found, what, f"at least {bound:g}x the best peer", cell, bound, rivals, OURS_ON_POSTGRES)
 

@@ -179,7 +179,7 @@ def _head(found: Found) -> str:
         "<!-- written by python -m benchmarks.peers.report; edit that, or measure again -->",
         "# Benchmarks",
         "",
-        "Our queue and others on one machine, in one run, in rounds that shuffle them all. `make bench-peers` does the",
+        "Our queue and others on one machine, in rounds that shuffle them all. `make bench-peers` does the",
         "same on yours, and [this page](../howto/benchmarks.md) says how it measures, and which queues it "
         "puts at a disadvantage.",
         "Quote ratios, and of a run of your own: the figures are this machine's, and that day's.",

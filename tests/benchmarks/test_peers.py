@@ -146,6 +146,7 @@ class TestPostgres:
     def test_jobs_are_worked_off_among_a_backlog_and_after_others(self) -> None:
         ours = msgspec.convert({**asdict(ABOUT), "key": "tenure-postgres", "storage": "postgresql", "rate": 1}, Entry)
         with a_postgres(**POSTGRES_SETTINGS) as server:
+            assert server is not None
             postgres = Postgres(server)
             for name in ("process_backlog", "process_worn"):
                 (cell,) = chosen([name])
@@ -159,10 +160,10 @@ class TestPostgres:
                 assert (found.figures["jobs"], found.figures.get("gone")) == EXPECTED[name]
                 assert found.figures["twice"] == 0
                 assert found.figures["server_cpu"] > 0
-            databases = [name for (name,) in server.execute("SELECT datname FROM pg_database")]
+            left = [name for (name,) in server.execute("SELECT datname FROM pg_database") if name.startswith("peers_")]
 
         assert (postgres.settings["fsync"], postgres.settings["synchronous_commit"]) == ("on", "on")
-        assert not [name for name in databases if name.startswith("peers_")]
+        assert not left
 
 
 class TestTally:

@@ -71,7 +71,7 @@ class TestGoals:
         assert goal(goals, "fastest peer in Python").verdict == "met"
         assert goal(goals, "BullMQ on Node").ratio == pytest.approx(1.6)
 
-    def test_a_queue_on_postgresql_is_compared_at_the_concurrency_that_suits_it_best(self) -> None:
+    def test_queues_on_postgresql_are_compared_at_their_best_concurrency(self) -> None:
         entries = [
             entry(key, storage="postgresql", role="ours" if key == "tenure-postgres" else "peer")
             for key in ("tenure-postgres", "pgqueuer", "pgqueuer-uncapped", "procrastinate")
@@ -142,7 +142,7 @@ class TestPage:
         assert "- rq, echo_10, round 2: failed: ended: frame" in text
         assert "OSError: no room\n" in text
 
-    def test_a_page_shows_the_queues_on_postgresql_and_how_durable_the_server_was(self) -> None:
+    def test_a_page_shows_queues_on_postgresql_and_the_server_settings(self) -> None:
         on = msgspec.structs.replace(MACHINE, postgres="15.8", postgres_settings={"synchronous_commit": "on"})
         run = found(
             entry("tenure-postgres", storage="postgresql", role="ours"),
@@ -158,7 +158,7 @@ class TestPage:
         assert "| PGQUEUER | 1,000 ±0% |" in text
         assert "| PGQUEUER | 900 | 200,000 |" in text
 
-    def test_several_runs_make_one_page_in_which_the_later_run_of_a_peer_counts(self) -> None:
+    def test_of_a_peer_in_several_runs_the_later_one_counts(self) -> None:
         first = found(entry("tenure"), entry("saq"), tenure=1_000, saq=100).results
         second = found(entry("saq"), entry("pgqueuer", storage="postgresql"), rounds=3, saq=200, pgqueuer=50).results
         run = Found(together([first, second]))
