@@ -1,6 +1,8 @@
 """What is measured of each peer, one function a cell."""
 
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -42,6 +44,8 @@ LOOK = 0.005
 PACED, PACED_FOR = 500, 2.0
 IDLE_FOR = 4.0
 HELD, HOLDING = 20, 2.0
+SEEN = 4
+"""How many jobs run when a supervised process is killed: as many as ours then runs again at once, each isolated."""
 RECOVERED_WITHIN = 90.0
 AFTERWARDS = 3.0
 
@@ -499,9 +503,36 @@ def recovery(*, tight: bool) -> Callable[[Place, Known], Found]:
     return measure
 
 
-def _wait_for_all(reader: Reader, heir: Adapter) -> None:
+def recovery_seen(at: Place, known: Known) -> Found:
+    """Kill one of two processes whose supervisor sees it; the other, and the one that replaces it, have room."""
+    if not at.entry.supervised:
+        raise Cannot("it has no supervisor that gives back the jobs of a process that died")
+    with at.order(Order("work", task="hold", concurrency=SEEN, supervised=True)) as supervisor:
+        supervisor.hear("ready", STARTING)
+        supervisor.tell("go")
+        with at.order(Order("enqueue", task="hold", jobs=SEEN, hold=HOLDING)) as producer:
+            producer.hear("ready", STARTING)
+            producer.tell("go")
+            producer.hear("enqueued", FILLING)
+        reader, deadline = at.ran(), time.monotonic() + STARTING
+        while reader.read() < SEEN and time.monotonic() < deadline:
+            supervisor.check()
+            time.sleep(LOOK)
+        time.sleep(HOLDING / 4)
+        reader.read()
+        if not reader.started:
+            raise Failed("no job had started")
+        victim = reader.started[-1].process
+        os.kill(int(victim), signal.SIGKILL)
+        killed_ns = time.monotonic_ns()
+        reader.read()
+        _wait_for_all(reader, supervisor, SEEN)
+    return Found(*_recovered(reader, killed_ns, held=SEEN, victim=victim))
+
+
+def _wait_for_all(reader: Reader, heir: Adapter, held: int = HELD) -> None:
     deadline = time.monotonic() + RECOVERED_WITHIN
-    while len({note.number for note in reader.finished}) < HELD and time.monotonic() < deadline:
+    while len({note.number for note in reader.finished}) < held and time.monotonic() < deadline:
         reader.read()
         heir.check()
         time.sleep(10 * LOOK)
@@ -510,8 +541,11 @@ def _wait_for_all(reader: Reader, heir: Adapter) -> None:
     reader.read()
 
 
-def _recovered(reader: Reader, killed_ns: int) -> tuple[Figures, list[str]]:
-    before = {note.number for note in reader.started if note.at_ns <= killed_ns}
+def _recovered(
+    reader: Reader, killed_ns: int, *, held: int = HELD, victim: str | None = None
+) -> tuple[Figures, list[str]]:
+    """`victim`: the process that was killed, if others went on."""
+    before = {note.number for note in reader.started if note.at_ns <= killed_ns and victim in (None, note.process)}
     done = {note.number for note in reader.finished if note.at_ns <= killed_ns}
     finished = Counter(note.number for note in reader.finished)
     running = before - done
@@ -524,7 +558,7 @@ def _recovered(reader: Reader, killed_ns: int) -> tuple[Figures, list[str]]:
     figures = {
         "running": float(len(running)),
         "again": float(len(running & set(again))),
-        "unfinished": float(HELD - len(finished)),
+        "unfinished": float(held - len(finished)),
         # Whoever was running when the worker was killed had to start once more, and nobody else.
         "twice": float(sum(times - 1 - (number in running) for number, times in starts.items() if times > 1)),
     }
@@ -532,7 +566,7 @@ def _recovered(reader: Reader, killed_ns: int) -> tuple[Figures, list[str]]:
         figures |= {"first": min(seconds), "last": max(seconds)}
     remarks = list[str]()
     if figures["unfinished"]:
-        remarks.append(f"{HELD - len(finished)} of {HELD} jobs were not finished after {RECOVERED_WITHIN:.0f} s")
+        remarks.append(f"{held - len(finished)} of {held} jobs were not finished after {RECOVERED_WITHIN:.0f} s")
     if not running:
         remarks.append("nothing was running when it was killed")
     return figures, remarks
@@ -557,6 +591,7 @@ CELLS = (
     Cell("idle", idle, rounds=2),
     Cell("recovery_default", recovery(tight=False), rounds=1, alone=False),
     Cell("recovery_tight", recovery(tight=True), rounds=1, alone=False),
+    Cell("recovery_seen", recovery_seen, rounds=1, alone=False, on=("postgresql",)),
 )
 
 
@@ -600,10 +635,15 @@ def _quantities() -> Generator[Quantity]:
     yield Quantity("idle", "commands", "idle worker: commands at the server", "1/s", "less", 1)
     yield Quantity("idle", "worker_cpu", "idle worker: of one core", "%", "less", 2)
     yield Quantity("idle", "server_cpu", "idle worker: the server, of one core", "%", "less", 2)
-    for cell, title in (("recovery_default", "kill -9, defaults"), ("recovery_tight", "kill -9, tightest settings")):
+    for cell, title in (
+        ("recovery_default", "kill -9, defaults"),
+        ("recovery_tight", "kill -9, tightest settings"),
+        ("recovery_seen", "kill -9, seen by a supervisor"),
+    ):
         yield Quantity(cell, "running", f"{title}: jobs running", "jobs", "none")
         yield Quantity(cell, "again", f"{title}: of these started again", "jobs", "more")
-        yield Quantity(cell, "unfinished", f"{title}: of {HELD} jobs unfinished at the end", "jobs", "less")
+        held = SEEN if cell == "recovery_seen" else HELD
+        yield Quantity(cell, "unfinished", f"{title}: of {held} jobs unfinished at the end", "jobs", "less")
         yield Quantity(cell, "twice", f"{title}: runs too many", "runs", "less")
         yield Quantity(cell, "first", f"{title}: until the first started again", "s", "less", 1)
         yield Quantity(cell, "last", f"{title}: until the last started again", "s", "less", 1)

@@ -146,6 +146,12 @@ def _kept(found: Found) -> Iterator[Judged]:
         for figure, goal in (("unfinished", "no job lost"), ("twice", "none run twice without need")):
             count = found.figure(key, cell, figure)
             yield Judged(title, goal, None if count is None else count.most, "", 0, False, unit=" jobs")
+    for what, cell, bound in (
+        ("kill -9 at defaults", "recovery_default", 27.0),
+        ("kill -9 that a supervisor sees", "recovery_seen", 1.0),
+    ):
+        last = found.figure(OURS_ON_POSTGRES, cell, "last")
+        yield Judged(f"{what}, PostgreSQL", f"within {bound:g} s", last.most if last else None, "", bound, False, " s")
 
 
 def _growing(growth: Growth | None) -> Iterator[Judged]:

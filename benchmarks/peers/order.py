@@ -72,6 +72,8 @@ class Order:
     tight: bool = False
     """Of `enqueue` and `work`: set what decides after how long a dead worker's jobs are taken back as low as the peer's
     documentation lets one. Else leave it as it is by default."""
+    supervised: bool = False
+    """Of `work`: work in two processes of a supervisor of the peer's own, each with this concurrency."""
 
     def as_json(self) -> str:
         """Return the order as the adapter's one argument."""
@@ -106,6 +108,8 @@ class About:
     """Whether results can be read back."""
     at_once: int = 0
     """The most jobs that one process can run at once, whatever is ordered; 0: any number."""
+    supervised: bool = False
+    """Whether it has a supervisor that sees a worker process die and gives its jobs back."""
     tight: dict[str, str] = field(default_factory=dict[str, str])
     """What is set when an order says `tight`."""
     recovery: str = ""

@@ -1,12 +1,15 @@
 """Tenure, on Redis, SQLite and PostgreSQL: its public API, every setting at its default."""
 
 import asyncio
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from benchmarks.peers.adapter import AsyncPeer, Row, main
-from benchmarks.peers.order import About
+from benchmarks.peers.order import About, Order
+from benchmarks.peers.tally import Tally
 from tenure import Job, Task, Tenure, Timing, __version__
 from tenure.worker.prefetch import MOST_HELD
 
@@ -26,9 +29,38 @@ ABOUT = About(
     recovery="27 s at most: lease 20 s, grace 3 s, two sweeps of 2 s (docs/howto/operate.md)",
     rate=20_000,
     bulk=True,
+    supervised=True,
     versions={"tenure": __version__},
     packages=("msgspec", "redis", "hiredis", "uvloop"),
 )
+
+
+ORDER = "TENURE_PEERS_ORDER"
+"""The environment variable with the order, for processes that the supervisor starts."""
+
+SUPERVISED = "benchmarks.peers.supervised"
+
+
+def app_of(order: Order, tally: Tally) -> tuple[Tenure, dict[str, Task[..., Any]]]:
+    """Return an app with three tasks, and the tasks by their names."""
+    app = Tenure(order.url, name="peers", timing=TIGHT) if order.tight else Tenure(order.url, name="peers")
+
+    @app.task(name="noop")
+    async def noop(number: int) -> None:
+        tally.started(number)
+
+    @app.task(name="echo")
+    async def echo(number: int, text: str) -> str:
+        tally.started(number)
+        return text
+
+    @app.task(name="hold")
+    async def hold(number: int, seconds: float) -> None:
+        tally.started(number)
+        await asyncio.sleep(seconds)
+        tally.finished(number)
+
+    return app, {"noop": noop, "echo": echo, "hold": hold}
 
 
 class Ours(AsyncPeer):
@@ -47,30 +79,8 @@ class Ours(AsyncPeer):
 
     async def open(self) -> None:
         """Define the tasks and connect."""
-        tally = self.tally
-        self._app = app = (
-            Tenure(self.order.url, name="peers", timing=TIGHT)
-            if self.order.tight
-            else Tenure(self.order.url, name="peers")
-        )
-
-        @app.task(name="noop")
-        async def noop(number: int) -> None:
-            tally.started(number)
-
-        @app.task(name="echo")
-        async def echo(number: int, text: str) -> str:
-            tally.started(number)
-            return text
-
-        @app.task(name="hold")
-        async def hold(number: int, seconds: float) -> None:
-            tally.started(number)
-            await asyncio.sleep(seconds)
-            tally.finished(number)
-
-        self._tasks: dict[str, Task[..., Any]] = {"noop": noop, "echo": echo, "hold": hold}
-        await app.opened()
+        self._app, self._tasks = app_of(self.order, self.tally)
+        await self._app.opened()
 
     async def enqueue(self, task: str, *row: Any) -> Job[Any]:
         """Enqueue one job."""
@@ -86,8 +96,13 @@ class Ours(AsyncPeer):
         return await cast("Job[object]", handle).result(timeout=10)
 
     async def work(self) -> None:
-        """Run a worker of this process."""
+        """Run a worker of this process, or become the supervisor of two."""
         concurrency = self.order.concurrency
+        if self.order.supervised:
+            await self._app.close()
+            words = ["tenure", "worker", f"{SUPERVISED}:app", "--processes", "2", "--concurrency", str(concurrency)]
+            os.environ[ORDER] = self.order.as_json()
+            os.execv(sys.executable, [sys.executable, "-m", *words, "--log-level", "warning"])
         await self._app.worker(concurrency=concurrency, prefetch=max(0, MOST_HELD - concurrency)).run()
 
 

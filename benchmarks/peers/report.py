@@ -136,6 +136,8 @@ TABLES = (
             Column("tightest: back after", "recovery_tight", "last"),
             Column("unfinished ", "recovery_tight", "unfinished"),
             Column("run too often ", "recovery_tight", "twice"),
+            Column("seen by a supervisor: back after", "recovery_seen", "last"),
+            Column("unfinished  ", "recovery_seen", "unfinished"),
         ),
         most=False,
         note="Unfinished 90 s after the kill. The tightest settings cost each peer something else: see the settings.",

@@ -48,6 +48,7 @@ class Entry(Struct, frozen=True):
     rate: int
     bulk: bool
     results: bool
+    supervised: bool = False
 
 
 class Sample(Struct, frozen=True):

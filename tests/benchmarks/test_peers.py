@@ -64,7 +64,12 @@ class TestPlan:
         everywhere = {cell.name for cell in CELLS if not cell.on}
 
         assert set(cells_of(Source("redis"))) == everywhere
-        assert set(cells_of(Source("postgresql"))) - everywhere == {"process_1000", "process_backlog", "process_worn"}
+        assert set(cells_of(Source("postgresql"))) - everywhere == {
+            "process_1000",
+            "process_backlog",
+            "process_worn",
+            "recovery_seen",
+        }
         assert cells_of(Source("postgresql", cells=["process_10"])) == ["process_10"]
 
     def test_cells_run_after_the_cells_that_they_depend_on(self) -> None:
