@@ -43,8 +43,6 @@ class Source(Struct, frozen=True):
     """The interpreter; where there is none of it, the one that runs this."""
     cells: list[str] = []
     """The cells that it is there for, where it differs from another in nothing else; all, if none is named."""
-    off: bool = False
-    """Whether it is measured only if it is named."""
 
 
 def sources() -> dict[str, Source]:
@@ -177,8 +175,7 @@ def main() -> None:
             _write(key, _renewed(key))
             (MADE / key / ".made").write_text(_fingerprint(sources()[key]))
     for key in known:
-        if not known[key].off:
-            made(key)
+        made(key)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Results(Struct, frozen=True):
 
 
 def together(runs: Sequence[Results]) -> Results:
-    """Return several runs on one machine as one, such as of other peers; of a peer that is in two, the later counts.
+    """Return several runs on one machine as one, such as one for each storage; of a cell in two of them the later counts.
 
     Raises:
         ValueError: they were on different machines.
@@ -110,7 +110,7 @@ def together(runs: Sequence[Results]) -> Results:
     for run in others:
         if (run.machine.processor, run.machine.cores) != (whole.machine.processor, whole.machine.cores):
             raise ValueError("these runs were not on one machine")
-        later = {peer.key for peer in run.peers}
+        later, again = {peer.key for peer in run.peers}, {(sample.peer, sample.cell) for sample in run.samples}
         # The servers are those of the run that had peers on them.
         on = run.machine if any(peer.storage == "postgresql" for peer in run.peers) else whole.machine
         machine = replace(
@@ -127,7 +127,7 @@ def together(runs: Sequence[Results]) -> Results:
             options={**whole.options, **run.options},
             machine=machine,
             peers=[*(peer for peer in whole.peers if peer.key not in later), *run.peers],
-            samples=[*(sample for sample in whole.samples if sample.peer not in later), *run.samples],
+            samples=[*(old for old in whole.samples if (old.peer, old.cell) not in again), *run.samples],
             unavailable={**whole.unavailable, **run.unavailable},
         )
     return whole

@@ -19,18 +19,22 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import msgspec
 
 from benchmarks.peers.cells import BACKLOG, CELLS, QUANTITIES, STARTING, WORN, Cell, Known, place, taken
-from benchmarks.peers.environments import MADE, Source, command, sources
+from benchmarks.peers.environments import MADE, Source, Storage, command, sources
 from benchmarks.peers.order import Order
 from benchmarks.peers.plan import TOGETHER, Turn, chosen, expected, turns
 from benchmarks.peers.process import ADAPTERS, Adapter, Cannot, Failed
 from benchmarks.peers.results import Entry, Machine, Results, Sample, values
 from benchmarks.peers.server import POSTGRES_SETTINGS, SETTINGS, Postgres, RedisServer, Server, a_server
+from benchmarks.peers.tally import MOST
 from benchmarks.server import a_postgres, postgres_version
 from tests.postgres_servers import PostgresServer, missing_postgres
+
+STORAGES = get_args(Storage)
 
 
 class Run:
@@ -56,9 +60,7 @@ class Run:
         if unknown := set(self._asked.only) - set(known):
             raise SystemExit(f"there is no peer {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         for key, source in known.items():
-            if key in self._asked.only or not (self._asked.only or source.off):
-                if self._asked.storage and source.storage not in self._asked.storage:
-                    continue
+            if key in (self._asked.only or known) and source.storage in (self._asked.storage or STORAGES):
                 try:
                     if source.storage == "postgresql" and self._postgres is None:
                         raise RuntimeError(str(missing_postgres(own=True)))
@@ -234,6 +236,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7, help="decides the order of the cells (7)")
     parser.add_argument("-o", "--output", type=Path, default=MADE / "results.json", help="where the JSON goes")
     args = parser.parse_args()
+    if unknown := set(args.storage) - set(STORAGES):
+        parser.error(f"there is no storage {', '.join(sorted(unknown))}; there are {', '.join(STORAGES)}")
+    if not 0 < args.worn <= MOST:
+        # One worker notes them all.
+        parser.error(f"--worn is from 1 to {MOST}")
     try:
         chosen(args.cells)
     except ValueError as error:

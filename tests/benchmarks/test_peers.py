@@ -224,7 +224,7 @@ class TestData:
             assert source.same is None or source.same in sources(), key
             assert all("==" in pin or "@" in pin[1:] for pin in source.pins), key
             assert set(source.cells) <= {cell.name for cell in CELLS}, key
-            assert bool(source.pins) == (source.same is None) or source.off, key
+            assert bool(source.pins) == (source.same is None), key
 
     def test_ours_is_measured_on_its_defaults(self) -> None:
         assert ABOUT.role == "ours"

@@ -158,13 +158,15 @@ class TestPage:
         assert "| PGQUEUER | 1,000 ±0% |" in text
         assert "| PGQUEUER | 900 | 200,000 |" in text
 
-    def test_of_a_peer_in_several_runs_the_later_one_counts(self) -> None:
+    def test_of_a_cell_in_several_runs_the_later_one_counts(self) -> None:
         first = found(entry("tenure"), entry("saq"), tenure=1_000, saq=100).results
         second = found(entry("saq"), entry("pgqueuer", storage="postgresql"), rounds=3, saq=200, pgqueuer=50).results
+        first.samples.append(Sample("saq", "process_10", 1, 1.0, {"rate": 70.0}))
         run = Found(together([first, second]))
 
         assert list(run.entries) == ["tenure", "saq", "pgqueuer"]
         assert [run.figure(key, "process_100").median for key in run.entries] == [1_000, 200, 50]  # type: ignore[union-attr]
+        assert run.figure("saq", "process_10") is not None
         assert (run.results.rounds, run.results.seconds) == (3, 120.0)
 
     def test_runs_on_different_machines_do_not_make_one_page(self) -> None:
