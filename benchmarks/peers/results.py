@@ -101,7 +101,7 @@ class Results(Struct, frozen=True):
 
 
 def together(runs: Sequence[Results]) -> Results:
-    """Return several runs on one machine as one, such as one for each storage; of a cell in two of them the later counts.
+    """Return several runs on one machine as one, such as one for each storage. Of a cell in two, the later counts.
 
     Raises:
         ValueError: they were on different machines.
