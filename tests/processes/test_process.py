@@ -109,7 +109,7 @@ asyncio.run(main())
 """
 
 
-def test_its_peak_of_memory_is_known_though_a_larger_process_started_its_parent() -> None:
+def test_its_peak_memory_is_known_if_a_large_process_started_ours() -> None:
     larger = "import subprocess, sys; much = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     command = [sys.executable, "-c", larger, PARENT_OF_A_KILLED_CHILD]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
