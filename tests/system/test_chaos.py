@@ -1,13 +1,17 @@
 """A short act of the chaos: real processes are struck, and the audit finds nothing; the long one is `make chaos`."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from tenure.clock import SystemClock
 from tenure.options import Timing
+from tenure.storage.urls import locate
+from tenure_testing.chaos.postgres_storage import ChaosPostgres
 from tenure_testing.chaos.run import Act, play
 from tests.servers import Brand
+from tests.storage.worlds import job
 
 pytestmark = [
     pytest.mark.system,
@@ -41,3 +45,27 @@ async def test_on_sqlite_no_job_is_lost_or_silently_run_twice_under_chaos() -> N
 async def test_on_redis_no_job_is_lost_or_silently_run_twice_under_chaos(brand: Brand) -> None:
     # Here: a killed supervisor, a killed server, a stopped worker, a sleeping server.
     await strike(brand.name, 122)
+
+
+@pytest.mark.postgres
+async def test_on_postgres_a_damaged_index_is_found_and_conflicts_come_twice(tmp_path: Path) -> None:
+    server = ChaosPostgres(tmp_path)
+    await server.open()
+    try:
+        storage = locate(server.url(""))
+        await storage.enqueue([job("indexed")])
+        sound = await server.flaws()
+        for _ in range(2):
+            await server.sabotage(on=True)
+            await server.sabotage(on=False)
+        ready = f"UPDATE pg_index SET indisready = %s WHERE indexrelid = '{server.schema}.job_waiting'::regclass"
+        await server.execute(ready, [False])
+        await storage.enqueue([job("not indexed")])
+        await storage.close()
+        await server.execute(ready, [True])
+        damaged = await server.flaws()
+    finally:
+        await server.close()
+
+    assert sound == []
+    assert [flaw.partition(":")[0] for flaw in damaged] == ["an index is damaged"]
