@@ -22,6 +22,7 @@ COVERED = {
     "docs/evidence/simulation.md": ("storage/memory", "../tenure_testing", *ENGINE),
     "docs/evidence/chaos-sqlite.md": ("storage/sql", "storage/sqlite", *ENGINE),
     "docs/evidence/chaos-redis.md": ("storage/redis", *ENGINE),
+    "docs/evidence/chaos-postgres.md": ("storage/sql", "storage/postgres", *ENGINE),
     "docs/benchmarks/README.md": ("storage/sql", "storage/sqlite", "storage/redis", *ENGINE),
 }
 """By page, the parts of the package whose behaviour it shows."""
