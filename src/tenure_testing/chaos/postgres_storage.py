@@ -197,7 +197,7 @@ class ChaosPostgres(Networks):
 
     async def sabotage(self, *, on: bool) -> None:
         """Let transactions fail at random, or no longer."""
-        if on and not await self.execute("SELECT 1 FROM pg_proc WHERE proname = 'fail_now'"):
+        if on and not await self.execute(_SQL["has_sabotage"]):
             await self.execute(_SQL["sabotage"].format(schema=self.schema))
         word = "ENABLE" if on else "DISABLE"
         for table, trigger in _TRIGGERS:
@@ -226,7 +226,7 @@ class ChaosPostgres(Networks):
         finally:
             await storage.close()
         wrong = [f"{item.subject}: {item.message}" for item in found if item.level == "error"]
-        if await self.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'amcheck'"):
+        if await self.execute(_SQL["has_amcheck"]):
             await self.execute("CREATE EXTENSION IF NOT EXISTS amcheck SCHEMA public")
             try:
                 await self.execute(_SQL["check_indexes"], [self.schema])

@@ -4,11 +4,17 @@
 -- Ends all connections of Tenure.
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tenure';
 
+-- name: has_amcheck
+SELECT name FROM pg_available_extensions WHERE name = 'amcheck';
+
 -- name: check_indexes
 -- Compares each index of a schema with its table, and fails at the first one that is damaged.
 SELECT bt_index_check(index.indexrelid, TRUE)
 FROM pg_index AS index JOIN pg_class AS class ON class.oid = index.indexrelid JOIN pg_am ON pg_am.oid = class.relam
 WHERE class.relnamespace = %s::regnamespace AND class.relkind = 'i' AND pg_am.amname = 'btree';
+
+-- name: has_sabotage
+SELECT proname FROM pg_proc WHERE proname = 'fail_now';
 
 -- name: sabotage
 -- Lets transactions fail as if others had conflicted with them: at a statement, or not before their commit.
