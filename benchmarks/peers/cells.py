@@ -480,17 +480,7 @@ def recovery(*, tight: bool) -> Callable[[Place, Known], Found]:
             victim = stack.enter_context(at.order(Order("work", task="hold", concurrency=10, tight=tight)))
             victim.hear("ready", STARTING)
             victim.tell("go")
-            order = Order("enqueue", task="hold", jobs=HELD, hold=HOLDING, tight=tight)
-            with at.order(order) as producer:
-                producer.hear("ready", STARTING)
-                producer.tell("go")
-                producer.hear("enqueued", FILLING)
-            reader, deadline = at.ran(), time.monotonic() + STARTING
-            while reader.read() < busy and time.monotonic() < deadline:
-                victim.check()
-                time.sleep(LOOK)
-            time.sleep(HOLDING / 4)
-            reader.read()
+            reader = _running(at, victim, Order("enqueue", task="hold", jobs=HELD, hold=HOLDING, tight=tight), busy)
             victim.kill()
             killed_ns = time.monotonic_ns()
             reader.read()
@@ -510,16 +500,7 @@ def recovery_seen(at: Place, known: Known) -> Found:
     with at.order(Order("work", task="hold", concurrency=SEEN, supervised=True)) as supervisor:
         supervisor.hear("ready", STARTING)
         supervisor.tell("go")
-        with at.order(Order("enqueue", task="hold", jobs=SEEN, hold=HOLDING)) as producer:
-            producer.hear("ready", STARTING)
-            producer.tell("go")
-            producer.hear("enqueued", FILLING)
-        reader, deadline = at.ran(), time.monotonic() + STARTING
-        while reader.read() < SEEN and time.monotonic() < deadline:
-            supervisor.check()
-            time.sleep(LOOK)
-        time.sleep(HOLDING / 4)
-        reader.read()
+        reader = _running(at, supervisor, Order("enqueue", task="hold", jobs=SEEN, hold=HOLDING), SEEN)
         if not reader.started:
             raise Failed("no job had started")
         victim = reader.started[-1].process
@@ -528,6 +509,21 @@ def recovery_seen(at: Place, known: Known) -> Found:
         reader.read()
         _wait_for_all(reader, supervisor, SEEN)
     return Found(*_recovered(reader, killed_ns, held=SEEN, victim=victim))
+
+
+def _running(at: Place, worker: Adapter, order: Order, count: int) -> Reader:
+    """Enqueue jobs, and wait until so many of them have run for a while."""
+    with at.order(order) as producer:
+        producer.hear("ready", STARTING)
+        producer.tell("go")
+        producer.hear("enqueued", FILLING)
+    reader, deadline = at.ran(), time.monotonic() + STARTING
+    while reader.read() < count and time.monotonic() < deadline:
+        worker.check()
+        time.sleep(LOOK)
+    time.sleep(HOLDING / 4)
+    reader.read()
+    return reader
 
 
 def _wait_for_all(reader: Reader, heir: Adapter, held: int = HELD) -> None:

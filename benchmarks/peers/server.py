@@ -153,7 +153,7 @@ class Database:
         return cpu_of(pid) + ended + sum(cpu_of(int(child)) for child in children)
 
     def empty(self) -> None:
-        """Make the database anew, and write to disk what others have left to be written."""
+        """Drop the database, create it again, and run a checkpoint: what other cells wrote is then on disk."""
         self.drop()
         self._server.create_database(self._name)
         self._server.execute("CHECKPOINT")
@@ -171,5 +171,5 @@ class Database:
         return int(ended)
 
     def drop(self) -> None:
-        """Remove the database with whoever is still connected to it."""
+        """Drop the database, and end all connections to it."""
         self._server.execute(f'DROP DATABASE IF EXISTS "{self._name}" WITH (FORCE)')

@@ -22,9 +22,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.shop.shop import LIMIT, Charge, Order, app, engine
-from tenure import State, StorageUnavailableError
+from tenure import JobFilter, State, StorageUnavailableError
 from tenure.core.job import Owner
-from tenure.storage.protocol import Query
 
 PAUSE = 5.0
 """Seconds that a worker is paused: longer than its lease, so that its jobs run again while it is paused."""
@@ -36,7 +35,8 @@ RECENTLY = 2_000_000
 """Microseconds: four beats of a worker."""
 
 PATIENCE = 120.0
-UNFINISHED = (State.WAITING, State.DELAYED, State.ACTIVE)
+UNFINISHED = JobFilter(states=(State.WAITING, State.DELAYED, State.ACTIVE))
+ACTIVE = JobFilter(states=(State.ACTIVE,))
 
 
 @dataclass
@@ -122,8 +122,7 @@ class Faults:
         """Wait for a live worker that is not paused; return the one that runs the most jobs."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            active = (await app.storage.find(Query(states=(State.ACTIVE,), limit=500))).jobs
-            runs = Counter(job.owner for job in active)
+            runs = Counter([job.owner async for job in app.jobs.list(ACTIVE)])
             workers = [worker for worker in (await app.storage.survey()).workers if worker.seen_ago < RECENTLY]
             alive = [worker.owner for worker in workers if not worker.died and worker.owner.id not in self._hit]
             if alive:
@@ -157,9 +156,9 @@ async def settled() -> dict[UUID, list[int]]:
     """Wait until each order has a charge and no job is unfinished, but not for ever; return the runs of each order."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        working = (await app.storage.find(Query(states=UNFINISHED, limit=1))).jobs
+        unfinished = await app.jobs.count(UNFINISHED)
         runs = await stored()
-        if (all(runs.values()) and not working) or time.monotonic() > deadline:
+        if (all(runs.values()) and not unfinished) or time.monotonic() > deadline:
             return runs
         await asyncio.sleep(0.2)
 
@@ -186,9 +185,9 @@ def compare(sent: Sent, runs: dict[UUID, list[int]]) -> bool:
 
 async def storm(port: int, orders: int, kills: int, pauses: int) -> bool:
     faults, sent = Faults(), Sent()
-    blows = [*[faults.kill] * kills, *[faults.pause] * pauses]
-    Random(18).shuffle(blows)
-    due = {(index + 1) * orders // (len(blows) + 1): blow for index, blow in enumerate(blows)}
+    planned = [*[faults.kill] * kills, *[faults.pause] * pauses]
+    Random(18).shuffle(planned)
+    due = {(index + 1) * orders // (len(planned) + 1): fault for index, fault in enumerate(planned)}
     print(f"Placing {orders} orders (workers to kill: {kills}, to pause: {pauses}) ...", flush=True)
     async with app:
         for number in range(orders):

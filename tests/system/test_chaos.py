@@ -51,8 +51,8 @@ async def test_on_redis_no_job_is_lost_or_silently_run_twice_under_chaos(brand: 
 async def test_on_postgres_a_damaged_index_is_found_and_conflicts_come_twice(tmp_path: Path) -> None:
     server = ChaosPostgres(tmp_path)
     await server.open()
+    storage = locate(server.url(""))
     try:
-        storage = locate(server.url(""))
         await storage.enqueue([job("indexed")])
         sound = await server.flaws()
         for _ in range(2):
@@ -61,10 +61,10 @@ async def test_on_postgres_a_damaged_index_is_found_and_conflicts_come_twice(tmp
         ready = f"UPDATE pg_index SET indisready = %s WHERE indexrelid = '{server.schema}.job_waiting'::regclass"
         await server.execute(ready, [False])
         await storage.enqueue([job("not indexed")])
-        await storage.close()
         await server.execute(ready, [True])
         damaged = await server.flaws()
     finally:
+        await storage.close()
         await server.close()
 
     assert sound == []

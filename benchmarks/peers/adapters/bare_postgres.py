@@ -54,7 +54,7 @@ class BarePostgres(AsyncPeer):
     async def enqueue(self, task: str, *row: Any) -> object:
         """Store a job, with those that other callers store meanwhile."""
         self._unsaved.append(json.dumps(row).encode())
-        # One INSERT runs at a time; who comes too late for it waits for the next.
+        # One INSERT runs at a time. Jobs that arrive during it are stored by the next one.
         while (saving := self._saved) is not None and not saving.done():
             await asyncio.shield(saving)
         if self._unsaved:
