@@ -9,6 +9,7 @@ import pytest
 from tenure import (
     Debounce,
     JobDebounced,
+    JobNotFoundError,
     JobThrottled,
     State,
     TaskOptions,
@@ -199,6 +200,23 @@ def test_the_handle_of_a_skipped_call_raises_throttled_error(play: Play) -> None
             "task 'save': the throttle is full, so this call made no job; call again"
         )
         assert "on_limit" not in str(skipped.refusal)
+
+    play(scenario)
+
+
+def test_the_handle_of_a_deleted_job_ignores_a_later_throttled_call(play: Play) -> None:
+    async def scenario(stage: Stage) -> None:
+        app = stage.app()
+        save = saving(app, [], throttle=Throttle(max=1, window="1h", on_limit="skip"))
+        await app.queue("default").record(JobThrottled)
+        call = save.call("a", 1)
+        [job] = await app.enqueue_many([call])
+        await job.delete()
+        [repeated] = await app.enqueue_many([call])
+
+        assert (job.made, repeated.made) == ("created", "throttled")
+        with pytest.raises(JobNotFoundError):
+            await job.result()
 
     play(scenario)
 

@@ -511,7 +511,8 @@ class Job(Struct, Generic[R_co], eq=False, weakref=True):
             if page.next == cursor or len(page.events) < EVENTS_PAGE:
                 break
             cursor = page.next
-        if isinstance(last, JobThrottled):
+        # A call that made this job, or found it, was not throttled. The event is of a later call with the same id.
+        if isinstance(last, JobThrottled) and (self.made == "pending" or self._in_outbox):
             key = last.key.partition(":")[2]
             return ThrottledError(last.task, key or None, last.retry_in, skipped=True)
         if isinstance(last, JobExpired):
