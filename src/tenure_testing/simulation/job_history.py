@@ -45,7 +45,9 @@ class JobHistory:
     ref: Ref
     fence: int = 0
     run: RunHistory | None = None
-    runs: dict[int, RunHistory] = field(default_factory=dict[int, RunHistory])
+    runs: dict[tuple[int, str], RunHistory] = field(default_factory=dict[tuple[int, str], RunHistory])
+    """By fence and owner: a job that was deleted and made again may get a fence twice if the clock was set back."""
+
     accepted: list[int] = field(default_factory=list[int])
     ends: int = 0
     starts: int = 0

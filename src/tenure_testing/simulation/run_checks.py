@@ -267,7 +267,7 @@ class RunChecks:
         story.run = RunHistory(job.starts, job.fence, owner.id, now, now, now, now, now, holders=[owner.id])
         story.run.place = self._accounts.runs
         story.run.limits = {key.name: self._accounts.limits[job.queue, key.name] for key in job.keys}
-        story.runs[job.fence] = story.run
+        story.runs[job.fence, owner.id] = story.run
         self._accounts.calls.claimed(job)
         self._accounts.pacing.started(
             job, self._accounts.rates(job, queue=True), at, len(self._accounts.fault_log.steps)

@@ -272,8 +272,8 @@ class World:
         by_job: dict[Ref, list[Any]] = {}
         for entry in self.environment.journal.entries:
             story = self.environment.accounts.stories.get(entry.ref)
-            run = story.runs.get(entry.fence) if story is not None else None
-            if run is None or (run.number, run.owner) != (entry.run, entry.owner):
+            run = story.runs.get((entry.fence, entry.owner)) if story is not None else None
+            if run is None or run.number != entry.run:
                 raise Violation(f"I17: {entry} began, and the history has no such run: {run}")
             given = self.environment.accounts.calls.given.get((entry.ref, entry.fence))
             right = None if given is None else tuple(n for call in given for n in json.decode(call)["items"])
@@ -301,7 +301,7 @@ class World:
         """Check that no key had more handlers at work at one time than its limit allows."""
         entries = self.environment.journal.entries
         stories, faults = self.environment.accounts.stories, self.environment.fault_log
-        for key, at_work in overfull((entry, stories[entry.ref].runs[entry.fence]) for entry in entries):
+        for key, at_work in overfull((entry, stories[entry.ref].runs[entry.fence, entry.owner]) for entry in entries):
             latest = max(entry.began for entry in at_work)
             troubled = any(
                 fault.where in (entry.owner, EVERYWHERE)
