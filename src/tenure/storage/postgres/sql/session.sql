@@ -3,13 +3,15 @@
 
 -- name: write
 -- Begins a transaction that may write. `gate`: no other one runs until it ends. The settings: stale statistics never
--- lead to a scan of a whole table; a process that is frozen holds the gate for `idle` milliseconds at most, and a
--- transaction waits for it for `patience` milliseconds.
+-- lead to a scan of a whole table, or to a sort of all jobs that wait where an index has their order; a process that is
+-- frozen holds the gate for `idle` milliseconds at most, and a transaction waits for it for `patience` milliseconds.
 -- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, whether calls of users'
 -- transactions wait, and what `state` returns.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
+       set_config('enable_bitmapscan', 'off', TRUE),
+       set_config('enable_sort', 'off', TRUE),
        set_config('jit', 'off', TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE),
@@ -26,6 +28,8 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_current_xac
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SELECT set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
+       set_config('enable_bitmapscan', 'off', TRUE),
+       set_config('enable_sort', 'off', TRUE),
        set_config('jit', 'off', TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE);
@@ -42,6 +46,8 @@ SET CONSTRAINTS ALL IMMEDIATE;
 SELECT set_config('tenure.search_path', current_setting('search_path'), TRUE),
        set_config('search_path', :schema, TRUE),
        set_config('enable_seqscan', 'off', TRUE),
+       set_config('enable_bitmapscan', 'off', TRUE),
+       set_config('enable_sort', 'off', TRUE),
        set_config('jit', 'off', TRUE),
        set_config('idle_in_transaction_session_timeout', :idle, TRUE),
        set_config('lock_timeout', :patience, TRUE),
