@@ -3,8 +3,8 @@
 
 -- name: write
 -- Begins a transaction that may write. `gate`: no other one runs until it ends. The settings: stale statistics never
--- lead to a scan of a whole table, or to a sort of all jobs that wait where an index has their order; a process that is
--- frozen holds the gate for `idle` milliseconds at most, and a transaction waits for it for `patience` milliseconds.
+-- lead to a scan of a whole table, or to a sort of all waiting jobs where an index has their order. The server ends a
+-- transaction that gets no statement for `idle` milliseconds. A transaction waits for the gate for `patience` milliseconds.
 -- Returns the server's clock in microseconds, read once the gate is taken, the transaction's number, whether calls of users'
 -- transactions wait, and what `state` returns.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
