@@ -20,8 +20,10 @@ QUICK := not system and not patient and not slow and not redis and not postgres
 NOT_QUICK := --ignore-glob='tests/conformance/test_redis*.py' --ignore-glob='tests/conformance/test_p*.py'
 NO_PYTHON := Tenure needs Python 3.11 or newer with venv and sqlite3: install one, or name it: make PYTHON=/path/to/python3
 
-# Quick tests write to memory if there is enough: none of them needs a file to survive a power cut.
+# Tests write to memory if there is enough: none of them needs a file to survive a power cut, and a disk that other
+# processes keep busy answers an fsync after seconds.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2097152 { print "/dev/shm" }')
+IN_MEMORY := TMPDIR="$${TMPDIR:-$(MEMORY)}"
 
 # Where `make servers` puts a server that the system does not have.
 SERVERS := $(CURDIR)/.servers
@@ -46,7 +48,7 @@ examples: $(READY) ## run every example
 	@for example in examples/*.py; do printf '\n== %s\n' "$$example"; $(BIN)/python "$$example" || exit 1; done
 
 test: $(READY) ## run all tests, with the servers that `make servers` installs (ARGS="-k lease")
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
+	@$(IN_MEMORY) $(if $(ARGS),$(BIN)/python -m pytest $(ARGS),.ci/all-tests $(BIN)/python $(REPORTS))
 
 test-full: $(READY) ## run all tests with the full number of restarts, deaths and cases (ARGS="tests/system/test_leaving.py")
 	@TENURE_TEST_FULL=1 $(MAKE) --no-print-directory test
@@ -61,7 +63,7 @@ quickest: $(READY) ## run the quick tests that `make check` runs
 	@$(MAKE) --no-print-directory quick QUICK='$(QUICK) and not thorough'
 
 quick: $(READY) ## run the tests that start no process or server and take no time
-	@TMPDIR="$${TMPDIR:-$(MEMORY)}" $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(NOT_QUICK) $(ARGS)
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m '$(QUICK)' $(NOT_QUICK) $(ARGS)
 
 lint: $(READY) ## check the format and lint
 	@$(BIN)/ruff format --check .
