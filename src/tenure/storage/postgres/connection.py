@@ -38,6 +38,9 @@ IDLE = 1_000
 PATIENCE = 10_000
 """How many milliseconds a transaction waits for a lock. A transaction that waited in vain is tried again."""
 
+PREPARE_AFTER = 5
+"""A statement that a connection has sent so often is prepared: planning takes longer than most statements run."""
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -96,6 +99,8 @@ class Session:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 adapt(connection)
                 self._check(connection)
+                if is_direct(connection):
+                    connection.prepared_max, connection.prepare_threshold = len(NAMED), PREPARE_AFTER
             except BaseException:
                 connection.close()
                 raise
@@ -155,6 +160,14 @@ def parameters(address: PostgresAddress, target: str) -> dict[str, Any]:
     except psycopg.Error as error:
         why = " ".join(str(error).split()).partition(":")[0]
         raise UsageError(f"storage URL {address.shown!r} cannot be read ({why})") from None
+
+
+def is_direct(connection: Connection) -> bool:
+    """Return False if a pooler may give this connection another session of the server for each transaction.
+
+    A pooler invents the number of the process that it names when a connection opens: it serves no single one.
+    """
+    return connection.execute(NAMED["session.backend"]).fetchone() == (connection.info.backend_pid,)
 
 
 def adapt(connection: Connection) -> None:

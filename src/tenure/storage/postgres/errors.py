@@ -12,6 +12,7 @@ from tenure.errors import (
 )
 
 _PASSING = {
+    "0A000",  # feature_not_supported: a migration changed the columns that a prepared statement returns
     "25P03",  # idle_in_transaction_session_timeout: this process was stopped for a while
     "40001",  # serialization_failure
     "40P01",  # deadlock_detected

@@ -15,7 +15,7 @@ from tenure.clock import Clock, entropy
 from tenure.core.exponential_delay import ExponentialDelay
 from tenure.storage.notifications import Listener, NotificationHub
 from tenure.storage.postgres.address import PostgresAddress
-from tenure.storage.postgres.connection import Connection, Session
+from tenure.storage.postgres.connection import Connection, Session, is_direct
 from tenure.storage.postgres.statements import NAMED, STATEMENTS
 from tenure.storage.protocol import owner_topic
 
@@ -142,8 +142,7 @@ class PostgresListener:
 
     def _hears_others(self, connection: Connection, session: Session) -> bool:
         """Return False if a pooler gives this connection another backend for each transaction."""
-        backend = connection.execute(NAMED["session.backend"]).fetchone()
-        if backend == (connection.info.backend_pid,):
+        if is_direct(connection):
             return True
         # A pooler that gives it one backend for its whole life passes notifications on.
         other = session.another()

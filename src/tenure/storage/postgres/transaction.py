@@ -17,7 +17,7 @@ class PostgresCursor(Protocol):
         """See psycopg."""
         ...
 
-    def execute(self, query: bytes, params: Values, /, *, prepare: bool) -> "PostgresCursor":
+    def execute(self, query: bytes, params: Values, /) -> "PostgresCursor":
         """See psycopg."""
         ...
 
@@ -50,11 +50,11 @@ class PostgresTransaction(Transaction):
 
     def all(self, statement: str, values: Values = NO_VALUES) -> list[Row]:
         """See `Transaction.all`."""
-        return self._cursor.execute(NAMED[statement], values, prepare=False).fetchall()
+        return self._cursor.execute(NAMED[statement], values).fetchall()
 
     def run(self, statement: str, values: Values = NO_VALUES) -> int:
         """See `Transaction.run`."""
-        return self._cursor.execute(NAMED[statement], values, prepare=False).rowcount
+        return self._cursor.execute(NAMED[statement], values).rowcount
 
     def many(self, statement: str, values: Sequence[Values]) -> int:
         """See `Transaction.many`. All sets of values go to the server in one round trip."""
