@@ -294,3 +294,27 @@ def test_show_names_the_timeout_and_the_retry_rule_of_the_job(there: Terminal) -
     assert "90s" in text
     assert "up to 7 attempts, exponential delay from 2s to 1m, ±50%" in text
     assert "never" in there.run("jobs", "show", there.enqueue("bad", 1)).stdout
+
+
+@EVERYWHERE
+def test_why_explains_why_a_job_does_not_run(there: Terminal) -> None:
+    done = there.enqueue("elsewhere", work=True)
+    delayed, waiting = there.enqueue("add", 1, 2, delay="1h"), there.enqueue("add", 1, 2)
+
+    assert [reason["cause"] for reason in there.read("jobs", "why", delayed)] == ["delayed", "no_worker"]
+    assert [reason["cause"] for reason in there.read("jobs", "why", waiting)] == ["no_worker", "turn"]
+    assert [reason["cause"] for reason in there.read("jobs", "why", done)] == ["completed"]
+
+    there.run("queues", "pause", "default")
+    lines = there.run("jobs", "why", waiting).stdout.splitlines()
+    assert lines[0] == "queue 'default' is paused"
+    assert lines[1] == "  remedy: tenure queues resume default"
+    assert lines[2].startswith("also: no live worker serves queue 'default'")
+    assert "no job 'nope' in any queue" in there.refused("jobs", "why", "nope", code=4)
+
+
+def test_why_names_a_paused_task(there: Terminal) -> None:
+    paused = there.enqueue("add", 1, 2)
+    there.run("queues", "pause", "--task", "add")
+
+    assert there.read("jobs", "why", paused)[0]["cause"] == "task_paused"

@@ -15,6 +15,7 @@ from tenure.cli.lookup import current_user, find_jobs, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, table
 from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.cli.show import show
+from tenure.cli.why import why
 from tenure.client.filters import in_order
 from tenure.client.jobs import JobFilter
 from tenure.core.check import remark
@@ -28,12 +29,13 @@ from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision
 @storage
 @click.pass_context
 def jobs(ctx: click.Context) -> None:
-    """List, show, redrive, cancel and delete jobs."""
+    """List, show, explain, redrive, cancel and delete jobs."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
 jobs.add_command(show)
+jobs.add_command(why)
 
 
 class PageView(Struct, frozen=True):

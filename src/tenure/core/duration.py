@@ -64,6 +64,15 @@ def duration_text(length: int) -> str:
     return f"{length / 1_000_000:g}s"
 
 
+def span_text(length: float) -> str:
+    """Return microseconds as people say a duration, rounded: "2.5 hours"."""
+    seconds = length / 1_000_000
+    for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def instant(value: object, *, field: str) -> int:
     """Return an aware datetime as microseconds since 1970 (UTC).
 

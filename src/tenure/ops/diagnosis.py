@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tenure.clock import SECOND
 from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.duration import span_text
 from tenure.core.events import JobRepaired
 from tenure.core.job import JobRecord
 from tenure.core.lifecycle import State
@@ -117,8 +118,7 @@ def repairs(found: Sequence[JobRepaired], events_read: int) -> Finding:
         "warning",
         "repairs",
         f"sweeps repaired inconsistent records {many} {_among(events_read)}; the newest{at}, of job {newest.id} in "
-        "queue "
-        f"{newest.queue!r}: {newest.found}; {newest.repair}",
+        f"queue {newest.queue!r}: {newest.found}; {newest.repair}",
         "unless records were changed by hand, this is a bug in Tenure: report it with the output of tenure events "
         "--kind repaired",
     )
@@ -148,16 +148,15 @@ def _clock(evidence: DiagnosisInput) -> Iterator[Finding]:
     yield Finding(
         "warning",
         "clock",
-        f"the storage's clock is {_span(abs(difference))} {relation} this host's. Leases and delays are durations and "
-        "not "
-        "affected; an instant from a caller (run_at, a deadline) comes that much too early or too late",
+        f"the storage's clock is {span_text(abs(difference))} {relation} this host's. Leases and delays are durations "
+        "and not affected; an instant from a caller (run_at, a deadline) comes that much too early or too late",
         "keep the clocks of both machines in step, such as with chrony or systemd-timesyncd",
     )
 
 
 def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Finding]:
     age = health.reaper.age
-    no_sweep = "no process has ever swept" if age is None else f"no process has swept for {_span(age * SECOND)}"
+    no_sweep = "no process has ever swept" if age is None else f"no process has swept for {span_text(age * SECOND)}"
     remedy = "start a worker, or tenure reaper"
     unfinished = sum(queue.counts.get(state, 0) for queue in survey.queues for state in (*PENDING, State.ACTIVE))
     if health.reaper.late:
@@ -171,7 +170,7 @@ def _sweeping(survey: Survey, health: Health, timing: Timing) -> Iterator[Findin
     elif age is not None and age <= timing.recovery_bound.total_seconds():
         names = {worker.id: worker.name for worker in health.workers}
         leaders = sorted({names.get(term.owner, term.owner) for term in survey.leaders})
-        yield Finding("ok", "reaper", f"last swept {_span(age * SECOND)} ago, by {_listed(leaders) or 'no leader'}")
+        yield Finding("ok", "reaper", f"last swept {span_text(age * SECOND)} ago, by {_listed(leaders) or 'no leader'}")
     elif unfinished or survey.schedules:
         yield Finding(
             "warning",
@@ -228,8 +227,8 @@ def _workers(survey: Survey, health: Health) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "workers",
-            f"worker {worker.name!r} is stale: last seen {_span(worker.seen_ago * SECOND)} ago, its loop turned "
-            f"{_span(worker.turned_ago * SECOND)} ago",
+            f"worker {worker.name!r} is stale: last seen {span_text(worker.seen_ago * SECOND)} ago, its loop turned "
+            f"{span_text(worker.turned_ago * SECOND)} ago",
             "it is dead, frozen or cut off, or a handler blocks its event loop; its jobs are recovered, so start "
             "another one and read its log",
         )
@@ -257,7 +256,7 @@ def _queues(health: Health) -> Iterator[Finding]:
     if not stranded:
         yield Finding("ok", "queues", "a live worker serves each queue in which jobs wait")
     for name, queue in stranded:
-        oldest = "" if queue.oldest_waiting is None else f", one of them for {_span(queue.oldest_waiting * SECOND)}"
+        oldest = "" if queue.oldest_waiting is None else f", one of them for {span_text(queue.oldest_waiting * SECOND)}"
         yield Finding(
             "error",
             "queues",
@@ -315,7 +314,7 @@ def _parked(evidence: DiagnosisInput) -> Iterator[Finding]:
                 "warning",
                 "parked",
                 f"{_least(jobs, evidence)} jobs in queue {queue!r} wait for key {key!r}, which job {holder.id} of task "
-                f"{holder.task!r} has held for {_span(_ran(holder, now))}, and its run has no time limit",
+                f"{holder.task!r} has held for {span_text(_ran(holder, now))}, and its run has no time limit",
                 f"check its progress (tenure jobs show {holder.id}); if it hangs, cancel it (tenure jobs cancel "
                 f"{holder.id}); give the task a timeout",
             )
@@ -335,7 +334,7 @@ def _no_handler(health: Health) -> Iterator[Finding]:
                 "no_handler",
                 f"jobs of task {task.task!r} with payload version {task.version} wait in queue {name!r}, one of them "
                 "for "
-                f"{_span(task.waited * SECOND)}, and no live worker that serves it knows both",
+                f"{span_text(task.waited * SECOND)}, and no live worker that serves it knows both",
                 "deploy a worker that knows them; the jobs wait for it and do not fail. If the task was removed, "
                 "cancel them: "
                 f"tenure jobs list -q {name} --task {task.task}",
@@ -354,7 +353,7 @@ def _schedules(survey: Survey, timing: Timing) -> Iterator[Finding]:
         yield Finding(
             "error",
             "schedules",
-            f"{_some(len(late), 'schedule')} due and not fired, up to {_span(longest)} late: "
+            f"{_some(len(late), 'schedule')} due and not fired, up to {span_text(longest)} late: "
             f"{_listed([schedule.name for schedule in late])}",
             "start a worker or tenure reaper; if one runs, read its log",
         )
@@ -414,11 +413,3 @@ def _listed(names: Sequence[str]) -> str:
 
 def _micros(length: timedelta) -> int:
     return length // timedelta(microseconds=1)
-
-
-def _span(micros: float) -> str:
-    seconds = micros / SECOND
-    for length, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -27,6 +27,7 @@ from tenure.core.retry import Backoff
 from tenure.core.schedule import Schedule
 from tenure.health.assessment import WorkerHealth, judged
 from tenure.ops.slow_runs import SlowView
+from tenure.ops.why import Reason
 from tenure.options import Timing
 from tenure.storage.protocol import EnqueueResult, Finding, QueueSurvey, Survey
 
@@ -139,6 +140,24 @@ class DetailView(JobView, frozen=True, kw_only=True):
     log_dropped: int
 
 
+class RefView(Struct, frozen=True, kw_only=True):
+    """The queue and the id of a job, which identify it."""
+
+    queue: str
+    id: str
+
+
+class ReasonView(Struct, frozen=True, kw_only=True):
+    """A cause why a job does not run, or how it ended. `blocker`: the job that it waits for."""
+
+    cause: str
+    text: str
+    since: datetime | None
+    until: datetime | None
+    blocker: RefView | None
+    remedy: str
+
+
 class QueueView(Struct, frozen=True, kw_only=True):
     """A queue in brief."""
 
@@ -219,13 +238,6 @@ class QueueStatsView(QueueView, frozen=True, kw_only=True):
     per_minute: float
     waited: SpreadView | None
     ran: SpreadView | None
-
-
-class RefView(Struct, frozen=True, kw_only=True):
-    """The queue and the id of a job, which identify it."""
-
-    queue: str
-    id: str
 
 
 class TriggeredView(Struct, frozen=True, kw_only=True):
@@ -486,6 +498,18 @@ def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> Detail
             for line in detail.log
         ],
         log_dropped=detail.log_dropped,
+    )
+
+
+def reason_view(reason: Reason) -> ReasonView:
+    """Return the view of a cause."""
+    return ReasonView(
+        cause=reason.cause,
+        text=reason.text,
+        since=_moment(reason.since),
+        until=_moment(reason.until),
+        blocker=None if reason.blocker is None else RefView(queue=reason.blocker.queue, id=reason.blocker.id),
+        remedy=reason.remedy,
     )
 
 
