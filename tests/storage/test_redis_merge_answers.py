@@ -156,19 +156,29 @@ def test_a_merged_listing_is_newest_first_and_its_pages_join() -> None:
     one = [(9, job(50, "a9")), (8, job(30, "a8")), (7, job(10, "a7"))]
     other = [(4, job(40, "b4")), (3, job(20, "b3"))]
 
-    page = merge_listings([one, other, []], [LARGEST] * 3, 3)
+    page = merge_listings([(one, 0), (other, 0), ([], 0)], [LARGEST] * 3, 3)
 
     assert ids(page) == ["a9", "b4", "a8"]
     assert page.next == f"8.4.{LARGEST}"
     assert page.next is not None
 
-    rest = merge_listings([one[2:], other[1:], []], places_of(page.next, 3), 3)
+    rest = merge_listings([(one[2:], 0), (other[1:], 0), ([], 0)], places_of(page.next, 3), 3)
 
     assert (ids(rest), rest.next) == (["b3", "a7"], None)
 
 
 def test_a_page_that_is_just_full_is_the_last() -> None:
-    assert merge_listings([[(1, job(1, "a"))], [(1, job(2, "b"))]], [LARGEST] * 2, 2).next is None
+    assert merge_listings([([(1, job(1, "a"))], 0), ([(1, job(2, "b"))], 0)], [LARGEST] * 2, 2).next is None
+
+
+def test_a_listing_goes_on_where_each_partition_has_stopped_to_look() -> None:
+    one = [(9, job(50, "a9")), (8, job(30, "a8"))]
+
+    page = merge_listings([(one, 5), ([], 40), ([], 0)], [LARGEST] * 3, 3)
+    full = merge_listings([(one, 5), ([], 40), ([], 0)], [LARGEST] * 3, 1)
+
+    assert (ids(page), page.next) == (["a9", "a8"], f"5.40.{LARGEST}")
+    assert (ids(full), full.next) == (["a9"], f"9.40.{LARGEST}")
 
 
 # ── surveys ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -516,6 +516,8 @@ class Query(Struct, frozen=True, kw_only=True):
     `merge`: only unfinished jobs with this key (`merge_name`). `reasons`: why they failed. `tags`: jobs that have all
     of these. `created_after` (inclusive) and `created_before` (exclusive): the instants between which the jobs were
     enqueued. `ended_after` (inclusive) and `ended_before` (exclusive): the instants between which the jobs ended.
+    `looks`: about how many jobs one call may look at, so that it ends soon although few of them match. Its page may be
+    short, or empty, and still have a cursor. None: as many as it takes. With an id or a merge key it has no effect.
     """
 
     queues: tuple[str, ...] = ()
@@ -531,6 +533,7 @@ class Query(Struct, frozen=True, kw_only=True):
     merge: str | None = None
     limit: int = 50
     after: str | None = None
+    looks: int | None = None
 
 
 class Page(Struct, frozen=True):

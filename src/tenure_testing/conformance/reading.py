@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.duration import moment
@@ -163,6 +164,36 @@ class ReadingConformance(Conformance):
         await enqueue(storage, *new_jobs(10))
 
         assert (await storage.find(Query(limit=10))).next is None
+
+    @pytest.mark.parametrize("states", [(), (State.WAITING,), (State.WAITING, State.COMPLETED)])
+    async def test_a_listing_with_a_limit_of_looks_ends_early_and_goes_on(
+        self, storage: Storage, states: tuple[State, ...]
+    ) -> None:
+        rare = [new_job(f"rare-{number}", task="rare") for number in range(3)]
+        await enqueue(storage, *rare)
+        await enqueue(storage, *new_jobs(500))
+        query = Query(states=states, tasks=("rare",), limit=2, looks=200)
+        pages = [await storage.find(query)]
+        while (cursor := pages[-1].next) is not None:
+            pages.append(await storage.find(structs.replace(query, after=cursor)))
+
+        assert pages[0].jobs == ()
+        assert len(pages) <= 6
+        assert sorted(job.id for page in pages for job in page.jobs) == sorted(job.id for job in rare)
+        assert (await storage.find(structs.replace(query, looks=None))).jobs != ()
+
+    async def test_a_listing_of_few_jobs_is_whole_although_it_may_look_at_few(self, storage: Storage) -> None:
+        await enqueue(storage, new_job("a"))
+        await settle(storage, ALICE, await claim_one(storage))
+        await enqueue(storage, *new_jobs(4))
+
+        async def found(*states: State) -> tuple[list[str], str | None]:
+            page = await storage.find(Query(states=states, looks=100))
+            return sorted(job.id for job in page.jobs), page.next
+
+        assert await found(State.COMPLETED) == (["a"], None)
+        assert await found(State.WAITING) == ([job.id for job in new_jobs(4)], None)
+        assert (await found())[1] is None
 
     async def test_all_filters_of_a_query_apply(self, storage: Storage) -> None:
         await enqueue(storage, new_job("a"), new_job("b"), new_job("a", queue="mail"), new_job("c", delay=SECOND))

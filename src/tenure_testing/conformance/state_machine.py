@@ -458,6 +458,7 @@ queries = st.builds(
     id=st.sampled_from((None, None, "j3")),
     merge=st.sampled_from((None, None, None, "unique:m", "debounce:m", "collect:m")),
     limit=st.sampled_from((1, 2, 50)),
+    looks=st.sampled_from((None, None, 1, 3)),
 )
 """Listing queries. Their instants are relative to now."""
 
@@ -765,6 +766,10 @@ class StorageMachine(RuleBasedStateMachine):
             ended_after=None if query.ended_after is None else now + query.ended_after,
             ended_before=None if query.ended_before is None else now + query.ended_before,
         )
+        if query.looks is not None:
+            # How far a page looks is up to the storage. All pages together are the same.
+            assert self._joined(query) == list(self.model.find(structs.replace(query, looks=None, limit=1_000)).jobs)
+            return
         expected, actual = self.model.find(query), self._run(self.storage.find(query))
         assert actual.jobs == expected.jobs
         while expected.next is not None:
@@ -773,6 +778,15 @@ class StorageMachine(RuleBasedStateMachine):
             actual = self._run(self.storage.find(structs.replace(query, after=actual.next)))
             assert actual.jobs == expected.jobs
         assert actual.next is None
+
+    def _joined(self, query: Query) -> list[JobRecord]:
+        page = self._run(self.storage.find(query))
+        jobs = [*page.jobs]
+        while page.next is not None:
+            page = self._run(self.storage.find(structs.replace(query, after=page.next)))
+            assert len(page.jobs) <= query.limit
+            jobs += page.jobs
+        return jobs
 
     def _wait(self, when: Moment) -> None:
         if when.due is None:

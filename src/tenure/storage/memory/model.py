@@ -879,17 +879,18 @@ class Model(ScheduleStore):
         """Return one page of records, newest first."""
         now = self._clock.now()
         before = place_of(query.after) if query.after is not None else None
+        order = [
+            (number, ref) for ref, number in reversed(self._indexes.order.items()) if before is None or number < before
+        ]
+        looked = order[: None if query.id is not None or query.merge is not None else query.looks]
         found = [
             (number, self._jobs[ref])
-            for ref, number in reversed(self._indexes.order.items())
-            if (before is None or number < before)
-            and not self._is_past_retention(self._jobs[ref], now)
-            and _matches(self._jobs[ref], query)
+            for number, ref in looked
+            if not self._is_past_retention(self._jobs[ref], now) and _matches(self._jobs[ref], query)
         ][: query.limit + 1]
         page = found[: query.limit]
-        return Page(
-            tuple(self._with_calls(job.ref) for _, job in page), str(page[-1][0]) if len(found) > len(page) else None
-        )
+        end = page[-1][0] if len(found) > len(page) else looked[-1][0] if len(order) > len(looked) else None
+        return Page(tuple(self._with_calls(job.ref) for _, job in page), None if end is None else str(end))
 
     def survey(self, queues: Sequence[str] = ()) -> Survey:
         """Return job counts, queues and workers."""

@@ -89,19 +89,28 @@ def merge_event_pages(pages: Sequence[EventPage], limit: int) -> EventPage:
     )
 
 
-def merge_listings(found: Sequence[Sequence[tuple[int, JobRecord]]], before: Sequence[int], limit: int) -> Page:
+def merge_listings(
+    found: Sequence[tuple[Sequence[tuple[int, JobRecord]], int]], before: Sequence[int], limit: int
+) -> Page:
     """Return one page of the jobs of all partitions, newest first.
 
-    `found`: each partition's newest jobs with their numbers, up to one more than the limit.
-    `before`: for each partition, the number below which its jobs were asked for.
+    `found`: each partition's newest jobs with their numbers, up to one more than the limit, and the number down to
+    which it has looked; 0: at all jobs. `before`: for each partition, the number below which its jobs were asked for.
+    If a partition has not looked at all jobs, a later page may have newer jobs of it than this page has of another one.
     """
     bounds = list(before)
+    left = [len(row) for row, _ in found]
     jobs: list[JobRecord] = []
-    rows = [[(-job.created, (made, job)) for made, job in row] for row in found]
+    rows = [[(-job.created, (made, job)) for made, job in row] for row, _ in found]
     for partition, (made, job) in _merge_rows(rows, limit):
         bounds[partition] = made
+        left[partition] -= 1
         jobs.append(job)
-    return Page(tuple(jobs), cursor_of(bounds) if sum(map(len, found)) > len(jobs) else None)
+    bounds = [
+        floor if floor and not rest else bound for bound, rest, (_, floor) in zip(bounds, left, found, strict=True)
+    ]
+    more = any(left) or any(floor for _, floor in found)
+    return Page(tuple(jobs), cursor_of(bounds) if more else None)
 
 
 def merge_surveys(parts: Sequence[Survey]) -> Survey:

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from heapq import merge
-from itertools import islice
+from itertools import count, islice
+from math import ceil
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -54,6 +55,7 @@ from tenure.storage.redis.keytypes import WRONG_TYPE
 from tenure.storage.redis.moves import decode_receive, encode_receive
 from tenure.storage.redis.reading import (
     GOT_AT_ONCE,
+    LOOKED_AT_ONCE,
     SURVEYED_AT_ONCE,
     EventsPart,
     decode_events,
@@ -338,23 +340,29 @@ class Partition:
     async def find(self, query: Query) -> Page:
         """See `Storage.find`."""
         before = None if query.after is None else place_of(query.after)
-        found = await self.listed(query, query.limit + 1, before)
+        found, floor = await self.listed(query, query.limit + 1, before)
         shown = found[: query.limit]
-        return Page(tuple(job for _, job in shown), str(shown[-1][0]) if len(found) > len(shown) else None)
+        end = shown[-1][0] if len(found) > len(shown) else floor
+        return Page(tuple(job for _, job in shown), str(end) if end else None)
 
-    async def listed(self, query: Query, limit: int, before: int | None) -> list[tuple[int, JobRecord]]:
-        """Return the newest jobs that match and have a number below `before`, each with its number."""
+    async def listed(self, query: Query, limit: int, before: int | None) -> tuple[list[tuple[int, JobRecord]], int]:
+        """Return the newest jobs that match and have a number below `before`, each with its number.
+
+        The second value is the number down to which it has looked, because of `Query.looks`; 0: at all jobs.
+        """
         newest: list[tuple[int, JobRecord]] = []
+        floor = 0
         after: int | None = None
         names = list(dict.fromkeys(query.queues))
         while True:
             some, names = names[: (span := queues_at_once(query))], names[span:]
             # Jobs older than the last one of a full page cannot be on that page.
-            above = newest[-1][0] if len(newest) == limit else 0
-            found, after = await self._listed(query, limit, (above, before), some or None, after)
+            above = max(floor - 1, newest[-1][0] if len(newest) == limit else 0)
+            found, after, reached = await self._listed(query, limit, (above, before), some or None, after)
+            floor = max(floor, reached)
             newest = list(islice(merge(newest, found, key=itemgetter(0), reverse=True), limit))
             if not names and after is None:
-                return newest
+                return [(number, job) for number, job in newest if number >= floor], floor
 
     async def _listed(
         self,
@@ -363,19 +371,21 @@ class Partition:
         between: tuple[int, int | None],
         queues: Sequence[str] | None,
         after: int | None,
-    ) -> tuple[list[tuple[int, JobRecord]], int | None]:
-        """Return the newest jobs of some queues, and the number after which there are more queues."""
+    ) -> tuple[list[tuple[int, JobRecord]], int | None, int]:
+        """Return the newest jobs of some queues, after which number there are more, and how far it looked."""
         found: list[tuple[int, JobRecord]] = []
         above, before = between
-        while True:
+        calls = count(1) if query.looks is None else range(1, 1 + ceil(query.looks / LOOKED_AT_ONCE))
+        for call in calls:
             request = encode_find(
                 query, limit=limit - len(found), queues=queues, after=after, before=before, above=above
             )
             part = decode_find(await self._call("find", request))
             found += part.found
             before = part.looked_to
-            if before is None:
-                return found, part.after
+            if before is None or (query.looks is not None and call * LOOKED_AT_ONCE >= query.looks):
+                return found, part.after, before or 0
+        raise AssertionError("the last call returns")
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`."""

@@ -15,7 +15,7 @@ from zlib import crc32
 from msgspec import structs
 
 from tenure.clock import SECOND
-from tenure.core.job import JobDetail, NewJob, Owner, Ref
+from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
 from tenure.core.move import MoveBatch, MoveReceipt
@@ -64,6 +64,8 @@ from tenure.storage.redis.sweep_schedule import SweepSchedule
 
 T = TypeVar("T")
 A = TypeVar("A")
+
+_NOTHING: tuple[Sequence[tuple[int, JobRecord]], int] = (), 0
 
 RETRY_AFTER = 4.0
 """Seconds during which an unreachable partition is not asked again, unless a sweep reaches it earlier."""
@@ -293,7 +295,7 @@ class Partitions:
         ]
         found = await _all([partition.listed(part, query.limit + 1, place) for partition, part, place in queries])
         answers = {partition: some for (partition, _, _), some in zip(queries, found, strict=True)}
-        return merge_listings([answers.get(partition, ()) for partition in self._partitions], before, query.limit)
+        return merge_listings([answers.get(partition, _NOTHING) for partition in self._partitions], before, query.limit)
 
     async def survey(self, queues: Sequence[str] = ()) -> Survey:
         """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""

@@ -38,6 +38,9 @@ _INDEXES_AT_ONCE = 224
 _LOOKED_UP_AT_ONCE = 128
 """Number of queues in which one call looks for a job id."""
 
+LOOKED_AT_ONCE = 150
+"""Number of jobs that one call of a listing looks at (`LOOKS` of the script)."""
+
 GOT_AT_ONCE = 100
 """Maximum number of jobs that one call asks for."""
 

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
+from typing import Any
 
 import msgspec
 
@@ -48,10 +49,11 @@ def get(tx: Transaction, refs: Sequence[Ref]) -> list[JobDetail | None]:
 def find(tx: Transaction, query: Query) -> Page:
     """Return one page of records, newest first."""
     before = place_of(query.after) if query.after is not None else _NEWEST
-    seqs = _matches(tx, query, before, query.limit + 1)
+    seqs, floor = _matches(tx, query, before, query.limit + 1)
     shown = seqs[: query.limit]
     found = [row for seq in shown if (row := tx.one("get.by_seq", {"seq": seq})) is not None]
-    return Page(tuple(read_job(tx, row) for row in found), str(shown[-1]) if len(seqs) > len(shown) else None)
+    ends = shown[-1] if len(seqs) > len(shown) else floor
+    return Page(tuple(read_job(tx, row) for row in found), str(ends) if ends else None)
 
 
 def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
@@ -151,9 +153,12 @@ def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
     )
 
 
-def _matches(tx: Transaction, query: Query, before: int, limit: int) -> list[int]:
-    """Return the seqs of the newest matches: from the index of each queue and state, or from all jobs in order."""
-    values = {
+def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[list[int], int]:
+    """Return the seqs of the newest matches: from the index of each queue and state, or from all jobs in order.
+
+    The second value is the seq down to which it has looked; 0: at all jobs.
+    """
+    values: dict[str, Any] = {
         "tasks": _named(query.tasks),
         "reasons": _named(query.reasons),
         "tags": _named(query.tags),
@@ -165,26 +170,61 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> list[int
         "before": before,
         "limit": limit,
     }
-    if query.merge is None and query.id is None and not query.states:
-        return [seq for (seq,) in tx.all("find.all", {**values, "queues": _named(query.queues)})]
+    states = dict.fromkeys(query.states)
+    if query.merge is None and query.id is None and not states:
+        return _walk(tx, query, values)
     queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
     if query.merge is not None:
-        values |= {"merge": query.merge, "id": query.id, "states": _named([state.value for state in query.states])}
+        values |= {"merge": query.merge, "id": query.id, "states": _named([state.value for state in states])}
         return sorted(
             (seq for queue in queues for (seq,) in tx.all("find.merging", {**values, "queue": queue})), reverse=True
-        )[:limit]
+        )[:limit], 0
     if query.id is not None:
         named = [row for queue in queues for row in tx.all("find.named", {**values, "queue": queue, "id": query.id})]
-        return sorted((seq for seq, state in named if not query.states or state in query.states), reverse=True)[:limit]
+        return sorted((seq for seq, state in named if not states or state in states), reverse=True)[:limit], 0
+    sources = [(queue, state) for queue in queues for state in states]
+    looks = query.looks
+    floor = 0
+    if looks is not None:
+        counts = {(queue, state): jobs for queue, state, jobs in tx.all("survey.counts")}
+        # No index has the unfinished jobs of a queue in the order of their seqs: all of them would be sorted.
+        if any(counts.get((queue, state.value), 0) > looks for queue, state in sources if state in _UNFINISHED):
+            return _walk(tx, query, values)
+        floor = max(
+            (
+                _floor(tx, "find.floor_over", {"queue": queue, "state": state.value, "before": before, "looks": looks})
+                for queue, state in sources
+                if state not in _UNFINISHED
+            ),
+            default=0,
+        )
     pages = [
         [
             seq
-            for (seq,) in tx.all(_UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value})
+            for (seq,) in tx.all(
+                _UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value, "floor": floor}
+            )
         ]
-        for queue in queues
-        for state in dict.fromkeys(query.states)
+        for queue, state in sources
     ]
-    return list(islice(merge(*pages, reverse=True), limit))
+    return list(islice(takewhile(lambda seq: seq >= floor, merge(*pages, reverse=True)), limit)), floor
+
+
+def _walk(tx: Transaction, query: Query, values: dict[str, Any]) -> tuple[list[int], int]:
+    """Return the newest matches among all jobs, looked at in order."""
+    floor = 0
+    if query.looks is not None:
+        floor = _floor(tx, "find.floor", {"before": values["before"], "looks": query.looks})
+    names = _named(query.queues), _named([state.value for state in query.states])
+    return [
+        seq for (seq,) in tx.all("find.all", {**values, "queues": names[0], "states": names[1], "floor": floor})
+    ], floor
+
+
+def _floor(tx: Transaction, statement: str, values: dict[str, Any]) -> int:
+    """Return the seq of the last job that a call may look at; 0: it may look at all."""
+    row = tx.one(statement, values)
+    return 0 if row is None else int(row[0])
 
 
 def _named(names: Sequence[str]) -> str | None:

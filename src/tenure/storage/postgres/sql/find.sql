@@ -1,16 +1,32 @@
 -- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
 -- whose own lifetime is over counts as deleted, even before a sweep.
 -- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
--- ended_after, ended_before; now; before (a seq), limit.
+-- ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
+
+-- name: floor
+-- The seq of the last one of `looks` jobs, from the newest on.
+SELECT seq FROM job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
+
+-- name: floor_over
+SELECT seq
+  FROM job
+ WHERE day > 0
+   AND queue = :queue
+   AND state = :state
+   AND seq < :before
+ ORDER BY seq DESC
+ LIMIT 1 OFFSET :looks - 1;
 
 -- name: all
 SELECT seq
   FROM job
  WHERE seq < :before
+   AND seq >= :floor
    AND (:queues::text IS NULL OR queue = ANY (names_in(:queues)))
+   AND (:states::text IS NULL OR state = ANY (names_in(:states)))
    AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
    AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
    AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
@@ -113,6 +129,7 @@ SELECT seq
    AND queue = :queue
    AND state = :state
    AND seq < :before
+   AND seq >= :floor
    AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
    AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
    AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))

@@ -1,16 +1,32 @@
 -- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
 -- whose own lifetime is over counts as deleted, even before a sweep.
 -- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
--- ended_after, ended_before; now; before (a seq), limit.
+-- ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
+
+-- name: floor
+-- The seq of the last one of `looks` jobs, from the newest on.
+SELECT seq FROM job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
+
+-- name: floor_over
+SELECT seq
+  FROM job
+ WHERE queue = :queue
+   AND state = :state
+   AND finished IS NOT NULL
+   AND seq < :before
+ ORDER BY seq DESC
+ LIMIT 1 OFFSET :looks - 1;
 
 -- name: all
 SELECT seq
   FROM job
  WHERE seq < :before
+   AND seq >= :floor
    AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
+   AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
    AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
    AND (
@@ -163,6 +179,7 @@ SELECT seq
    AND state = :state
    AND finished IS NOT NULL
    AND seq < :before
+   AND seq >= :floor
    AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
    AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
    AND (
