@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -30,9 +31,6 @@ TORN = 60
 
 ROUNDS = 10
 """How many streams are cut short; in each the server is killed between two calls, too, twice."""
-
-JUST = 0.0015
-"""Seconds that a call takes about."""
 
 
 def begun() -> int:
@@ -82,7 +80,7 @@ async def test_a_server_may_be_killed_at_any_moment(
         crash_storage = place_of(server, f"killed-{number}")
         told = f"TENURE_SEED={SEED}, round {number}, at {ACTS[last].name!r}"
         print(told)
-        answered = await killed_at(server, crash_storage, ManualClock(start), last, between, dice.random() * JUST)
+        answered = await killed_at(server, crash_storage, ManualClock(start), last, between, dice.random())
         server.start()
         candidates = [last + 1] if answered else [last, last + 1]
         state = await matching(crash_storage, [(calls, states[calls]) for calls in candidates])
@@ -103,22 +101,26 @@ async def killed_at(
     clock: ManualClock,
     last: int,
     between: list[int],
-    after: float,
+    part: float,
 ) -> bool:
     """Play the script to a call, within which the server is killed; return whether it was answered.
 
-    Between two calls it is killed and restarted; the storage goes on with what it has.
+    `part`: the part of the time of a usual call after which it is killed. Between two calls the server is killed and
+    restarted; the storage goes on with what it has.
     """
     play = Play(crash_storage.storage(clock), clock)
     await play.storage.open()
+    took = [0.0005]
     for number, act in enumerate(ACTS[: last + 1]):
         if number in between:
             await asyncio.to_thread(server.restart, kill=True)
         clock.advance(act.rest)
         if number < last:
+            began = time.perf_counter()
             await act.call(play)
+            took.append(time.perf_counter() - began)
             continue
-        blow = asyncio.get_running_loop().run_in_executor(None, strike, server, after)
+        blow = asyncio.get_running_loop().run_in_executor(None, strike, server, part * median(took))
         try:
             await act.call(play)
         except StorageUnavailableError:

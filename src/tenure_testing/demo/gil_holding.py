@@ -1,6 +1,6 @@
 """The part of the demo in which a handler holds the interpreter, so that its own worker cannot renew its lease."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from tenure.core.job import JobDetail, Ref
 from tenure.core.lifecycle import TERMINAL, State
@@ -19,6 +19,13 @@ class GilHolding:
         self.over = False
         self._storage = storage
         self._enqueue = enqueue
+
+    def lets_in(self, leaders: Iterable[str]) -> bool:
+        """Return True if other jobs may be enqueued: the first fault can then hit the leader.
+
+        While the run holds the interpreter, no fault may hit its worker, so another worker must lead.
+        """
+        return self.over or (self.owner is not None and any(leader != self.owner for leader in leaders))
 
     async def turn(self) -> str | None:
         """Do the next step, and return a message if there is one."""

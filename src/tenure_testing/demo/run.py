@@ -224,9 +224,7 @@ class _Demo:
                 done = await faults.turn(survey)
                 if done is not None:
                     self._show.say(_said(done))
-            elif gil_holding.owner is not None and any(term.owner != gil_holding.owner for term in survey.leaders):
-                # The worker of the run that holds the interpreter has no other job yet. The leader is another worker,
-                # so the first fault can hit it.
+            elif gil_holding.lets_in([term.owner for term in survey.leaders]):
                 await fill()
             now = (over, len(follower.events) + len(faults.done))
             if now != before:
