@@ -12,12 +12,14 @@ import asyncio
 import signal
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from tenure.core.job import Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.protocol import Query, Storage, Survey
 from tenure_testing.demo.event_follower import EventFollower
 from tenure_testing.demo.evidence import Fault, HeldRun
+from tenure_testing.demo.handler_log import going_on
 from tenure_testing.demo.processes import pause, quiet_writers, send
 
 FIRST = 20
@@ -38,6 +40,7 @@ class Faults:
         kills: int,
         jobs: int,
         workers: int,
+        handler_log: Path,
         hang: Callable[[], Awaitable[Ref]],
     ) -> None:
         """Create the plan of the faults. `hang` enqueues the job whose handler hangs."""
@@ -53,6 +56,7 @@ class Faults:
         self._hang = hang
         self._jobs = jobs
         self._workers = workers
+        self._handler_log = handler_log
 
     @property
     def paused(self) -> Fault | None:
@@ -128,22 +132,29 @@ class Faults:
             # Pausing the leader is the harder case, because no process sweeps until its term is over.
             return await self._pause(survey, leading or (others if hurried else []), leaders)
         if not any(fault.led for fault in self.done):
-            return self._kill(survey, leading, leaders, held)
-        return self._kill(survey, others or (leading if hurried else []), leaders, held)
+            return await self._kill(survey, leading, leaders)
+        return await self._kill(survey, others or (leading if hurried else []), leaders)
 
-    def _kill(
-        self, survey: Survey, choice: list[Owner], leaders: set[str], held: dict[str, tuple[HeldRun, ...]]
-    ) -> Fault | None:
-        if not choice or not send(choice[0].pid, signal.SIGKILL):
+    async def _kill(self, survey: Survey, choice: list[Owner], leaders: set[str]) -> Fault | None:
+        # The worker is stopped first, so that it still runs a handler when it is killed. Its runs that have not begun
+        # do not stall.
+        if not choice or not await asyncio.to_thread(pause, (owner := choice[0]).pid):
             return None
-        return Fault("kill", choice[0], choice[0].id in leaders, survey.now, held[choice[0].id])
+        held = (await self._held())[owner.id]
+        begun = await asyncio.to_thread(going_on, self._handler_log)
+        if not any((run.job, run.fence) in begun for run in held):
+            send(owner.pid, signal.SIGCONT)
+            return None
+        if not send(owner.pid, signal.SIGKILL):
+            return None
+        return Fault("kill", owner, owner.id in leaders, survey.now, held)
 
     async def _kill_hanging(self, survey: Survey) -> Fault | None:
         (detail,) = await self._storage.get([self.hung]) if self.hung is not None else (None,)
         if detail is None or detail.job.state is not State.ACTIVE or detail.runs[-1].trace is None:
             return None
         choice = [worker.owner for worker in survey.workers if worker.owner.id == detail.job.owner]
-        return self._kill(survey, choice, {term.owner for term in survey.leaders}, await self._held())
+        return await self._kill(survey, choice, {term.owner for term in survey.leaders})
 
     async def _pause(self, survey: Survey, choice: list[Owner], leaders: set[str]) -> Fault | None:
         if not choice:

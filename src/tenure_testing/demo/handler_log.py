@@ -46,6 +46,13 @@ def note(path: str, line: Struct) -> None:
         os.close(descriptor)
 
 
+def going_on(path: Path) -> set[tuple[str, int]]:
+    """Return the job and the fence of each run whose handler has begun and not ended."""
+    lines, _ = read(path, HandlerLogLine)
+    runs = {mark: {(line.job, line.fence) for line in lines if line.mark == mark} for mark in ("start", "end")}
+    return runs["start"] - runs["end"]
+
+
 def read(path: Path, kind: type[L]) -> tuple[list[L], int]:
     """Return the lines in the order in which they were written, and the number of incomplete lines."""
     decode = msgspec.json.Decoder(kind).decode

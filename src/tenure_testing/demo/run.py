@@ -126,6 +126,7 @@ class _Demo:
                 kills=self._plan.kills,
                 jobs=len(plain),
                 workers=WORKERS,
+                handler_log=self._handler_log,
                 hang=lambda: enqueue(ours.hang, to_hang),
             )
             gil_holding = GilHolding(storage, lambda: enqueue(ours.hold_gil, to_hold_gil))
