@@ -394,6 +394,7 @@ MAY_START: dict[str, str] = {
     "storage/postgres/writer.py": "the writing thread waits before it tries a transaction again",
     "storage/sql/reader.py": "a database driver blocks: one thread reads",
     "storage/sql/writer.py": "a database driver blocks: one thread writes",
+    "storage/sqlite/database.py": "the thread that opens a file waits until other programs release it",
     "storage/sqlite/storage.py": "the writer's last transaction blocks, so a thread waits for it",
     "storage/sqlite/writer.py": "the writing thread waits for a database that is locked",
     "supervisor/supervisor.py": "looks for changed sources in a thread, because a file system may block",

@@ -75,7 +75,7 @@ def test_a_healthy_storage_lists_its_checks_and_exits_with_0(tasks: Terminal) ->
 def test_deep_reads_all_that_is_kept(tasks: Terminal) -> None:
     tasks.enqueue("add", 1, 2)
     with closing(sqlite3.connect(tasks.place / "jobs.db")) as connection, connection:
-        connection.execute("UPDATE tally SET jobs = jobs + 1 WHERE state = 'completed' OR state = 'waiting'")
+        connection.execute("UPDATE tenure_tally SET jobs = jobs + 1 WHERE state = 'completed' OR state = 'waiting'")
     shallow, deep = (subjects(tasks.read("doctor", *flag, code=3), "ok", "error") for flag in ((), ("--deep",)))
 
     assert deep - shallow == {"integrity", "counters", "repairs"}
@@ -116,11 +116,11 @@ def test_a_missing_or_refusing_storage_is_a_finding_and_unchanged(there: Termina
     match damage:
         case "another's":
             with closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute("CREATE TABLE theirs (x)")
+                connection.execute("CREATE TABLE tenure_meta (x)")
         case "newer":
             there.enqueue("add", 1, 2)
             with closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute("UPDATE meta SET value = 999 WHERE key = 'schema_version'")
+                connection.execute("UPDATE tenure_meta SET value = 999 WHERE key = 'schema_version'")
         case "garbage":
             path.write_bytes(b"this is no database" * 1000)
         case _:

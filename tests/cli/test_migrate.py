@@ -1,5 +1,8 @@
 """`tenure migrate`: creates a storage, and may be repeated."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from tenure.storage.postgres.migration_files import SCHEMA as NEWEST
@@ -21,6 +24,23 @@ def test_it_says_so_in_words(there: Terminal) -> None:
     assert f"was brought from nothing to schema {SCHEMA}" in there.run("migrate", "up").stdout
     assert f"is at schema {SCHEMA}, nothing to do" in there.run("migrate", "up").stdout
     assert there.run("migrate", "up", "--quiet").stdout == ""
+
+
+def test_a_users_database_gets_the_tables_and_keeps_its_rows(there: Terminal) -> None:
+    path = there.place / "jobs.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE job (title TEXT); INSERT INTO job VALUES ('nurse')")
+    file = path.read_bytes()
+    before = there.read("migrate", "status")
+    unchanged = path.read_bytes() == file
+    done, after = there.read("migrate", "up"), there.read("migrate", "status")
+    with closing(sqlite3.connect(path)) as connection:
+        titles = connection.execute("SELECT title FROM job").fetchall()
+
+    assert unchanged
+    assert (before["schema"], before["newest"]) == (0, SCHEMA)
+    assert (done["before"], done["after"], after["schema"]) == (0, SCHEMA, SCHEMA)
+    assert titles == [("nurse",)]
 
 
 @pytest.mark.redis

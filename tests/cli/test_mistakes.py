@@ -336,13 +336,14 @@ def test_a_file_that_is_not_a_database_is_left_unchanged(there: Terminal, args: 
     assert [(path.name, path.read_text()) for path in there.place.iterdir()] == [("jobs.db", "a shopping list")]
 
 
-def test_a_database_of_another_program_is_left_untouched(there: Terminal) -> None:
+@pytest.mark.parametrize(("table", "says"), [("theirs", "tenure migrate up"), ("tenure_meta", "another program")])
+def test_a_database_of_another_program_is_left_untouched(there: Terminal, table: str, says: str) -> None:
     with sqlite3.connect(there.place / "jobs.db") as other:
-        other.execute("CREATE TABLE theirs (thing)")
+        other.execute(f"CREATE TABLE {table} (thing)")
     other.close()
     before = (there.place / "jobs.db").read_bytes()
 
-    assert "another program" in there.refused("info", code=1)
+    assert says in there.refused("info", code=1)
     assert (there.place / "jobs.db").read_bytes() == before
 
 

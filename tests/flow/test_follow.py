@@ -368,7 +368,7 @@ def garble(path: Path, cursor: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         changed = connection.execute(
-            "UPDATE event SET body = ? WHERE id > ?", ('{"event":"from_the_future"}', int(cursor))
+            "UPDATE tenure_event SET body = ? WHERE id > ?", ('{"event":"from_the_future"}', int(cursor))
         ).rowcount
         assert changed == 1
     finally:

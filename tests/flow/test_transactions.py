@@ -396,7 +396,7 @@ async def test_a_transaction_that_read_an_older_state_is_refused(tmp_path: Path)
         await charge.enqueue(0)
         tx = sqlite3.connect(tmp_path / "queue.db", isolation_level=None)
         tx.execute("BEGIN")
-        tx.execute("SELECT count(*) FROM job").fetchall()
+        tx.execute("SELECT count(*) FROM tenure_job").fetchall()
         await charge.enqueue(1)
         with pytest.raises(StorageUnavailableError, match="BEGIN IMMEDIATE"):
             await charge.options(tx=tx).enqueue(2)

@@ -194,7 +194,7 @@ async def test_an_identity_that_alone_is_missing_in_a_file_is_written_again(tmp_
     storage = SQLiteStorage(path)
     seen = await look(storage)
     with sqlite3.connect(path) as beside:
-        beside.execute("DELETE FROM meta WHERE key IN ('identity', 'created')")
+        beside.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
     now = await look(storage, seen)
     later = await look(storage, now)
     await storage.close()
@@ -285,7 +285,7 @@ async def test_writes_are_refused_while_a_deleted_log_cannot_be_saved(tmp_path: 
     await storage.enqueue([job("before")])
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM job").fetchall()
+    reader.execute("SELECT count(*) FROM tenure_job").fetchall()
     await storage.enqueue([job("more")])
     # A reader holds on to an earlier state, so the log cannot be emptied. The storage waits 5 s for it.
     (tmp_path / "jobs.db-wal").unlink()
@@ -371,7 +371,7 @@ def test_each_partition_keeps_its_own_alarm_for_an_hour() -> None:
 
 def forget_identity(path: Path) -> None:
     with sqlite3.connect(path) as beside:
-        beside.execute("DELETE FROM meta WHERE key IN ('identity', 'created')")
+        beside.execute("DELETE FROM tenure_meta WHERE key IN ('identity', 'created')")
 
 
 def watch_of(

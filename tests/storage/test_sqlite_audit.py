@@ -12,11 +12,11 @@ from tenure.storage.sqlite.storage import SQLiteStorage
 from tests.storage.worlds import job
 
 WRONG = {
-    "a counter too high": "UPDATE tally SET jobs = jobs + 1 WHERE state = 'waiting'",
-    "a slot of nobody": "INSERT INTO slot (queue, key, id) VALUES ('q', 'k', 'nobody')",
-    "a call that is lost": "DELETE FROM call WHERE id = 'call-1'",
-    "a call of a job that is gone": "INSERT INTO call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
-    "a job without what it gathered": "UPDATE job SET gathered = 7 WHERE id = 'call-0'",
+    "a counter too high": "UPDATE tenure_tally SET jobs = jobs + 1 WHERE state = 'waiting'",
+    "a slot of nobody": "INSERT INTO tenure_slot (queue, key, id) VALUES ('q', 'k', 'nobody')",
+    "a call that is lost": "DELETE FROM tenure_call WHERE id = 'call-1'",
+    "a call of a job that is gone": "INSERT INTO tenure_call (queue, id, job, place) VALUES ('q', 'late', 'gone', 0)",
+    "a job without what it gathered": "UPDATE tenure_job SET gathered = 7 WHERE id = 'call-0'",
 }
 
 

@@ -18,5 +18,5 @@ def test_eight_threads_on_one_file_break_no_promise(tmp_path: Path) -> None:
 
     with closing(sqlite3.connect(path)) as connection:
         for table in ("slot", "key"):
-            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+            assert connection.execute(f"SELECT count(*) FROM tenure_{table}").fetchone() == (0,)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

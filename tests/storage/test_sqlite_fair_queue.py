@@ -50,7 +50,7 @@ class Bench:
         return self.statements(lambda tx: exchange.exchange(tx, ME, [], ClaimRequest(("q",), room)))
 
     def count(self, table: str) -> int:
-        return int(self._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+        return int(self._connection.execute(f"SELECT count(*) FROM tenure_{table}").fetchone()[0])
 
     def version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])

@@ -81,31 +81,6 @@ async def test_a_file_that_is_not_a_database_is_refused_unchanged(tmp_path: Path
     assert "diary.txt" in await refused(path)
 
 
-@pytest.mark.parametrize("mode", ["delete", "wal"])
-async def test_another_programs_database_is_refused_untouched(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "music.db"
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA journal_mode = {mode}")
-    connection.execute("CREATE TABLE song (title)")
-    connection.commit()
-    connection.close()
-
-    assert "belongs to another program" in await refused(path)
-
-
-async def test_another_programs_open_database_is_refused_unchanged(tmp_path: Path) -> None:
-    path = tmp_path / "music.db"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA journal_mode = wal")
-    connection.execute("CREATE TABLE song (title)")
-    connection.commit()
-
-    assert "belongs to another program" in await refused(path)
-
-    connection.execute("INSERT INTO song VALUES ('still mine')")
-    connection.close()
-
-
 @pytest.mark.fault("W-T3")
 @pytest.mark.parametrize("in_use", [False, True])
 @pytest.mark.parametrize(("number", "whose"), [(SCHEMA + 1, ", "), (SCHEMA - 1, " of a development version")])
@@ -116,7 +91,7 @@ async def test_another_schema_is_refused_untouched(tmp_path: Path, number: int, 
     await storage.close()
     os.unlink(f"{path}.lock")
     newer = sqlite3.connect(path)
-    newer.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (number,))
+    newer.execute("UPDATE tenure_meta SET value = ? WHERE key = 'schema_version'", (number,))
     newer.commit()
     if not in_use:
         newer.close()
@@ -142,16 +117,6 @@ async def test_a_schema_of_our_version_needs_no_leave_to_migrate(tmp_path: Path)
     await storage.close()
     storage = SQLiteStorage(path, auto_migrate=False)
     await storage.open()
-    await storage.close()
-
-
-async def test_a_death_before_the_first_table_leaves_a_file_that_is_ours(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA application_id = 1215261796")
-    connection.close()
-    storage = SQLiteStorage(path)
-    await storage.enqueue([job("one")])
     await storage.close()
 
 
@@ -315,7 +280,7 @@ async def test_a_policy_of_a_newer_version_holds_up_no_other_job(tmp_path: Path)
     storage = SQLiteStorage(path, clock=clock)
     await storage.enqueue([job("newer"), job("neighbour"), job("held"), job("beside")])
     connection = sqlite3.connect(path)
-    connection.execute("""UPDATE job SET policy = '{"on_worker_lost":"ask"}' WHERE id IN ('newer', 'held')""")
+    connection.execute("""UPDATE tenure_job SET policy = '{"on_worker_lost":"ask"}' WHERE id IN ('newer', 'held')""")
     connection.commit()
     connection.close()
     worker, reaper = owner(), owner()

@@ -118,6 +118,30 @@ def test_no_query_walks_a_table_or_an_index(schema: sqlite3.Connection, verb: st
     assert not scans or (verb, name) in MAY_SCAN, plan
 
 
+def test_all_tables_and_indexes_have_names_that_begin_with_tenure(schema: sqlite3.Connection) -> None:
+    found = [name.removeprefix("sqlite_autoindex_") for (name,) in schema.execute("SELECT name FROM sqlite_schema")]
+
+    assert [name for name in found if not name.startswith("tenure_")] == ["sqlite_sequence"]
+
+
+@pytest.mark.parametrize(("verb", "name", "statement"), [case for case in named() if case[0] != "session"])
+def test_a_query_uses_only_tables_of_tenure(schema: sqlite3.Connection, verb: str, name: str, statement: str) -> None:
+    used: set[str] = set()
+
+    def note(action: int, table: str | None, *_: str | None) -> int:
+        if action in (sqlite3.SQLITE_READ, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE):
+            used.add(table or "")
+        return sqlite3.SQLITE_OK
+
+    schema.set_authorizer(note)
+    schema.execute(f"EXPLAIN {statement}", dict.fromkeys(re.findall(r":(\w+)", statement)))
+    schema.set_authorizer(None)
+    # Tables that the statement itself makes.
+    made = {"", "json_each", *re.findall(r"\) AS (\w+)", statement)}
+
+    assert {table for table in used - made if not table.startswith("tenure_")} <= {"sqlite_sequence"}, (verb, name)
+
+
 def test_a_file_without_names_is_one_statement() -> None:
     whole = statements(PACKAGE, "", "schema.sql")
 

@@ -16,14 +16,14 @@ from tenure_testing.conformance.helpers import ALICE, BOB, RAISED, claim, enqueu
 SECOND = 1_000_000
 
 POISON = {
-    "reclaimed": "UPDATE ON job WHEN old.state = 'active' AND new.fence > old.fence",
-    "suspected": "UPDATE ON job WHEN old.suspect_until IS NULL AND new.suspect_until IS NOT NULL",
-    "expired": "UPDATE ON job WHEN new.state = 'expired'",
-    "promoted": "UPDATE ON job WHEN old.state = 'delayed' AND new.state = 'waiting'",
-    "unparked": "UPDATE ON job WHEN old.parked_under IS NOT NULL AND new.parked_under IS NULL",
-    "redriven": "UPDATE ON job WHEN old.state = 'failed' AND new.state = 'waiting'",
-    "trimmed": "DELETE ON job",
-    "forgotten": "DELETE ON event",
+    "reclaimed": "UPDATE ON tenure_job WHEN old.state = 'active' AND new.fence > old.fence",
+    "suspected": "UPDATE ON tenure_job WHEN old.suspect_until IS NULL AND new.suspect_until IS NOT NULL",
+    "expired": "UPDATE ON tenure_job WHEN new.state = 'expired'",
+    "promoted": "UPDATE ON tenure_job WHEN old.state = 'delayed' AND new.state = 'waiting'",
+    "unparked": "UPDATE ON tenure_job WHEN old.parked_under IS NOT NULL AND new.parked_under IS NULL",
+    "redriven": "UPDATE ON tenure_job WHEN old.state = 'failed' AND new.state = 'waiting'",
+    "trimmed": "DELETE ON tenure_job",
+    "forgotten": "DELETE ON tenure_event",
 }
 
 

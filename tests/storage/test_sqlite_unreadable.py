@@ -24,10 +24,10 @@ pytestmark = pytest.mark.thorough
 
 
 def columns() -> list[tuple[str, str]]:
-    """Return the names and types of the columns of `job`."""
+    """Return the names and types of the columns of a job."""
     connection = sqlite3.connect(":memory:")
     connection.executescript(schema())
-    found = [(name, kind) for _, name, kind, *_ in connection.execute("PRAGMA table_info(job)") if name != "seq"]
+    found = [(name, kind) for _, name, kind, *_ in connection.execute("PRAGMA table_info(tenure_job)") if name != "seq"]
     connection.close()
     return found
 
@@ -68,7 +68,7 @@ async def damage(storage: SQLiteStorage, column: str, value: object, *, id_: str
     """Put a value into a column of a job, as another program may."""
     connection = sqlite3.connect(storage.path)
     cast = "CAST(? AS TEXT)" if isinstance(value, bytes) and dict(columns())[column] == "TEXT" else "?"
-    changed = connection.execute(f"UPDATE job SET {column} = {cast} WHERE id = ?", (value, id_)).rowcount
+    changed = connection.execute(f"UPDATE tenure_job SET {column} = {cast} WHERE id = ?", (value, id_)).rowcount
     connection.commit()
     connection.close()
     assert changed == 1

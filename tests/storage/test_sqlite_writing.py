@@ -51,7 +51,7 @@ async def test_operations_that_wait_together_are_committed_together(tmp_path: Pa
         await asyncio.sleep(0.1)
     receipts = [receipt.made for (receipt,) in await asyncio.gather(*calls)]
     onlooker = Onlooker(path)
-    instants = onlooker.ask("SELECT count(*) FROM job")
+    instants = onlooker.ask("SELECT count(*) FROM tenure_job")
     onlooker.close()
     await storage.close()
 
@@ -99,7 +99,7 @@ async def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
     await storage.exchange(owner(), [settlement_of_nothing()], ClaimRequest(("q",), 5))
     still = onlooker.version() == before
     await storage.enqueue([job("now")])
-    onlooker.ask("SELECT 1 FROM job")
+    onlooker.ask("SELECT 1 FROM tenure_job")
     changed = onlooker.version() != before
     onlooker.close()
     await storage.close()

@@ -107,7 +107,7 @@ class SQLiteCrashStorage:
     def prove_empty(self) -> None:
         """See `CrashStorage`."""
         for table in ("slot", "key"):
-            assert self._one(f"SELECT count(*) FROM {table}") == 0, f"{table} is not empty"
+            assert self._one(f"SELECT count(*) FROM tenure_{table}") == 0, f"{table} is not empty"
 
     def freeze(self) -> None:
         """See `CrashStorage`."""

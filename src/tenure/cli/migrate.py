@@ -47,8 +47,9 @@ def migrate(ctx: click.Context) -> None:
     """Create a storage, or upgrade its schema to this version; also the table of the app's outbox.
 
     On PostgreSQL a schema is raised by numbered files, one after another, while workers run. Most of them add
-    something, and workers of the version before go on. A SQLite file and a namespace of Redis are made whole, and have
-    no migrations yet.
+    something, and workers of the version before go on. The schema of a SQLite file and of a namespace of Redis is made
+    whole, and has no migrations yet. A SQLite file may have tables of yours: they stay as they are, and the file is
+    switched to a write-ahead log (journal mode WAL).
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -1,14 +1,21 @@
-"""The database file: checks it before any change, opens it, and creates the schema in a new file."""
+"""The database file: checks it before any change, opens it, and creates the schema in it.
+
+The file may be the user's own, with tables of other programs. All our tables and indexes have names that begin with
+`tenure_`, and the table `tenure_meta` tells that the file has a queue.
+"""
 
 import os
+import re
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Literal, overload
 
 from tenure.clock import Clock, SystemClock
-from tenure.errors import SchemaMismatchError, StorageError, TenureError
+from tenure.errors import SchemaMismatchError, StorageError, StorageUnavailableError, TenureError
 from tenure.storage.script_files import script
 from tenure.storage.sqlite import errors, filesystem_check
 from tenure.storage.sqlite.locks import Locks
@@ -17,16 +24,16 @@ from tenure.storage.sqlite.statements import STATEMENTS
 
 Durability = Literal["full", "fast"]
 
-APPLICATION = 1215261796
-"""The application id in the header of our files ("Hold")."""
-
-SCHEMA = 10
+SCHEMA = 11
 """The number of the schema in `schema.sql`. Until the first release it rises with each change, without migrations."""
 
 _PACKAGE = "tenure.storage.sqlite"
 _OLDEST = (3, 38, 0)
+_CREATED = re.compile(r"^CREATE (?:TABLE|INDEX) (\w+)", re.MULTILINE)
 # Prepared statements are kept for the life of the connection. There are fewer than this.
 _STATEMENTS = 256
+# Together 5 s.
+_WAL_ATTEMPTS, _WAL_PAUSE = 500, 0.01
 
 
 class Database:
@@ -51,7 +58,8 @@ class Database:
 
         Raises:
             UsageError: this path cannot hold a database.
-            SchemaMismatchError: the file is not ours or not of our version; it was left unchanged.
+            SchemaMismatchError: the file cannot have our schema, or has another version of it; it was left unchanged.
+            StorageUnavailableError: another connection keeps the file locked.
         """
         require_version(sqlite3.sqlite_version_info)
         filesystem_check.check(self.path)
@@ -78,27 +86,64 @@ class Database:
         return connection
 
     def _check_file(self) -> None:
-        """Refuse a file that is not ours, without a change to it or its directory."""
+        """Refuse a file that cannot have our schema of this version, without a change to it or its directory."""
         if not os.path.exists(self.path) or os.path.getsize(self.path) == 0:
             self._check_version(0)
             return
-        # Without a log the file holds all data, and `immutable` tells SQLite that the file does not change. So SQLite
-        # creates no file of its own. (Reading the file without SQLite would release the locks of our other connections
-        # to it.)
+        mode = self._reading_mode()
+        if mode is None:
+            # SQLite creates no file of its own if `immutable` tells it that the file does not change. (Reading the file
+            # without SQLite would release the locks of our other connections to it.)
+            before = os.stat(self.path).st_mtime_ns
+            try:
+                self._check_version(self._read_version("ro&immutable=1"))
+            except (SchemaMismatchError, sqlite3.Error):
+                # It takes no locks either. If another program wrote meanwhile, read again with locks.
+                mode = self._reading_mode()
+                if mode is None and os.stat(self.path).st_mtime_ns == before:
+                    raise
+            else:
+                return
+        self._check_version(self._read_version(mode or "ro"))
+
+    def _reading_mode(self) -> str | None:
+        """Return the mode in which to read a file if a part of its data may lie in a file next to it, else None."""
         log = f"{self.path}-wal"
-        settled = not os.path.exists(log) or os.path.getsize(log) == 0
-        connection = self._connect("ro&immutable=1" if settled else "ro")
+        if os.path.exists(log) and os.path.getsize(log) > 0:
+            return "ro"
+        # Only a connection that may write can undo what a program has written before it crashed.
+        return "rw" if os.path.exists(f"{self.path}-journal") else None
+
+    def _read_version(self, mode: str) -> int:
+        connection = self._connect(mode)
         try:
-            if _number(connection, "application") != APPLICATION:
-                if _number(connection, "application") == 0 and _number(connection, "tables") == 0:
-                    return
-                raise SchemaMismatchError(
-                    f"{self.path} belongs to another program; it was left untouched. Give Tenure a file of its own, "
-                    "such as sqlite:///tenure.db"
-                )
-            self._check_version(_version(connection))
+            return self._version(connection)
         finally:
             connection.close()
+
+    def _version(self, connection: sqlite3.Connection) -> int:
+        """Return the number of the schema in the file, 0 if the file lacks it.
+
+        Raises:
+            SchemaMismatchError: the file cannot have our schema.
+        """
+        if (encoding := _value(connection, "encoding")) != "UTF-8":
+            raise SchemaMismatchError(
+                f"{self.path} has the encoding {encoding}, Tenure needs UTF-8; it was left untouched. Name another file"
+            )
+        if _value(connection, "meta_columns") == "key,value":
+            version = _value(connection, "version")
+            if isinstance(version, int) and version > 0:
+                return version
+        names = {name for (name,) in connection.execute(STATEMENTS["session.names"])}
+        taken = names.intersection(_CREATED.findall(schema()))
+        if taken:
+            name = "tenure_meta" if "tenure_meta" in taken else min(taken)
+            raise SchemaMismatchError(
+                f"{self.path} belongs to another program: it has a table or an index {name} that is not Tenure's; it "
+                "was left untouched. Rename that, or name another file"
+            )
+        return 0
 
     def _check_version(self, version: int) -> None:
         if version > SCHEMA:
@@ -122,15 +167,40 @@ class Database:
             _run(connection, "busy_timeout", "temp_in_memory", "cache", "no_checkpoint", "wal_limit", self.durability)
             if sys.platform == "darwin":
                 _run(connection, "fullfsync")
-            if _number(connection, "application") != APPLICATION:
-                # Write the application id first, so that a crash in between leaves a file that we recognize.
-                _run(connection, "vacuum", "set_application")
-            _run(connection, "wal")
-            _create(connection, self._clock.now())
+            if not _value(connection, "tables"):
+                _run(connection, "vacuum")
+            self._switch_to_wal(connection)
+            if not self._version(connection):
+                _create(connection, self._clock.now())
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        """Switch the file to a write-ahead log, for which no other connection may use it. It stays so.
+
+        Raises:
+            StorageUnavailableError: another connection keeps the file locked.
+        """
+        # SQLite itself waits in some of these cases only.
+        _run(connection, "no_busy_timeout")
+        for attempt in count(1):
+            try:
+                _run(connection, "wal")
+            except sqlite3.OperationalError as error:
+                if not errors.is_busy(error):
+                    raise
+                if attempt >= _WAL_ATTEMPTS:
+                    raise StorageUnavailableError(
+                        f"{self.path} cannot be switched to a write-ahead log (journal mode WAL), because another "
+                        "program keeps it locked; end the transactions of other programs on this file and try again, "
+                        "or run PRAGMA journal_mode = WAL on it while nothing uses it"
+                    ) from error
+                threading.Event().wait(_WAL_PAUSE)
+            else:
+                break
+        _run(connection, "busy_timeout")
 
     @overload
     def _connect(self, mode: str) -> sqlite3.Connection: ...
@@ -169,8 +239,6 @@ def schema() -> str:
 
 
 def _create(connection: sqlite3.Connection, now: int) -> None:
-    if _version(connection) == SCHEMA:
-        return
     _run(connection, "write")
     try:
         for statement in _split(schema()):
@@ -195,13 +263,9 @@ def _split(text: str) -> Iterator[str]:
         raise TenureError(f"the schema ends in the middle of a statement: {pending.strip()[:60]}")
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return _number(connection, "version") if _number(connection, "has_meta") else 0
-
-
-def _number(connection: sqlite3.Connection, name: str) -> int:
+def _value(connection: sqlite3.Connection, name: str) -> object:
     row = connection.execute(STATEMENTS[f"session.{name}"]).fetchone()
-    return 0 if row is None else int(row[0])
+    return None if row is None else row[0]
 
 
 def _run(connection: sqlite3.Connection, *names: str) -> None:

@@ -52,6 +52,11 @@ def no_thread(error: RuntimeError, path: str) -> BaseException:
 
 def cannot_open(error: BaseException, path: str) -> BaseException:
     """Return the error of a failed attempt to open: here a file that is not a database does not belong to us."""
+    if is_busy(error):
+        return StorageUnavailableError(
+            f"{path} cannot be opened, because another program keeps it locked; end the transactions of other programs "
+            "on this file and try again"
+        )
     if isinstance(error, sqlite3.Error) and _code(error) in _BROKEN:
         return SchemaMismatchError(
             f"{path} is not a SQLite database, or a damaged one; it was left untouched. Name another file, or restore "

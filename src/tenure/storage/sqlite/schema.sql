@@ -1,19 +1,19 @@
 -- The schema, changed in place until the first release; see SCHEMA in database.py. Instants and durations are whole
 -- microseconds. Structured fields are JSON, and NULL if empty.
 
-CREATE TABLE meta (
+CREATE TABLE tenure_meta (
     key TEXT PRIMARY KEY,
     value ANY NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO meta VALUES ('proto', 1);
+INSERT INTO tenure_meta VALUES ('proto', 1);
 
 -- The identity of this database. By it a worker notices that another database has replaced this one.
-INSERT INTO meta VALUES ('identity', lower(hex(randomblob(8))));
+INSERT INTO tenure_meta VALUES ('identity', lower(hex(randomblob(8))));
 
 -- A job's record, in the column order of rows.py. Payload and result come late: SQLite reads the columns before them
 -- without their overflow pages.
-CREATE TABLE job (
+CREATE TABLE tenure_job (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
     id TEXT NOT NULL,
@@ -81,7 +81,7 @@ CREATE TABLE job (
     put_back_used INTEGER NOT NULL DEFAULT 0,
     data BLOB,
     data_number INTEGER NOT NULL DEFAULT 0,
-    -- The latest run. Earlier runs are in `run`. If `run_fence` is NULL, all runs are there.
+    -- The latest run. Earlier runs are in `tenure_run`. If `run_fence` is NULL, all runs are there.
     run_fence INTEGER,
     run_owner TEXT,
     run_worker TEXT,
@@ -98,65 +98,65 @@ CREATE TABLE job (
 -- A state change evaluates the terms of every index, so each begins with the term that is rarely true. A term that
 -- lists several states comes last: SQLite builds a table of them for each row that changes.
 
-CREATE INDEX job_ready ON job (queue, score, id)
+CREATE INDEX tenure_job_ready ON tenure_job (queue, score, id)
     WHERE state = 'waiting' AND parked_under IS NULL;
 
-CREATE INDEX job_parked ON job (queue, parked_under, score, id)
+CREATE INDEX tenure_job_parked ON tenure_job (queue, parked_under, score, id)
     WHERE parked_under IS NOT NULL AND state = 'waiting';
 
-CREATE INDEX job_delayed ON job (queue, run_at, id)
+CREATE INDEX tenure_job_delayed ON tenure_job (queue, run_at, id)
     WHERE state = 'delayed';
 
 -- The tenants that have waiting jobs.
-CREATE INDEX job_tenant ON job (queue, boost, fair_key)
+CREATE INDEX tenure_job_tenant ON tenure_job (queue, boost, fair_key)
     WHERE fair_key IS NOT NULL AND state = 'waiting' AND lifo = 0;
 
 -- The jobs that have waited longest, regardless of their scores.
-CREATE INDEX job_waiting ON job (queue, run_at)
+CREATE INDEX tenure_job_waiting ON tenure_job (queue, run_at)
     WHERE state = 'waiting';
 
-CREATE INDEX job_ttl ON job (expires_at, queue, id)
+CREATE INDEX tenure_job_ttl ON tenure_job (expires_at, queue, id)
     WHERE expires_at IS NOT NULL AND state IN ('delayed', 'waiting');
 
 -- Leases by their length. Of each length, those that have run out come first. Those that end further ahead than their
 -- length (the clock was set back) come last. The owner column makes this index and the next one also answer which
 -- owners hold jobs.
-CREATE INDEX job_lease ON job (max(lease, start_grace, 5000000), lease_until, owner)
+CREATE INDEX tenure_job_lease ON tenure_job (max(lease, start_grace, 5000000), lease_until, owner)
     WHERE state = 'active' AND suspect_until IS NULL;
 
-CREATE INDEX job_suspect ON job (suspect_until, owner)
+CREATE INDEX tenure_job_suspect ON tenure_job (suspect_until, owner)
     WHERE suspect_until IS NOT NULL AND state = 'active';
 
 -- Active jobs with a cancellation request.
-CREATE INDEX job_cancelling ON job (owner)
+CREATE INDEX tenure_job_cancelling ON tenure_job (owner)
     WHERE cancel_at IS NOT NULL AND state = 'active';
 
-CREATE INDEX job_over ON job (queue, state, seq)
+CREATE INDEX tenure_job_over ON tenure_job (queue, state, seq)
     WHERE finished IS NOT NULL;
 
 -- Jobs that retention deletes: by the queue's rules, the earliest ended first, or by a lifetime of the result's own.
 -- Jobs that a rule will redrive are not deleted.
-CREATE INDEX job_ended ON job (queue, state, finished)
+CREATE INDEX tenure_job_ended ON tenure_job (queue, state, finished)
     WHERE finished IS NOT NULL AND (kept_until IS NULL OR state <> 'completed') AND redrive_at IS NULL;
 
-CREATE INDEX job_kept ON job (kept_until, queue, id)
+CREATE INDEX tenure_job_kept ON tenure_job (kept_until, queue, id)
     WHERE kept_until IS NOT NULL;
 
-CREATE INDEX job_redrive ON job (redrive_at, queue, id)
+CREATE INDEX tenure_job_redrive ON tenure_job (redrive_at, queue, id)
     WHERE redrive_at IS NOT NULL;
 
 -- Unfinished jobs that a later call may be merged into, by their key. Queries skip jobs that are full.
-CREATE INDEX job_merge ON job (queue, merge_key, gathered, seq)
+CREATE INDEX tenure_job_merge ON tenure_job (queue, merge_key, gathered, seq)
     WHERE merge_key IS NOT NULL AND finished IS NULL;
 
 -- Jobs whose state is not valid, which no other query finds. The terms stand one by one, the usual states first, so that
 -- most changes evaluate one or two of them.
-CREATE INDEX job_stateless ON job (seq)
+CREATE INDEX tenure_job_stateless ON tenure_job (seq)
     WHERE state <> 'waiting' AND state <> 'active' AND state <> 'completed' AND state <> 'delayed'
       AND state <> 'failed' AND state <> 'cancelled' AND state <> 'expired';
 
 -- The unfinished jobs of each schedule.
-CREATE INDEX job_scheduled ON job (schedule, state)
+CREATE INDEX tenure_job_scheduled ON tenure_job (schedule, state)
     WHERE schedule IS NOT NULL AND finished IS NULL;
 
 -- How many jobs of each queue are in each state, updated once per transaction: triggers for each row made an enqueue a
@@ -165,7 +165,7 @@ CREATE INDEX job_scheduled ON job (schedule, state)
 -- the failed, those that a rule redrives), and 'discarded': how many ever expired without a record. trim_at: when the
 -- sweep next checks whether jobs of this state are past retention. A job that ends sets it to 0, and a check sets it to
 -- the time when the earliest ended job will be too old. So a sweep skips queues in which no job has ended.
-CREATE TABLE tally (
+CREATE TABLE tenure_tally (
     seq INTEGER PRIMARY KEY,
     queue TEXT NOT NULL,
     state TEXT NOT NULL,
@@ -174,10 +174,10 @@ CREATE TABLE tally (
     UNIQUE (queue, state)
 ) STRICT;
 
-CREATE INDEX tally_trim ON tally (trim_at)
+CREATE INDEX tenure_tally_trim ON tenure_tally (trim_at)
     WHERE trim_at IS NOT NULL;
 
-CREATE TABLE run (
+CREATE TABLE tenure_run (
     seq INTEGER NOT NULL,
     number INTEGER NOT NULL,
     fence INTEGER NOT NULL,
@@ -196,7 +196,7 @@ CREATE TABLE run (
 
 -- line: the number of this line among all lines that the log has had. number: a run counts its lines, so that a line
 -- that is sent again is stored once; 0: not counted.
-CREATE TABLE log (
+CREATE TABLE tenure_log (
     seq INTEGER NOT NULL,
     line INTEGER NOT NULL,
     at INTEGER NOT NULL,
@@ -209,8 +209,8 @@ CREATE TABLE log (
 ) STRICT, WITHOUT ROWID;
 
 -- The concurrency keys that unfinished jobs name: the limit in force, and the number of these jobs; at zero the row is
--- deleted. The number of active jobs is not a counter but the rows of slot, so it cannot drift.
-CREATE TABLE key (
+-- deleted. The number of active jobs is not a counter but the rows of tenure_slot, so it cannot drift.
+CREATE TABLE tenure_key (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
     "limit" INTEGER NOT NULL,
@@ -219,21 +219,21 @@ CREATE TABLE key (
 ) STRICT, WITHOUT ROWID;
 
 -- The holders of a concurrency key: one row for each active job that has it.
-CREATE TABLE slot (
+CREATE TABLE tenure_slot (
     queue TEXT NOT NULL,
     key TEXT NOT NULL,
     id TEXT NOT NULL,
     PRIMARY KEY (queue, key, id)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE setting (
+CREATE TABLE tenure_setting (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
     body TEXT NOT NULL,
     PRIMARY KEY (kind, name)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE worker (
+CREATE TABLE tenure_worker (
     seq INTEGER PRIMARY KEY,
     owner TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL,
@@ -249,7 +249,7 @@ CREATE TABLE worker (
 
 -- There is one writer at a time, so the order of the ids is the order of the commits, and a cursor misses no event.
 -- queue, job: set on events of a job.
-CREATE TABLE event (
+CREATE TABLE tenure_event (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at INTEGER NOT NULL,
     queue TEXT,
@@ -257,7 +257,7 @@ CREATE TABLE event (
     body TEXT NOT NULL
 ) STRICT;
 
-CREATE TABLE reader (
+CREATE TABLE tenure_reader (
     name TEXT PRIMARY KEY,
     cursor INTEGER NOT NULL,
     lent_to TEXT,
@@ -266,7 +266,7 @@ CREATE TABLE reader (
     lent_upto INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE schedule (
+CREATE TABLE tenure_schedule (
     name TEXT PRIMARY KEY,
     body TEXT NOT NULL,
     last_tick INTEGER,
@@ -274,15 +274,15 @@ CREATE TABLE schedule (
     paused INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX schedule_due ON schedule (next_tick)
+CREATE INDEX tenure_schedule_due ON tenure_schedule (next_tick)
     WHERE next_tick IS NOT NULL AND paused = 0;
 
 -- The schedules by last tick: finds those that lie ahead of the clock, after it was set back.
-CREATE INDEX schedule_reached ON schedule (last_tick)
+CREATE INDEX tenure_schedule_reached ON tenure_schedule (last_tick)
     WHERE paused = 0;
 
 -- The leader of a scope. Without a leader the owner is NULL. The epoch continues over all terms.
-CREATE TABLE leader (
+CREATE TABLE tenure_leader (
     scope TEXT PRIMARY KEY,
     owner TEXT,
     epoch INTEGER NOT NULL,
@@ -292,11 +292,11 @@ CREATE TABLE leader (
     resumed_at INTEGER
 ) STRICT, WITHOUT ROWID;
 
-INSERT INTO leader VALUES ('*', NULL, 0, 0, 0, NULL, NULL);
+INSERT INTO tenure_leader VALUES ('*', NULL, 0, 0, 0, NULL, NULL);
 
 -- The calls that were merged into a job, by their own ids. Of a collecting job also its own call, and the arguments of
 -- each, in the order of `place`. They are deleted with their job.
-CREATE TABLE call (
+CREATE TABLE tenure_call (
     queue TEXT NOT NULL,
     id TEXT NOT NULL,
     job TEXT NOT NULL,
@@ -305,10 +305,10 @@ CREATE TABLE call (
     PRIMARY KEY (queue, id)
 ) STRICT;
 
-CREATE INDEX call_of_job ON call (queue, job, place);
+CREATE INDEX tenure_call_of_job ON tenure_call (queue, job, place);
 
 -- A key with a time limit: how many jobs were made under it since it began, and the latest of them.
-CREATE TABLE window (
+CREATE TABLE tenure_window (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
     until INTEGER NOT NULL,
@@ -317,11 +317,11 @@ CREATE TABLE window (
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX window_over ON window (until);
+CREATE INDEX tenure_window_over ON tenure_window (until);
 
 -- For each rate: the instant up to which its time is taken, and how far ahead (in microseconds) the latest start could
 -- take time. opens_at: when it lets its next parked job start.
-CREATE TABLE rate (
+CREATE TABLE tenure_rate (
     queue TEXT NOT NULL,
     name TEXT NOT NULL,
     taken_until INTEGER NOT NULL,
@@ -330,34 +330,34 @@ CREATE TABLE rate (
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX rate_opening ON rate (queue, opens_at)
+CREATE INDEX tenure_rate_opening ON tenure_rate (queue, opens_at)
     WHERE opens_at IS NOT NULL;
 
 -- Taken time that has passed is reset to 0, and then rows without any state are deleted.
 -- The limits that handlers have set have names that begin with "limit:"; this one is that of a whole queue.
-CREATE INDEX rate_limited ON rate (queue)
+CREATE INDEX tenure_rate_limited ON tenure_rate (queue)
     WHERE name = 'limit:queue';
 
-CREATE INDEX rate_over ON rate (taken_until)
+CREATE INDEX tenure_rate_over ON tenure_rate (taken_until)
     WHERE taken_until > 0;
 
-CREATE INDEX rate_idle ON rate (opens_at)
+CREATE INDEX tenure_rate_idle ON tenure_rate (opens_at)
     WHERE opens_at IS NULL AND taken_until = 0;
 
 -- Fair queues and their virtual time: of the queue, of each priority, and of each tenant's last job.
-CREATE TABLE fair_line (
+CREATE TABLE tenure_fair_line (
     queue TEXT PRIMARY KEY,
     front INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE fair_reached (
+CREATE TABLE tenure_fair_reached (
     queue TEXT NOT NULL,
     boost INTEGER NOT NULL,
     at INTEGER NOT NULL,
     PRIMARY KEY (queue, boost)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE fair_tag (
+CREATE TABLE tenure_fair_tag (
     queue TEXT NOT NULL,
     boost INTEGER NOT NULL,
     key TEXT NOT NULL,
@@ -365,4 +365,4 @@ CREATE TABLE fair_tag (
     PRIMARY KEY (queue, boost, key)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX fair_tag_passed ON fair_tag (queue, boost, tag);
+CREATE INDEX tenure_fair_tag_passed ON tenure_fair_tag (queue, boost, tag);

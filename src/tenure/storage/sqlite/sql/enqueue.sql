@@ -1,17 +1,17 @@
 -- enqueue: stores each call once, as a new job or merged into an existing one. The rows of jobs hold all keys, except
--- keys with a time limit, which are rows of `window`.
+-- keys with a time limit, which are rows of `tenure_window`.
 
 -- name: insert
 -- Inserts one row, or none if the queue knows the id. A known id belongs to a job, or to a call that was merged into a
 -- job and is then looked up as that job's id. (The look-up costs almost nothing in VALUES, unlike in a SELECT with a
 -- WHERE.)
-INSERT INTO job (
+INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl, expires_at,
     timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes, lease, max_stalls,
     start_grace, renewed, pinned, policy, created, schedule, tick, parent, payload
 )
 VALUES (
-    :queue, coalesce((SELECT job FROM call WHERE queue = :queue AND id = :id), :id),
+    :queue, coalesce((SELECT job FROM tenure_call WHERE queue = :queue AND id = :id), :id),
     :task, :state, :headers, :tags, :score, :priority, :boost, :lifo, :fair_key, :weight, :run_at, :ttl, :expires_at,
     :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :gathered, :gathered_bytes, :lease,
     :max_stalls, :start_grace, :renewed, :pinned, :policy, :now, :schedule, :tick, :parent, :payload
@@ -22,13 +22,16 @@ ON CONFLICT (queue, id) DO NOTHING;
 -- The same for several calls that have no merge key and differ only in the listed values.
 -- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
 -- `payloads`), payloads.
-INSERT INTO job (
+INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
     deadline, heartbeat_timeout, keys, rates, lease, max_stalls, start_grace, renewed, pinned, policy, created,
     schedule, tick, parent, payload
 )
 SELECT :queue,
-       coalesce((SELECT job FROM call WHERE call.queue = :queue AND call.id = listed.value ->> 0), listed.value ->> 0),
+       coalesce(
+              (SELECT job FROM tenure_call AS call WHERE call.queue = :queue AND call.id = listed.value ->> 0),
+              listed.value ->> 0
+       ),
        :task, :state, listed.value ->> 1, :tags, listed.value ->> 2, :priority, :boost, :lifo, :weight, :run_at, :ttl,
        :expires_at, :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :lease, :max_stalls, :start_grace, :renewed,
        :pinned, :policy, :now, :schedule, :tick, :parent, substr(:payloads, listed.value ->> 3, listed.value ->> 4)
@@ -41,13 +44,16 @@ ON CONFLICT (queue, id) DO NOTHING;
 -- without such differences the longer list would take a fifth more time.)
 -- Parameters: the columns as listed, calls (a list of id, headers, score, start and length of the payload in
 -- `payloads`, state, run_at, keys, merge_key, merge), payloads.
-INSERT INTO job (
+INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, weight, run_at, ttl, expires_at, timeout,
     deadline, heartbeat_timeout, keys, rates, merge_key, merge, lease, max_stalls, start_grace, renewed, pinned, policy,
     created, schedule, tick, parent, payload
 )
 SELECT :queue,
-       coalesce((SELECT job FROM call WHERE call.queue = :queue AND call.id = listed.value ->> 0), listed.value ->> 0),
+       coalesce(
+              (SELECT job FROM tenure_call AS call WHERE call.queue = :queue AND call.id = listed.value ->> 0),
+              listed.value ->> 0
+       ),
        :task, listed.value ->> 5, listed.value ->> 1, :tags, listed.value ->> 2, :priority, :boost, :lifo, :weight,
        listed.value ->> 6, :ttl, :expires_at, :timeout, :deadline, :heartbeat_timeout, listed.value ->> 7, :rates,
        listed.value ->> 8, listed.value ->> 9, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :now,
@@ -58,20 +64,20 @@ ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: delete_last
 -- Deletes the jobs that the previous statement inserted; their seqs are consecutive.
-DELETE FROM job WHERE seq > (SELECT max(seq) FROM job) - :jobs;
+DELETE FROM tenure_job WHERE seq > (SELECT max(seq) FROM tenure_job) - :jobs;
 
 -- name: set_fences
 -- The next job of an id continues from the fences of the previous one.
-UPDATE job SET fence = :fence, settled_fence = :settled_fence WHERE queue = :queue AND id = :id;
+UPDATE tenure_job SET fence = :fence, settled_fence = :settled_fence WHERE queue = :queue AND id = :id;
 
 -- name: set_created
 -- A debounced job keeps its creation time when a later call replaces its own.
-UPDATE job SET created = :created WHERE queue = :queue AND id = :id;
+UPDATE tenure_job SET created = :created WHERE queue = :queue AND id = :id;
 
 -- name: holder
 -- Returns the unfinished job that holds a key, the oldest if there are several, and whether it is too old to start.
 SELECT seq, id, state <> 'active' AND expires_at <= :now
-  FROM job INDEXED BY job_merge
+  FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
    AND gathered = 0
@@ -85,16 +91,16 @@ SELECT seq, id, state <> 'active' AND expires_at <= :now
 SELECT EXISTS (
               SELECT 1
                 FROM json_each(:names) AS listed
-               CROSS JOIN job INDEXED BY job_merge
-                  ON job.queue = :queue
-                 AND job.merge_key = listed.value
-                 AND job.finished IS NULL
+               CROSS JOIN tenure_job INDEXED BY tenure_job_merge
+                  ON tenure_job.queue = :queue
+                 AND tenure_job.merge_key = listed.value
+                 AND tenure_job.finished IS NULL
        );
 
 -- name: queued_holder
 -- The same for jobs that are not active.
 SELECT seq, id, expires_at <= :now
-  FROM job INDEXED BY job_merge
+  FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
    AND gathered = 0
@@ -106,7 +112,7 @@ SELECT seq, id, expires_at <= :now
 -- name: unstarted_holder
 -- The same for jobs that have never started, and have collected fewer calls than `most` and fewer bytes than `bytes`.
 SELECT seq, id, expires_at <= :now
-  FROM job INDEXED BY job_merge
+  FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :name
    AND gathered < :most
@@ -120,26 +126,28 @@ SELECT seq, id, expires_at <= :now
 -- name: insert_call
 -- Records a call that was merged into a job.
 -- `payload`: its framed arguments.
-INSERT INTO call (queue, id, job, place, payload) VALUES (:queue, :id, :job, :place, :payload);
+INSERT INTO tenure_call (queue, id, job, place, payload) VALUES (:queue, :id, :job, :place, :payload);
 
 -- name: insert_replaced_call
 -- Records a later call of a debounced job.
-INSERT INTO call (queue, id, job, place)
+INSERT INTO tenure_call (queue, id, job, place)
 SELECT :queue, :id, :job, coalesce(max(place), 0) + 1
-  FROM call INDEXED BY call_of_job
+  FROM tenure_call INDEXED BY tenure_call_of_job
  WHERE queue = :queue
    AND job = :job;
 
 -- name: trim_calls
 -- Deletes all but the latest calls of a job.
-DELETE FROM call
+DELETE FROM tenure_call
  WHERE queue = :queue
    AND job = :job
-   AND place <= (SELECT max(place) FROM call INDEXED BY call_of_job WHERE queue = :queue AND job = :job) - :kept;
+   AND place <= (
+              SELECT max(place) FROM tenure_call INDEXED BY tenure_call_of_job WHERE queue = :queue AND job = :job
+       ) - :kept;
 
 -- name: gather
 -- Adds one more call to a collecting job.
-UPDATE job
+UPDATE tenure_job
    SET state = :state,
        parked_under = :parked_under,
        run_at = :run_at,
@@ -153,10 +161,10 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: window
-SELECT until, jobs, id FROM window WHERE queue = :queue AND name = :name;
+SELECT until, jobs, id FROM tenure_window WHERE queue = :queue AND name = :name;
 
 -- name: begin_window
-INSERT INTO window (queue, name, until, jobs, id) VALUES (:queue, :name, :until, 1, :id)
+INSERT INTO tenure_window (queue, name, until, jobs, id) VALUES (:queue, :name, :until, 1, :id)
 ON CONFLICT (queue, name) DO UPDATE
    SET until = excluded.until,
        jobs = excluded.jobs,
@@ -164,7 +172,7 @@ ON CONFLICT (queue, name) DO UPDATE
 
 -- name: shorten_window
 -- A window that ends further ahead than its length began before the clock was set back.
-UPDATE window SET until = :until WHERE queue = :queue AND name = :name;
+UPDATE tenure_window SET until = :until WHERE queue = :queue AND name = :name;
 
 -- name: count_in_window
-UPDATE window SET jobs = jobs + 1, id = :id WHERE queue = :queue AND name = :name;
+UPDATE tenure_window SET jobs = jobs + 1, id = :id WHERE queue = :queue AND name = :name;

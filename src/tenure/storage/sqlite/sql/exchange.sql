@@ -9,43 +9,57 @@
 -- Parameters: queues (a list), tasks (the limit).
 SELECT listed.key,
        NULL,
-       (SELECT body FROM setting WHERE kind = 'queue' AND name = listed.value),
-       (SELECT front FROM fair_line WHERE queue = listed.value),
-       EXISTS (SELECT 1 FROM rate WHERE queue = listed.value AND name = 'limit:queue'),
-       coalesce((SELECT jobs FROM tally WHERE queue = listed.value AND state = 'completed'), 0)
-       - coalesce((SELECT jobs FROM tally WHERE queue = listed.value AND state = 'kept'), 0),
-       (SELECT min(run_at) FROM job INDEXED BY job_delayed WHERE queue = listed.value AND state = 'delayed'),
-       (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = listed.value AND opens_at IS NOT NULL),
+       (SELECT body FROM tenure_setting WHERE kind = 'queue' AND name = listed.value),
+       (SELECT front FROM tenure_fair_line WHERE queue = listed.value),
+       EXISTS (SELECT 1 FROM tenure_rate WHERE queue = listed.value AND name = 'limit:queue'),
+       coalesce((SELECT jobs FROM tenure_tally WHERE queue = listed.value AND state = 'completed'), 0)
+       - coalesce((SELECT jobs FROM tenure_tally WHERE queue = listed.value AND state = 'kept'), 0),
+       (
+              SELECT min(run_at)
+                FROM tenure_job INDEXED BY tenure_job_delayed
+               WHERE queue = listed.value
+                 AND state = 'delayed'
+       ),
+       (
+              SELECT min(opens_at)
+                FROM tenure_rate INDEXED BY tenure_rate_opening
+               WHERE queue = listed.value
+                 AND opens_at IS NOT NULL
+       ),
        EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_parked
+                FROM tenure_job INDEXED BY tenure_job_parked
                WHERE queue = listed.value
                  AND state = 'waiting'
                  AND parked_under >= 'unknown:'
                  AND parked_under < 'unknown;'
        ),
-       coalesce((SELECT min(id) - 1 FROM event), (SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0),
-       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)
+       coalesce(
+              (SELECT min(id) - 1 FROM tenure_event),
+              (SELECT seq FROM sqlite_sequence WHERE name = 'tenure_event'),
+              0
+       ),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'tenure_event'), 0)
   FROM json_each(:queues) AS listed
  UNION ALL
 SELECT NULL, name, body, NULL, 0, 0, NULL, NULL, 0, 0, 0
-  FROM (SELECT name, body FROM setting WHERE kind = 'task' LIMIT :tasks);
+  FROM (SELECT name, body FROM tenure_setting WHERE kind = 'task' LIMIT :tasks);
 
 -- name: runs
 -- Returns for each listed job that exists its number in the list, and what a settlement of its run needs.
 -- `jobs`: a list of queue and id.
 SELECT listed.key, seq, state, fence, owner, cancel_at, keys, boost, failures, stalls, releases
   FROM json_each(:jobs) AS listed
- CROSS JOIN job
-    ON job.queue = listed.value ->> 0
-   AND job.id = listed.value ->> 1;
+ CROSS JOIN tenure_job
+    ON tenure_job.queue = listed.value ->> 0
+   AND tenure_job.id = listed.value ->> 1;
 
 -- name: complete
 -- Completes the given runs, each if it is the current one and only its result must be recorded: the job was not asked
 -- to stop. Returns the jobs that it completed, with their seqs and concurrency keys (as bytes: they may not be text).
 -- Parameters: runs (a list of queue, id, fence, kept_until, start and length of the result in `results`), results,
 -- ended, owner, now.
-UPDATE job
+UPDATE tenure_job
    SET state = 'completed',
        finished = :now,
        kept_until = run.kept_until,
@@ -54,7 +68,7 @@ UPDATE job
        reason = NULL,
        quarantined = 0,
        put_back_used = 0,
-       settled_fence = job.fence,
+       settled_fence = tenure_job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -73,19 +87,19 @@ UPDATE job
               value ->> 5 AS length
          FROM json_each(:runs)
  ) AS run
- WHERE job.queue = run.queue
-   AND job.id = run.id
-   AND job.state = 'active'
-   AND job.fence = run.fence
-   AND job.owner = :owner
-   AND job.cancel_at IS NULL
+ WHERE tenure_job.queue = run.queue
+   AND tenure_job.id = run.id
+   AND tenure_job.state = 'active'
+   AND tenure_job.fence = run.fence
+   AND tenure_job.owner = :owner
+   AND tenure_job.cancel_at IS NULL
 RETURNING queue, id, seq, CAST(keys AS BLOB);
 
 -- name: finish
 -- Ends the given runs, each if it is the current one.
 -- Parameters: runs (a list of seq, fence, state, kept_until, redrive_at, start and length of the result in `results`,
 -- error, reason, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
-UPDATE job
+UPDATE tenure_job
    SET state = run.state,
        finished = :now,
        kept_until = run.kept_until,
@@ -93,12 +107,12 @@ UPDATE job
        result = substr(:results, run.start, run.length),
        error = run.error,
        reason = run.reason,
-       failures = job.failures + run.failures,
-       stalls = job.stalls + run.stalls,
-       releases = job.releases + run.releases,
+       failures = tenure_job.failures + run.failures,
+       stalls = tenure_job.stalls + run.stalls,
+       releases = tenure_job.releases + run.releases,
        quarantined = 0,
        put_back_used = 0,
-       settled_fence = job.fence,
+       settled_fence = tenure_job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -128,10 +142,10 @@ UPDATE job
               value ->> 14 AS detail
          FROM json_each(:runs)
  ) AS run
- WHERE job.seq = run.seq
-   AND job.state = 'active'
-   AND job.fence = run.fence
-   AND job.owner = :owner;
+ WHERE tenure_job.seq = run.seq
+   AND tenure_job.state = 'active'
+   AND tenure_job.fence = run.fence
+   AND tenure_job.owner = :owner;
 
 -- name: put_back
 -- Puts the jobs of the given runs back, each if the run is the current one.
@@ -140,26 +154,26 @@ UPDATE job
 -- its next run, instead of running with neutral values.
 -- Parameters: runs (a list of seq, fence, after, parked_under, reached, error, reason, failures, stalls, releases,
 -- quarantine, put_back_used, and how the run ended, why, and the detail), unreadable, owner, now.
-UPDATE job
+UPDATE tenure_job
    SET state = iif(run.after = 0, 'waiting', 'delayed'),
        run_at = :now + run.after,
        parked_under = run.parked_under,
        score = CASE
-               WHEN run.after > 0 THEN iif(job.lifo, -1, 1) * (:now + run.after) - job.boost
-               WHEN job.lifo THEN job.score
-               ELSE min(job.score, run.reached - job.boost)
+               WHEN run.after > 0 THEN iif(tenure_job.lifo, -1, 1) * (:now + run.after) - tenure_job.boost
+               WHEN tenure_job.lifo THEN tenure_job.score
+               ELSE min(tenure_job.score, run.reached - tenure_job.boost)
                END,
        error = CASE
-               WHEN substr(job.error, 1, length(:unreadable)) = :unreadable THEN job.error
-               ELSE coalesce(run.error, job.error)
+               WHEN substr(tenure_job.error, 1, length(:unreadable)) = :unreadable THEN tenure_job.error
+               ELSE coalesce(run.error, tenure_job.error)
                END,
        reason = run.reason,
-       failures = job.failures + run.failures,
-       stalls = job.stalls + run.stalls,
-       releases = job.releases + run.releases,
+       failures = tenure_job.failures + run.failures,
+       stalls = tenure_job.stalls + run.stalls,
+       releases = tenure_job.releases + run.releases,
        quarantined = run.quarantine,
        put_back_used = run.put_back_used,
-       settled_fence = job.fence,
+       settled_fence = tenure_job.fence,
        owner = NULL,
        heard_at = NULL,
        lease_until = NULL,
@@ -189,20 +203,20 @@ UPDATE job
               value ->> 14 AS detail
          FROM json_each(:runs)
  ) AS run
- WHERE job.seq = run.seq
-   AND job.state = 'active'
-   AND job.fence = run.fence
-   AND job.owner = :owner
-   AND job.cancel_at IS NULL;
+ WHERE tenure_job.seq = run.seq
+   AND tenure_job.state = 'active'
+   AND tenure_job.fence = run.fence
+   AND tenure_job.owner = :owner
+   AND tenure_job.cancel_at IS NULL;
 
 -- name: set_texts
 -- Writes the reason of a job's end, and why and how in detail its last run ended.
-UPDATE job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
+UPDATE tenure_job SET reason = :reason, run_reason = :why, run_detail = :detail WHERE seq = :seq;
 
 -- name: due
 -- Also returns when each job becomes too old to start, and whether it has a fair key.
 SELECT seq, expires_at, fair_key IS NOT NULL
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND state = 'delayed'
    AND run_at <= :now
@@ -210,11 +224,11 @@ SELECT seq, expires_at, fair_key IS NOT NULL
  LIMIT :limit;
 
 -- name: promote
-UPDATE job
+UPDATE tenure_job
    SET state = 'waiting'
  WHERE seq IN (
        SELECT seq
-         FROM job
+         FROM tenure_job
         WHERE queue = :queue
           AND state = 'delayed'
           AND run_at <= :now
@@ -224,7 +238,7 @@ UPDATE job
 
 -- name: promote_one
 -- Promotes one job whose score depends on the jobs that wait before it.
-UPDATE job SET state = 'waiting', score = :score WHERE seq = :seq;
+UPDATE tenure_job SET state = 'waiting', score = :score WHERE seq = :seq;
 
 -- name: ready
 -- Returns one row: a list of the first ready jobs, their payloads concatenated, each with the length in the list, and
@@ -241,7 +255,7 @@ SELECT json_group_array(
        CAST(group_concat(payload, '') AS BLOB),
        (
        SELECT 1
-         FROM job INDEXED BY job_ready
+         FROM tenure_job INDEXED BY tenure_job_ready
         WHERE queue = :queue
           AND state = 'waiting'
           AND parked_under IS NULL
@@ -270,7 +284,7 @@ SELECT json_group_array(
                      suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
                      kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick, parent, result
               ) IS NULL AS plain
-         FROM job INDEXED BY job_ready
+         FROM tenure_job INDEXED BY tenure_job_ready
         WHERE queue = :queue
           AND state = 'waiting'
           AND parked_under IS NULL
@@ -281,7 +295,7 @@ SELECT json_group_array(
 -- name: first_ready
 -- Returns scores, ids and seqs of the first ready jobs.
 SELECT score, id, seq
-  FROM job INDEXED BY job_ready
+  FROM tenure_job INDEXED BY tenure_job_ready
  WHERE queue = :queue
    AND state = 'waiting'
    AND parked_under IS NULL
@@ -291,7 +305,7 @@ SELECT score, id, seq
 -- name: first_parked
 -- Returns scores, ids and seqs of the first jobs that are parked under a key, up to a score.
 SELECT score, id, seq
-  FROM job INDEXED BY job_parked
+  FROM tenure_job INDEXED BY tenure_job_parked
  WHERE queue = :queue
    AND state = 'waiting'
    AND parked_under = :under
@@ -302,12 +316,12 @@ SELECT score, id, seq
 -- name: heads
 -- Returns the score, the id and the key of the first job under each of several keys.
 -- `names`: a list.
-SELECT job.score, job.id, listed.value
+SELECT tenure_job.score, tenure_job.id, listed.value
   FROM json_each(:names) AS listed
-  JOIN job
-    ON job.seq = (
+  JOIN tenure_job
+    ON tenure_job.seq = (
        SELECT seq
-         FROM job AS parked INDEXED BY job_parked
+         FROM tenure_job AS parked INDEXED BY tenure_job_parked
         WHERE parked.queue = :queue
           AND parked.state = 'waiting'
           AND parked.parked_under = listed.value
@@ -322,7 +336,7 @@ SELECT value
   FROM json_each(:names) AS listed
  WHERE EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_parked
+                FROM tenure_job INDEXED BY tenure_job_parked
                WHERE queue = :queue
                  AND state = 'waiting'
                  AND parked_under = listed.value
@@ -332,7 +346,7 @@ SELECT value
 -- Returns the keys that jobs are parked under, from one key up to another, with one index step per key.
 WITH RECURSIVE place (name) AS (
      SELECT min(parked_under)
-       FROM job INDEXED BY job_parked
+       FROM tenure_job INDEXED BY tenure_job_parked
       WHERE queue = :queue
         AND state = 'waiting'
         AND parked_under >= :first
@@ -340,7 +354,7 @@ WITH RECURSIVE place (name) AS (
       UNION ALL
      SELECT (
             SELECT min(parked_under)
-              FROM job INDEXED BY job_parked
+              FROM tenure_job INDEXED BY tenure_job_parked
              WHERE queue = :queue
                AND state = 'waiting'
                AND parked_under > place.name
@@ -352,7 +366,7 @@ WITH RECURSIVE place (name) AS (
 SELECT name FROM place WHERE name IS NOT NULL LIMIT :limit;
 
 -- name: expire
-UPDATE job
+UPDATE tenure_job
    SET state = 'expired',
        parked_under = NULL,
        quarantined = 0,
@@ -365,24 +379,24 @@ UPDATE job
 
 -- name: park
 -- `under`: the key, or NULL to release the job.
-UPDATE job SET parked_under = :under WHERE seq = :seq;
+UPDATE tenure_job SET parked_under = :under WHERE seq = :seq;
 
 -- name: unpark
 -- Releases the best jobs that are parked under each of several keys, and returns the queue of each job.
 -- Parameters: rooms (a list of queue, key, and how many jobs to release), most (the largest of these numbers).
-UPDATE job
+UPDATE tenure_job
    SET parked_under = NULL
  WHERE seq IN (
-       SELECT job.seq
+       SELECT tenure_job.seq
          FROM json_each(:rooms) AS listed
-        CROSS JOIN job
-           ON job.seq IN (
+        CROSS JOIN tenure_job
+           ON tenure_job.seq IN (
               SELECT seq
                 FROM (
                      SELECT seq, row_number() OVER (ORDER BY score, id) AS place
                        FROM (
                             SELECT seq, score, id
-                              FROM job AS parked INDEXED BY job_parked
+                              FROM tenure_job AS parked INDEXED BY tenure_job_parked
                              WHERE parked.queue = listed.value ->> 0
                                AND parked.state = 'waiting'
                                AND parked.parked_under = listed.value ->> 1
@@ -397,35 +411,35 @@ RETURNING queue;
 
 -- name: insert_slots
 -- `slots`: a list of a job's seq and a key's name.
-INSERT INTO slot (queue, key, id)
-SELECT job.queue, listed.value ->> 1, job.id
+INSERT INTO tenure_slot (queue, key, id)
+SELECT tenure_job.queue, listed.value ->> 1, tenure_job.id
   FROM json_each(:slots) AS listed
- CROSS JOIN job
-    ON job.seq = listed.value ->> 0
+ CROSS JOIN tenure_job
+    ON tenure_job.seq = listed.value ->> 0
  WHERE TRUE
 ON CONFLICT DO NOTHING;
 
 -- name: delete_slots
 -- `slots`: a list of a job's seq and a key's name.
-DELETE FROM slot
+DELETE FROM tenure_slot
  WHERE (queue, key, id) IN (
-       SELECT job.queue, listed.value ->> 1, job.id
+       SELECT tenure_job.queue, listed.value ->> 1, tenure_job.id
          FROM json_each(:slots) AS listed
-        CROSS JOIN job
-           ON job.seq = listed.value ->> 0
+        CROSS JOIN tenure_job
+           ON tenure_job.seq = listed.value ->> 0
  );
 
 -- name: delete_slot
-DELETE FROM slot WHERE queue = :queue AND key = :key AND id = :id;
+DELETE FROM tenure_slot WHERE queue = :queue AND key = :key AND id = :id;
 
 -- name: archive_runs
--- Copies the latest runs into `run`, to make room in the jobs' rows for the next ones. Existing history and missing
--- values, from any cause, must not block a claim.
+-- Copies the latest runs into `tenure_run`, to make room in the jobs' rows for the next ones. Existing history and
+-- missing values, from any cause, must not block a claim.
 -- `seqs`: a list.
-INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
+INSERT INTO tenure_run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail)
 SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, ''), coalesce(run_host, ''),
        coalesce(run_pid, 0), coalesce(started, created), run_end, run_ended, run_reason, run_detail
-  FROM job
+  FROM tenure_job
  WHERE seq IN (SELECT value FROM json_each(:seqs))
    AND run_fence IS NOT NULL
     ON CONFLICT DO NOTHING;
@@ -433,7 +447,7 @@ SELECT seq, starts, run_fence, coalesce(run_owner, ''), coalesce(run_worker, '')
 -- name: start
 -- Begins runs with equal values.
 -- `seqs`: a list.
-UPDATE job
+UPDATE tenure_job
    SET state = 'active',
        lease = :lease,
        max_stalls = :max_stalls,
@@ -461,7 +475,7 @@ UPDATE job
 
 -- name: trim_runs
 -- `number`: of the newest run to delete.
-DELETE FROM run WHERE seq = :seq AND number <= :number;
+DELETE FROM tenure_run WHERE seq = :seq AND number <= :number;
 
 -- name: due_queues
 -- Returns for each queue with such work: when the next delayed job falls due, when the first rate with parked jobs
@@ -473,28 +487,33 @@ SELECT queue, falls_due, opening, unknown
        SELECT listed.value AS queue,
               (
               SELECT min(run_at)
-                FROM job INDEXED BY job_delayed
+                FROM tenure_job INDEXED BY tenure_job_delayed
                WHERE queue = listed.value
                  AND state = 'delayed'
               ) AS falls_due,
               (
               SELECT min(opens_at)
-                FROM rate INDEXED BY rate_opening
+                FROM tenure_rate INDEXED BY tenure_rate_opening
                WHERE queue = listed.value
                  AND opens_at IS NOT NULL
               ) AS opening,
               EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_parked
+                FROM tenure_job INDEXED BY tenure_job_parked
                WHERE queue = listed.value
                  AND state = 'waiting'
                  AND parked_under >= 'unknown:'
                  AND parked_under < 'unknown;'
               ) AS unknown
          FROM json_each(:queues) AS listed
-        WHERE EXISTS (SELECT 1 FROM job INDEXED BY job_delayed WHERE state = 'delayed')
-           OR EXISTS (SELECT 1 FROM rate INDEXED BY rate_opening WHERE opens_at IS NOT NULL)
-           OR EXISTS (SELECT 1 FROM job INDEXED BY job_parked WHERE state = 'waiting' AND parked_under IS NOT NULL)
+        WHERE EXISTS (SELECT 1 FROM tenure_job INDEXED BY tenure_job_delayed WHERE state = 'delayed')
+           OR EXISTS (SELECT 1 FROM tenure_rate INDEXED BY tenure_rate_opening WHERE opens_at IS NOT NULL)
+           OR EXISTS (
+                     SELECT 1
+                       FROM tenure_job INDEXED BY tenure_job_parked
+                      WHERE state = 'waiting'
+                        AND parked_under IS NOT NULL
+              )
  )
  WHERE falls_due IS NOT NULL
     OR opening IS NOT NULL
@@ -509,7 +528,7 @@ SELECT key
  WHERE key >= :number
    AND EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_ready
+                FROM tenure_job INDEXED BY tenure_job_ready
                WHERE queue = listed.value
                  AND state = 'waiting'
                  AND parked_under IS NULL
@@ -521,10 +540,15 @@ SELECT key
 -- jobs opens.
 SELECT EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_ready
+                FROM tenure_job INDEXED BY tenure_job_ready
                WHERE queue = :queue
                  AND state = 'waiting'
                  AND parked_under IS NULL
        ),
-       (SELECT min(run_at) FROM job WHERE queue = :queue AND state = 'delayed'),
-       (SELECT min(opens_at) FROM rate INDEXED BY rate_opening WHERE queue = :queue AND opens_at IS NOT NULL);
+       (SELECT min(run_at) FROM tenure_job WHERE queue = :queue AND state = 'delayed'),
+       (
+              SELECT min(opens_at)
+                FROM tenure_rate INDEXED BY tenure_rate_opening
+               WHERE queue = :queue
+                 AND opens_at IS NOT NULL
+       );

@@ -2,14 +2,14 @@
 
 -- name: state
 -- Returns the front of a queue, NULL if it is not fair, and whether a rate of the queue has an opening time.
-SELECT (SELECT front FROM fair_line WHERE queue = :queue),
-       EXISTS (SELECT 1 FROM rate WHERE queue = :queue AND opens_at IS NOT NULL);
+SELECT (SELECT front FROM tenure_fair_line WHERE queue = :queue),
+       EXISTS (SELECT 1 FROM tenure_rate WHERE queue = :queue AND opens_at IS NOT NULL);
 
 -- name: has_waiting
 -- Whether a job of the queue is ready or parked.
 SELECT EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_waiting
+                FROM tenure_job INDEXED BY tenure_job_waiting
                WHERE queue = :queue
                  AND state = 'waiting'
        );
@@ -18,7 +18,7 @@ SELECT EXISTS (
 -- The same for a tenant's jobs of one priority.
 SELECT EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_tenant
+                FROM tenure_job INDEXED BY tenure_job_tenant
                WHERE fair_key IS NOT NULL
                  AND queue = :queue
                  AND boost = :boost
@@ -28,28 +28,28 @@ SELECT EXISTS (
        );
 
 -- name: reached
-SELECT at FROM fair_reached WHERE queue = :queue AND boost = :boost;
+SELECT at FROM tenure_fair_reached WHERE queue = :queue AND boost = :boost;
 
 -- name: tag
-SELECT tag FROM fair_tag WHERE queue = :queue AND boost = :boost AND key = :key;
+SELECT tag FROM tenure_fair_tag WHERE queue = :queue AND boost = :boost AND key = :key;
 
 -- name: set_front
-INSERT INTO fair_line (queue, front) VALUES (:queue, :front)
+INSERT INTO tenure_fair_line (queue, front) VALUES (:queue, :front)
 ON CONFLICT (queue) DO UPDATE SET front = excluded.front;
 
 -- name: set_reached
-INSERT INTO fair_reached (queue, boost, at) VALUES (:queue, :boost, :at)
+INSERT INTO tenure_fair_reached (queue, boost, at) VALUES (:queue, :boost, :at)
 ON CONFLICT (queue, boost) DO UPDATE SET at = excluded.at;
 
 -- name: set_tag
-INSERT INTO fair_tag (queue, boost, key, tag) VALUES (:queue, :boost, :key, :tag)
+INSERT INTO tenure_fair_tag (queue, boost, key, tag) VALUES (:queue, :boost, :key, :tag)
 ON CONFLICT (queue, boost, key) DO UPDATE SET tag = excluded.tag;
 
 -- name: delete_front
-DELETE FROM fair_line WHERE queue = :queue;
+DELETE FROM tenure_fair_line WHERE queue = :queue;
 
 -- name: delete_reached
-DELETE FROM fair_reached WHERE queue = :queue;
+DELETE FROM tenure_fair_reached WHERE queue = :queue;
 
 -- name: delete_tags
-DELETE FROM fair_tag WHERE queue = :queue;
+DELETE FROM tenure_fair_tag WHERE queue = :queue;

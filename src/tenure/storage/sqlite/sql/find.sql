@@ -4,15 +4,15 @@
 -- ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
 
 -- name: queues
-SELECT queue FROM tally GROUP BY queue;
+SELECT queue FROM tenure_tally GROUP BY queue;
 
 -- name: floor
 -- The seq of the last one of `looks` jobs, from the newest on.
-SELECT seq FROM job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
+SELECT seq FROM tenure_job WHERE seq < :before ORDER BY seq DESC LIMIT 1 OFFSET :looks - 1;
 
 -- name: floor_over
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND state = :state
    AND finished IS NOT NULL
@@ -22,7 +22,7 @@ SELECT seq
 
 -- name: all
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE seq < :before
    AND seq >= :floor
    AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
@@ -34,7 +34,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -47,7 +47,7 @@ SELECT seq
 
 -- name: named
 SELECT seq, state
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND id = :id
    AND seq < :before
@@ -58,7 +58,7 @@ SELECT seq, state
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -71,7 +71,7 @@ SELECT seq, state
 -- Unfinished jobs with a key, in the given states (a JSON list or NULL).
 -- Parameters in addition to the others: merge, states.
 SELECT seq
-  FROM job INDEXED BY job_merge
+  FROM tenure_job INDEXED BY tenure_job_merge
  WHERE queue = :queue
    AND merge_key = :merge
    AND finished IS NULL
@@ -85,7 +85,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -97,7 +97,7 @@ SELECT seq
 
 -- name: waiting
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND state = 'waiting'
    AND seq < :before
@@ -108,7 +108,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -121,7 +121,7 @@ SELECT seq
 
 -- name: delayed
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND state = 'delayed'
    AND seq < :before
@@ -132,7 +132,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -146,11 +146,11 @@ SELECT seq
 -- name: active
 -- The plus sign makes the planner use the leases instead of a scan of the whole queue.
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE seq IN (
-       SELECT seq FROM job WHERE state = 'active' AND suspect_until IS NULL
+       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL
        UNION ALL
-       SELECT seq FROM job WHERE state = 'active' AND suspect_until IS NOT NULL
+       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL
  )
    AND +queue = :queue
    AND seq < :before
@@ -161,7 +161,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)
@@ -174,7 +174,7 @@ SELECT seq
 
 -- name: over
 SELECT seq
-  FROM job
+  FROM tenure_job
  WHERE queue = :queue
    AND state = :state
    AND finished IS NOT NULL
@@ -187,7 +187,7 @@ SELECT seq
        OR NOT EXISTS (
               SELECT 1
                 FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(job.tags), job.tags, '[]')))
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
        )
    )
    AND (:created_after IS NULL OR created >= :created_after)

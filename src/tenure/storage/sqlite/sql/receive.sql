@@ -2,7 +2,7 @@
 
 -- name: insert
 -- Inserts one row, or none if the queue knows the id.
-INSERT INTO job (
+INSERT INTO tenure_job (
     queue, id, task, state, headers, tags, score, priority, boost, lifo, fair_key, weight, run_at, ttl,
     expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes,
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
@@ -21,8 +21,8 @@ VALUES (
 ON CONFLICT (queue, id) DO NOTHING;
 
 -- name: seq
-SELECT seq FROM job WHERE queue = :queue AND id = :id;
+SELECT seq FROM tenure_job WHERE queue = :queue AND id = :id;
 
 -- name: insert_run
-INSERT INTO run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail, trace)
+INSERT INTO tenure_run (seq, number, fence, owner, worker, host, pid, start, "end", ended, reason, detail, trace)
 VALUES (:seq, :number, :fence, :owner, :worker, :host, :pid, :start, :end, :ended, :reason, :detail, :trace);

@@ -3,17 +3,17 @@
 -- name: held
 -- Two indexes contain the owner: that of the leases and that of the suspects.
 SELECT *
-  FROM job
+  FROM tenure_job
  WHERE seq IN (
-       SELECT seq FROM job WHERE state = 'active' AND suspect_until IS NULL AND owner = :owner
+       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL AND owner = :owner
        UNION ALL
-       SELECT seq FROM job WHERE state = 'active' AND suspect_until IS NOT NULL AND owner = :owner
+       SELECT seq FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL AND owner = :owner
  )
  ORDER BY lease_until, queue, id
  LIMIT :limit;
 
 -- name: take
-UPDATE job
+UPDATE tenure_job
    SET fence = :fence,
        owner = :owner,
        heard_at = :heard_at,
@@ -24,4 +24,4 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: mark_dead
-UPDATE worker SET died = 1 WHERE owner = :owner AND died = 0;
+UPDATE tenure_worker SET died = 1 WHERE owner = :owner AND died = 0;

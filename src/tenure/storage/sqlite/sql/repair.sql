@@ -1,7 +1,7 @@
 -- repair: writes neutral values into unreadable records, and corrects the counters of their queues.
 
 -- name: repair
-UPDATE job
+UPDATE tenure_job
    SET task = :task,
        state = :state,
        headers = :headers,
@@ -64,7 +64,7 @@ UPDATE job
 
 -- name: fail
 -- Ends a job with an unreadable state.
-UPDATE job
+UPDATE tenure_job
    SET state = 'failed',
        reason = 'undecodable',
        finished = :now,
@@ -77,71 +77,79 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: rename
-UPDATE job SET queue = :queue, id = :id WHERE seq = :seq;
+UPDATE tenure_job SET queue = :queue, id = :id WHERE seq = :seq;
 
 -- name: exists
-SELECT 1 FROM job WHERE queue = :queue AND id = :id;
+SELECT 1 FROM tenure_job WHERE queue = :queue AND id = :id;
 
 -- name: orphaned_slots
 -- The slots of jobs that do not exist.
 SELECT queue, key, id
-  FROM slot
- WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = slot.queue AND job.id = slot.id);
+  FROM tenure_slot
+ WHERE NOT EXISTS (
+              SELECT 1 FROM tenure_job WHERE tenure_job.queue = tenure_slot.queue AND tenure_job.id = tenure_slot.id
+       );
 
 -- name: orphaned_calls
 -- The merged calls whose job does not exist: one row of each such job.
 SELECT min(rowid), queue, job
-  FROM call
- WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job)
+  FROM tenure_call
+ WHERE NOT EXISTS (
+              SELECT 1 FROM tenure_job WHERE tenure_job.queue = tenure_call.queue AND tenure_job.id = tenure_call.job
+       )
  GROUP BY queue, job;
 
 -- name: move_calls
 -- Moves merged calls to another job.
 -- `row`: of one of the calls.
-UPDATE call SET queue = :queue, job = :id WHERE (queue, job) = (SELECT queue, job FROM call WHERE rowid = :row);
+UPDATE tenure_call
+   SET queue = :queue, job = :id
+ WHERE (queue, job) = (SELECT queue, job FROM tenure_call WHERE rowid = :row);
 
 -- name: slots
 -- The keys that a job holds.
-SELECT key FROM slot WHERE queue = :queue AND id = :id;
+SELECT key FROM tenure_slot WHERE queue = :queue AND id = :id;
 
 -- name: wrong_counters
 -- Returns the counters of a queue that differ from its jobs, with the difference.
 SELECT state, sum(jobs)
   FROM (
-       SELECT state, jobs FROM tally WHERE queue = :queue AND state <> 'discarded'
+       SELECT state, jobs FROM tenure_tally WHERE queue = :queue AND state <> 'discarded'
        UNION ALL
-       SELECT state, -count(*) FROM job WHERE queue = :queue GROUP BY state
+       SELECT state, -count(*) FROM tenure_job WHERE queue = :queue GROUP BY state
        UNION ALL
-       SELECT 'parked', -count(*) FROM job WHERE queue = :queue AND state = 'waiting' AND parked_under IS NOT NULL
+       SELECT 'parked', -count(*)
+         FROM tenure_job
+        WHERE queue = :queue AND state = 'waiting' AND parked_under IS NOT NULL
        UNION ALL
-       SELECT 'kept', -count(*) FROM job WHERE queue = :queue AND state = 'completed' AND kept_until IS NOT NULL
+       SELECT 'kept', -count(*) FROM tenure_job WHERE queue = :queue AND state = 'completed' AND kept_until IS NOT NULL
        UNION ALL
-       SELECT 'ruled', -count(*) FROM job WHERE queue = :queue AND state = 'failed' AND redrive_at IS NOT NULL
+       SELECT 'ruled', -count(*) FROM tenure_job WHERE queue = :queue AND state = 'failed' AND redrive_at IS NOT NULL
  )
  GROUP BY state
 HAVING sum(jobs) <> 0;
 
 -- name: recount_keys
-UPDATE key
+UPDATE tenure_key
    SET named = counted.jobs
   FROM (
        SELECT json_extract(value, '$.name') AS name, count(*) AS jobs
-         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+         FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE queue = :queue
           AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL
         GROUP BY json_extract(value, '$.name')
  ) AS counted
- WHERE key.queue = :queue
-   AND key.name = counted.name
-   AND key.named <> counted.jobs;
+ WHERE tenure_key.queue = :queue
+   AND tenure_key.name = counted.name
+   AND tenure_key.named <> counted.jobs;
 
 -- name: delete_keys
-DELETE FROM key
+DELETE FROM tenure_key
  WHERE queue = :queue
    AND name NOT IN (
        SELECT json_extract(value, '$.name')
-         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+         FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE queue = :queue
           AND state IN ('delayed', 'waiting', 'active')
           AND keys IS NOT NULL

@@ -2,4 +2,4 @@
 
 -- name: vacate
 -- An old term has no effect.
-UPDATE leader SET owner = NULL WHERE scope = '*' AND owner = :owner AND epoch = :epoch;
+UPDATE tenure_leader SET owner = NULL WHERE scope = '*' AND owner = :owner AND epoch = :epoch;

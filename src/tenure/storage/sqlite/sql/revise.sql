@@ -1,10 +1,10 @@
 -- revise: operator actions on jobs that are not active, and the deletion of jobs.
 
 -- name: ask_to_stop
-UPDATE job SET cancel_at = :now, cancel_reason = :reason, cancel_by = :by WHERE seq = :seq;
+UPDATE tenure_job SET cancel_at = :now, cancel_reason = :reason, cancel_by = :by WHERE seq = :seq;
 
 -- name: cancel
-UPDATE job
+UPDATE tenure_job
    SET state = 'cancelled',
        parked_under = NULL,
        quarantined = 0,
@@ -18,7 +18,7 @@ UPDATE job
 
 -- name: redrive
 -- Budgets and time to live start again; fence and starts continue to rise.
-UPDATE job
+UPDATE tenure_job
    SET state = :state,
        run_at = :run_at,
        score = :score,
@@ -40,7 +40,7 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: reschedule
-UPDATE job
+UPDATE tenure_job
    SET state = :state,
        parked_under = :parked_under,
        run_at = :run_at,
@@ -50,20 +50,20 @@ UPDATE job
  WHERE seq = :seq;
 
 -- name: retain
-UPDATE job SET kept_until = :kept_until WHERE seq = :seq;
+UPDATE tenure_job SET kept_until = :kept_until WHERE seq = :seq;
 
 -- name: delete
-DELETE FROM job WHERE seq = :seq;
+DELETE FROM tenure_job WHERE seq = :seq;
 
 -- name: delete_runs
-DELETE FROM run WHERE seq = :seq;
+DELETE FROM tenure_run WHERE seq = :seq;
 
 -- name: delete_log
-DELETE FROM log WHERE seq = :seq;
+DELETE FROM tenure_log WHERE seq = :seq;
 
 -- name: delete_calls
-DELETE FROM call WHERE queue = :queue AND job = :job;
+DELETE FROM tenure_call WHERE queue = :queue AND job = :job;
 
 -- name: free_window
 -- Only the job that a key window names can free it.
-DELETE FROM window WHERE queue = :queue AND name = :name AND id = :id;
+DELETE FROM tenure_window WHERE queue = :queue AND name = :name AND id = :id;

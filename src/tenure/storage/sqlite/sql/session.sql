@@ -1,14 +1,17 @@
 -- session: settings and state of a connection, and the begin and end of transactions.
 
--- name: application
-PRAGMA application_id;
-
--- name: set_application
--- "Hold": this number in the header identifies a file as ours, without a read of its tables.
-PRAGMA application_id = 1215261796;
+-- name: encoding
+PRAGMA encoding;
 
 -- name: tables
 SELECT count(*) FROM sqlite_schema;
+
+-- name: names
+-- The names like ours that the file has. Two names cannot differ by upper and lower case alone.
+SELECT lower(name) FROM sqlite_schema WHERE name LIKE 'tenure%' AND type <> 'trigger';
+
+-- name: meta_columns
+SELECT group_concat(name) FROM pragma_table_info('tenure_meta');
 
 -- name: vacuum
 -- Takes effect only before the first table exists.
@@ -32,6 +35,9 @@ PRAGMA wal_autocheckpoint = 0;
 
 -- name: busy_timeout
 PRAGMA busy_timeout = 5000;
+
+-- name: no_busy_timeout
+PRAGMA busy_timeout = 0;
 
 -- name: wal_limit
 PRAGMA journal_size_limit = 67108864;
@@ -83,18 +89,15 @@ RELEASE step;
 -- name: rollback_to_savepoint
 ROLLBACK TO step;
 
--- name: has_meta
-SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
-
 -- name: version
-SELECT value FROM meta WHERE key = 'schema_version';
+SELECT value FROM tenure_meta WHERE key = 'schema_version';
 
 -- name: created
-INSERT INTO meta VALUES ('schema_version', :version), ('created', :now);
+INSERT INTO tenure_meta VALUES ('schema_version', :version), ('created', :now);
 
 -- name: files
 PRAGMA database_list;
 
 -- name: lock
 -- Takes the write lock in a transaction that was begun without it.
-UPDATE meta SET value = value WHERE key = 'proto';
+UPDATE tenure_meta SET value = value WHERE key = 'proto';

@@ -1,41 +1,41 @@
 -- sweep: the leader's chores. The record's own state guards each step.
 
 -- name: leader
-SELECT owner, epoch, length, until, swept_at, resumed_at FROM leader WHERE scope = '*';
+SELECT owner, epoch, length, until, swept_at, resumed_at FROM tenure_leader WHERE scope = '*';
 
 -- name: elect
-UPDATE leader SET owner = :owner, epoch = :epoch, length = :length, until = :until WHERE scope = '*';
+UPDATE tenure_leader SET owner = :owner, epoch = :epoch, length = :length, until = :until WHERE scope = '*';
 
 -- name: swept
-UPDATE leader SET swept_at = :now, resumed_at = :resumed_at WHERE scope = '*';
+UPDATE tenure_leader SET swept_at = :now, resumed_at = :resumed_at WHERE scope = '*';
 
 -- name: holders
-SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NULL
+SELECT owner FROM tenure_job WHERE state = 'active' AND suspect_until IS NULL
 UNION
-SELECT owner FROM job WHERE state = 'active' AND suspect_until IS NOT NULL
+SELECT owner FROM tenure_job WHERE state = 'active' AND suspect_until IS NOT NULL
  ORDER BY owner;
 
 -- name: workers
-SELECT owner FROM worker WHERE died = 0;
+SELECT owner FROM tenure_worker WHERE died = 0;
 
 -- name: delete_workers
 -- Workers that have been silent for long without signing off.
 -- `until`: the latest beat to delete.
-DELETE FROM worker WHERE seen_at <= :until;
+DELETE FROM tenure_worker WHERE seen_at <= :until;
 
 -- name: delete_commands
 -- The orders for these workers.
 -- `until`: the latest beat to delete.
-DELETE FROM setting
+DELETE FROM tenure_setting
  WHERE kind = 'worker'
-   AND name IN (SELECT owner FROM worker WHERE seen_at <= :until);
+   AND name IN (SELECT owner FROM tenure_worker WHERE seen_at <= :until);
 
 -- name: delete_windows
 -- Key windows whose time is over, the earliest first.
-DELETE FROM window
+DELETE FROM tenure_window
  WHERE (queue, name) IN (
        SELECT queue, name
-         FROM window INDEXED BY window_over
+         FROM tenure_window INDEXED BY tenure_window_over
         WHERE until <= :now
         ORDER BY until, queue, name
         LIMIT :limit
@@ -43,11 +43,11 @@ DELETE FROM window
 
 -- name: reset_rates
 -- Taken rate time that has passed, the earliest first.
-UPDATE rate
+UPDATE tenure_rate
    SET taken_until = 0
  WHERE (queue, name) IN (
        SELECT queue, name
-         FROM rate INDEXED BY rate_over
+         FROM tenure_rate INDEXED BY tenure_rate_over
         WHERE taken_until > 0
           AND taken_until <= :now
         ORDER BY taken_until, queue, name
@@ -56,45 +56,48 @@ UPDATE rate
 
 -- name: delete_rates
 -- Rates without taken time and without parked jobs.
-DELETE FROM rate
+DELETE FROM tenure_rate
  WHERE (queue, name) IN (
-       SELECT queue, name FROM rate INDEXED BY rate_idle WHERE opens_at IS NULL AND taken_until = 0 LIMIT :limit
+       SELECT queue, name
+         FROM tenure_rate INDEXED BY tenure_rate_idle
+        WHERE opens_at IS NULL AND taken_until = 0
+        LIMIT :limit
  );
 
 -- name: delete_tags
 -- Virtual instants of tenants that are below their queue's virtual time.
-DELETE FROM fair_tag
+DELETE FROM tenure_fair_tag
  WHERE (queue, boost, key) IN (
-       SELECT fair_tag.queue, fair_tag.boost, fair_tag.key
-         FROM fair_line
-        CROSS JOIN fair_reached ON fair_reached.queue = fair_line.queue
-        CROSS JOIN fair_tag INDEXED BY fair_tag_passed
-           ON fair_tag.queue = fair_reached.queue
-          AND fair_tag.boost = fair_reached.boost
-          AND fair_tag.tag <= max(fair_line.front, fair_reached.at)
+       SELECT tenure_fair_tag.queue, tenure_fair_tag.boost, tenure_fair_tag.key
+         FROM tenure_fair_line
+        CROSS JOIN tenure_fair_reached ON tenure_fair_reached.queue = tenure_fair_line.queue
+        CROSS JOIN tenure_fair_tag INDEXED BY tenure_fair_tag_passed
+           ON tenure_fair_tag.queue = tenure_fair_reached.queue
+          AND tenure_fair_tag.boost = tenure_fair_reached.boost
+          AND tenure_fair_tag.tag <= max(tenure_fair_line.front, tenure_fair_reached.at)
         LIMIT :limit
  );
 
 -- name: idle_fair_queues
 -- Fair queues that have no unfinished jobs.
 SELECT queue
-  FROM fair_line
+  FROM tenure_fair_line
  WHERE NOT EXISTS (
        SELECT 1
-         FROM tally
-        WHERE tally.queue = fair_line.queue
+         FROM tenure_tally
+        WHERE tenure_tally.queue = tenure_fair_line.queue
           AND state IN ('delayed', 'waiting', 'active')
           AND jobs > 0
  )
  LIMIT :limit;
 
 -- name: delete_idle_tags
-DELETE FROM fair_tag
- WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM fair_tag WHERE queue = :queue LIMIT :limit);
+DELETE FROM tenure_fair_tag
+ WHERE (queue, boost, key) IN (SELECT queue, boost, key FROM tenure_fair_tag WHERE queue = :queue LIMIT :limit);
 
 -- name: overdue
 SELECT *
-  FROM job
+  FROM tenure_job
  WHERE state = 'active'
    AND suspect_until IS NOT NULL
    AND suspect_until <= :now
@@ -105,13 +108,13 @@ SELECT *
 -- The lengths of the current leases, each once, with one index step per length.
 WITH RECURSIVE length (value) AS (
        SELECT (SELECT max(lease, start_grace, 5000000)
-                 FROM job
+                 FROM tenure_job
                 WHERE state = 'active' AND suspect_until IS NULL
                 ORDER BY max(lease, start_grace, 5000000)
                 LIMIT 1)
        UNION ALL
        SELECT (SELECT max(lease, start_grace, 5000000)
-                 FROM job
+                 FROM tenure_job
                 WHERE state = 'active' AND suspect_until IS NULL
                   AND max(lease, start_grace, 5000000) > length.value
                 ORDER BY max(lease, start_grace, 5000000)
@@ -124,7 +127,7 @@ SELECT value FROM length WHERE value IS NOT NULL;
 -- name: expired
 -- Leases of one length that have run out.
 SELECT lease_until, queue, id, seq
-  FROM job
+  FROM tenure_job
  WHERE state = 'active'
    AND suspect_until IS NULL
    AND max(lease, start_grace, 5000000) = :length
@@ -135,7 +138,7 @@ SELECT lease_until, queue, id, seq
 -- name: endless
 -- The same for leases without an end, which a damaged record can have.
 SELECT 0, queue, id, seq
-  FROM job
+  FROM tenure_job
  WHERE state = 'active'
    AND suspect_until IS NULL
    AND max(lease, start_grace, 5000000) = :length
@@ -145,7 +148,7 @@ SELECT 0, queue, id, seq
 -- name: unreachable
 -- Delayed jobs of a queue that would never be due. Only a damaged record can be so.
 SELECT seq
-  FROM job INDEXED BY job_delayed
+  FROM tenure_job INDEXED BY tenure_job_delayed
  WHERE queue = :queue
    AND state = 'delayed'
    AND run_at >= 288230376151711744
@@ -154,7 +157,7 @@ SELECT seq
 -- name: invalid_state
 -- Jobs whose state is not valid. Only a damaged record can be so.
 SELECT seq
-  FROM job INDEXED BY job_stateless
+  FROM tenure_job INDEXED BY tenure_job_stateless
  WHERE state <> 'waiting'
    AND state <> 'active'
    AND state <> 'completed'
@@ -168,35 +171,45 @@ SELECT seq
 -- name: misnamed_waiting
 -- The queues that have waiting jobs and whose names are not plain ASCII, each with one of these jobs.
 WITH RECURSIVE found (queue) AS (
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting')
+       SELECT (SELECT min(queue) FROM tenure_job INDEXED BY tenure_job_waiting WHERE state = 'waiting')
        UNION ALL
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND queue > found.queue)
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_waiting
+                WHERE state = 'waiting' AND queue > found.queue)
          FROM found
         WHERE found.queue IS NOT NULL
 )
 SELECT queue,
-       (SELECT seq FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND job.queue = found.queue LIMIT 1)
+       (SELECT seq
+          FROM tenure_job INDEXED BY tenure_job_waiting
+         WHERE state = 'waiting' AND tenure_job.queue = found.queue
+         LIMIT 1)
   FROM found
  WHERE queue GLOB '*[^ -~]*';
 
 -- name: misnamed_delayed
 -- The queues that have delayed jobs and whose names are not plain ASCII, each with one of these jobs.
 WITH RECURSIVE found (queue) AS (
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed')
+       SELECT (SELECT min(queue) FROM tenure_job INDEXED BY tenure_job_delayed WHERE state = 'delayed')
        UNION ALL
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND queue > found.queue)
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_delayed
+                WHERE state = 'delayed' AND queue > found.queue)
          FROM found
         WHERE found.queue IS NOT NULL
 )
 SELECT queue,
-       (SELECT seq FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND job.queue = found.queue LIMIT 1)
+       (SELECT seq
+          FROM tenure_job INDEXED BY tenure_job_delayed
+         WHERE state = 'delayed' AND tenure_job.queue = found.queue
+         LIMIT 1)
   FROM found
  WHERE queue GLOB '*[^ -~]*';
 
 -- name: ahead
 -- Leases of one length that end further ahead than their length.
 SELECT lease_until, queue, id, seq
-  FROM job
+  FROM tenure_job
  WHERE state = 'active'
    AND suspect_until IS NULL
    AND max(lease, start_grace, 5000000) = :length
@@ -205,11 +218,11 @@ SELECT lease_until, queue, id, seq
  LIMIT :limit;
 
 -- name: suspect
-UPDATE job SET suspect_until = :until WHERE seq = :seq;
+UPDATE tenure_job SET suspect_until = :until WHERE seq = :seq;
 
 -- name: shorten_suspicions
 -- Shortens suspicions from before the clock was set back.
-UPDATE job
+UPDATE tenure_job
    SET suspect_until = :now + lease / 2
  WHERE state = 'active'
    AND suspect_until IS NOT NULL
@@ -219,7 +232,7 @@ UPDATE job
 -- name: expirable
 -- Jobs that are too old to start.
 SELECT seq
-  FROM job INDEXED BY job_ttl
+  FROM tenure_job INDEXED BY tenure_job_ttl
  WHERE state IN ('delayed', 'waiting')
    AND expires_at IS NOT NULL
    AND expires_at <= :now
@@ -227,11 +240,11 @@ SELECT seq
  LIMIT :limit;
 
 -- name: parked_cursor
-SELECT value FROM meta WHERE key = 'looked_at';
+SELECT value FROM tenure_meta WHERE key = 'looked_at';
 
 -- name: set_parked_cursor
 -- `value`: the queue and key after which the next sweep continues.
-INSERT INTO meta VALUES ('looked_at', :value)
+INSERT INTO tenure_meta VALUES ('looked_at', :value)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: parked_under
@@ -240,11 +253,11 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 -- `after`: a name. `paused`, `unknown`: the prefixes of paused and of unknown tasks.
 WITH RECURSIVE parked (name) AS (
        SELECT (SELECT min(parked_under)
-                 FROM job INDEXED BY job_parked
+                 FROM tenure_job INDEXED BY tenure_job_parked
                 WHERE queue = :queue AND state = 'waiting' AND parked_under > :after)
        UNION ALL
        SELECT (SELECT min(parked_under)
-                 FROM job INDEXED BY job_parked
+                 FROM tenure_job INDEXED BY tenure_job_parked
                 WHERE queue = :queue AND state = 'waiting' AND parked_under > parked.name)
          FROM parked
         WHERE parked.name IS NOT NULL
@@ -259,7 +272,7 @@ SELECT name
 -- name: first_parked_after
 -- The first job of a queue that is parked under a later name than the given one.
 SELECT seq
-  FROM job INDEXED BY job_parked
+  FROM tenure_job INDEXED BY tenure_job_parked
  WHERE queue = :queue
    AND state = 'waiting'
    AND parked_under > :after
@@ -269,7 +282,7 @@ SELECT seq
 -- name: redrivable
 -- Failed jobs that a rule redrives.
 SELECT seq
-  FROM job INDEXED BY job_redrive
+  FROM tenure_job INDEXED BY tenure_job_redrive
  WHERE state = 'failed'
    AND redrive_at IS NOT NULL
    AND redrive_at <= :now
@@ -278,12 +291,12 @@ SELECT seq
 
 -- name: end_redrives
 -- Only an operator can redrive this failed job from now on.
-UPDATE job SET redrive_at = NULL WHERE seq = :seq;
+UPDATE tenure_job SET redrive_at = NULL WHERE seq = :seq;
 
 -- name: past_lifetime
 -- Completed jobs whose own lifetime is over.
 SELECT seq
-  FROM job INDEXED BY job_kept
+  FROM tenure_job INDEXED BY tenure_job_kept
  WHERE state = 'completed'
    AND kept_until IS NOT NULL
    AND kept_until <= :now
@@ -299,13 +312,16 @@ SELECT queue, state, jobs
               jobs - coalesce(
                      (
                      SELECT jobs
-                       FROM tally AS spared
-                      WHERE spared.queue = tally.queue
-                        AND spared.state = CASE tally.state WHEN 'completed' THEN 'kept' WHEN 'failed' THEN 'ruled' END
+                       FROM tenure_tally AS spared
+                      WHERE spared.queue = tenure_tally.queue
+                        AND spared.state = CASE tenure_tally.state
+                                           WHEN 'completed' THEN 'kept'
+                                           WHEN 'failed' THEN 'ruled'
+                                           END
                      ),
                      0
               ) AS jobs
-         FROM tally INDEXED BY tally_trim
+         FROM tenure_tally INDEXED BY tenure_tally_trim
         WHERE trim_at IS NOT NULL
           AND trim_at <= :now
         ORDER BY trim_at
@@ -315,10 +331,10 @@ SELECT queue, state, jobs
 
 -- name: set_trim_at
 -- Sets the sweep's next check to the time when the earliest ended job will be too old.
-UPDATE tally
+UPDATE tenure_tally
    SET trim_at = (
        SELECT min(finished)
-         FROM job INDEXED BY job_ended
+         FROM tenure_job INDEXED BY tenure_job_ended
         WHERE queue = :queue
           AND state = :state
           AND finished IS NOT NULL
@@ -330,26 +346,26 @@ UPDATE tally
 
 -- name: delete_counters
 -- Deletes the counters of a queue that has no jobs.
-DELETE FROM tally
+DELETE FROM tenure_tally
  WHERE queue = :queue
-   AND NOT EXISTS (SELECT 1 FROM tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
+   AND NOT EXISTS (SELECT 1 FROM tenure_tally AS other WHERE other.queue = :queue AND other.jobs <> 0);
 
 -- name: delete_jobs
 -- `seqs`: a list.
-DELETE FROM job WHERE seq IN (SELECT value FROM json_each(:seqs));
+DELETE FROM tenure_job WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: delete_runs
 -- `seqs`: a list.
-DELETE FROM run WHERE seq IN (SELECT value FROM json_each(:seqs));
+DELETE FROM tenure_run WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: delete_logs
 -- `seqs`: a list.
-DELETE FROM log WHERE seq IN (SELECT value FROM json_each(:seqs));
+DELETE FROM tenure_log WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: ended
 -- A queue's jobs with one end state, the earliest ended first, and whether each may have merged calls.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
-  FROM job INDEXED BY job_ended
+  FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state
    AND finished IS NOT NULL
@@ -363,7 +379,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 -- A queue's completed jobs, the earliest first. Returns none if a job ends later than now: the clock was set back, and
 -- such jobs would not come first although they are old.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
-  FROM job INDEXED BY job_ended
+  FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = 'completed'
    AND finished IS NOT NULL
@@ -371,7 +387,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
    AND redrive_at IS NULL
    AND NOT EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_ended
+                FROM tenure_job INDEXED BY tenure_job_ended
                WHERE queue = :queue
                  AND state = 'completed'
                  AND finished > :now
@@ -384,7 +400,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 -- name: ended_ahead
 -- The same for jobs that ended later than now, which is before the clock was set back.
 SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
-  FROM job INDEXED BY job_ended
+  FROM tenure_job INDEXED BY tenure_job_ended
  WHERE queue = :queue
    AND state = :state
    AND finished IS NOT NULL
@@ -398,7 +414,7 @@ SELECT seq, merge_key IS NOT NULL AND merge_key NOT GLOB 'unique:*'
 -- Whether a job of the queue is ready.
 SELECT EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_ready
+                FROM tenure_job INDEXED BY tenure_job_ready
                WHERE queue = :queue
                  AND state = 'waiting'
                  AND parked_under IS NULL
@@ -407,8 +423,8 @@ SELECT EXISTS (
 -- name: first_kept_event
 -- The first of the oldest events that is still to be kept.
 -- `last`: the last event to examine. `at`: the latest instant to delete.
-SELECT id FROM event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
+SELECT id FROM tenure_event WHERE id <= :last AND at > :at ORDER BY id LIMIT 1;
 
 -- name: delete_events
 -- `last`: the last event to delete.
-DELETE FROM event WHERE id <= :last;
+DELETE FROM tenure_event WHERE id <= :last;

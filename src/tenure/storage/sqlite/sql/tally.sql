@@ -3,7 +3,7 @@
 -- name: count_one
 -- Adds to one counter.
 -- `trim_at`: 0 if the next sweep must check whether jobs are past retention, else NULL.
-INSERT INTO tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
+INSERT INTO tenure_tally (queue, state, jobs, trim_at) VALUES (:queue, :state, :jobs, :trim_at)
 ON CONFLICT (queue, state) DO UPDATE
    SET jobs = jobs + excluded.jobs,
        trim_at = coalesce(excluded.trim_at, trim_at);
@@ -12,7 +12,7 @@ ON CONFLICT (queue, state) DO UPDATE
 -- Adds to counters. No counter is listed twice.
 -- `counts`: a list of queue, state, number of jobs, and 0 if the next sweep must check whether jobs are past retention,
 -- else NULL.
-INSERT INTO tally (queue, state, jobs, trim_at)
+INSERT INTO tenure_tally (queue, state, jobs, trim_at)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3
   FROM json_each(:counts)
  WHERE TRUE
@@ -22,7 +22,7 @@ ON CONFLICT (queue, state) DO UPDATE
 
 -- name: trim_now
 -- Makes the next sweep check whether jobs of a queue are past retention.
-UPDATE tally
+UPDATE tenure_tally
    SET trim_at = 0
  WHERE queue = :queue
    AND state IN ('completed', 'failed', 'cancelled', 'expired');
@@ -30,9 +30,11 @@ UPDATE tally
 -- name: queues_delayed
 -- The queues that have delayed jobs, by name, with one index step per queue.
 WITH RECURSIVE found (queue) AS (
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed')
+       SELECT (SELECT min(queue) FROM tenure_job INDEXED BY tenure_job_delayed WHERE state = 'delayed')
        UNION ALL
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_delayed WHERE state = 'delayed' AND queue > found.queue)
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_delayed
+                WHERE state = 'delayed' AND queue > found.queue)
          FROM found
         WHERE found.queue IS NOT NULL
 )
@@ -43,11 +45,11 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 -- The queues that have parked jobs, by name.
 WITH RECURSIVE found (queue) AS (
        SELECT (SELECT min(queue)
-                 FROM job INDEXED BY job_parked
+                 FROM tenure_job INDEXED BY tenure_job_parked
                 WHERE state = 'waiting' AND parked_under IS NOT NULL)
        UNION ALL
        SELECT (SELECT min(queue)
-                 FROM job INDEXED BY job_parked
+                 FROM tenure_job INDEXED BY tenure_job_parked
                 WHERE state = 'waiting' AND parked_under IS NOT NULL AND queue > found.queue)
          FROM found
         WHERE found.queue IS NOT NULL
@@ -57,9 +59,11 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 -- name: queues_waiting
 -- The queues that have waiting jobs, by name.
 WITH RECURSIVE found (queue) AS (
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting')
+       SELECT (SELECT min(queue) FROM tenure_job INDEXED BY tenure_job_waiting WHERE state = 'waiting')
        UNION ALL
-       SELECT (SELECT min(queue) FROM job INDEXED BY job_waiting WHERE state = 'waiting' AND queue > found.queue)
+       SELECT (SELECT min(queue)
+                 FROM tenure_job INDEXED BY tenure_job_waiting
+                WHERE state = 'waiting' AND queue > found.queue)
          FROM found
         WHERE found.queue IS NOT NULL
 )
@@ -67,12 +71,12 @@ SELECT queue FROM found WHERE queue IS NOT NULL;
 
 
 -- name: unfinished
-SELECT coalesce(sum(jobs), 0) FROM tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
+SELECT coalesce(sum(jobs), 0) FROM tenure_tally WHERE queue = :queue AND state IN ('delayed', 'waiting', 'active');
 
 -- name: kept
 -- How many completed jobs of a queue are under its retention rules.
 SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
-  FROM tally
+  FROM tenure_tally
  WHERE queue = :queue
    AND state IN ('completed', 'kept');
 
@@ -81,15 +85,15 @@ SELECT coalesce(sum(iif(state = 'completed', jobs, -jobs)), 0)
 SELECT 0,
        coalesce(max("limit"), 0),
        coalesce(max(named), 0),
-       (SELECT count(*) FROM slot WHERE slot.queue = :queue AND slot.key = :name),
+       (SELECT count(*) FROM tenure_slot WHERE tenure_slot.queue = :queue AND tenure_slot.key = :name),
        EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_parked
-               WHERE job.queue = :queue
-                 AND job.state = 'waiting'
-                 AND job.parked_under = :name
+                FROM tenure_job INDEXED BY tenure_job_parked
+               WHERE tenure_job.queue = :queue
+                 AND tenure_job.state = 'waiting'
+                 AND tenure_job.parked_under = :name
        )
-  FROM key
+  FROM tenure_key
  WHERE queue = :queue
    AND name = :name;
 
@@ -98,31 +102,36 @@ SELECT 0,
 -- active, and whether jobs are parked under it.
 -- `keys`: a list of queue and name.
 SELECT listed.key,
-       coalesce(key."limit", 0),
-       coalesce(key.named, 0),
-       (SELECT count(*) FROM slot WHERE slot.queue = listed.value ->> 0 AND slot.key = listed.value ->> 1),
+       coalesce(tenure_key."limit", 0),
+       coalesce(tenure_key.named, 0),
+       (
+              SELECT count(*)
+                FROM tenure_slot
+               WHERE tenure_slot.queue = listed.value ->> 0
+                 AND tenure_slot.key = listed.value ->> 1
+       ),
        EXISTS (
               SELECT 1
-                FROM job INDEXED BY job_parked
-               WHERE job.queue = listed.value ->> 0
-                 AND job.state = 'waiting'
-                 AND job.parked_under = listed.value ->> 1
+                FROM tenure_job INDEXED BY tenure_job_parked
+               WHERE tenure_job.queue = listed.value ->> 0
+                 AND tenure_job.state = 'waiting'
+                 AND tenure_job.parked_under = listed.value ->> 1
        )
   FROM json_each(:keys) AS listed
-  LEFT JOIN key
-    ON key.queue = listed.value ->> 0
-   AND key.name = listed.value ->> 1;
+  LEFT JOIN tenure_key
+    ON tenure_key.queue = listed.value ->> 0
+   AND tenure_key.name = listed.value ->> 1;
 
 -- name: set_key
 -- The same as `set_keys` for one key.
-INSERT INTO key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
+INSERT INTO tenure_key (queue, name, "limit", named) VALUES (:queue, :name, :limit, :named)
 ON CONFLICT (queue, name) DO UPDATE
    SET "limit" = excluded."limit",
        named = excluded.named;
 
 -- name: set_keys
 -- `keys`: a list of queue, name, limit, and the number of unfinished jobs that name the key.
-INSERT INTO key (queue, name, "limit", named)
+INSERT INTO tenure_key (queue, name, "limit", named)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3
   FROM json_each(:keys)
  WHERE TRUE
@@ -132,22 +141,25 @@ ON CONFLICT (queue, name) DO UPDATE
 
 -- name: delete_keys
 -- `keys`: a list of queue and name.
-DELETE FROM key WHERE (queue, name) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:keys));
+DELETE FROM tenure_key WHERE (queue, name) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:keys));
 
 -- name: recount
 -- Returns the counters that differ from the jobs, with the difference; in a sound storage there are none. Discarded
 -- jobs cannot be counted, because they are deleted.
 SELECT queue, state, sum(jobs)
   FROM (
-       SELECT queue, state, jobs FROM tally WHERE state <> 'discarded'
+       SELECT queue, state, jobs FROM tenure_tally WHERE state <> 'discarded'
        UNION ALL
-       SELECT queue, state, -count(*) FROM job GROUP BY queue, state
+       SELECT queue, state, -count(*) FROM tenure_job GROUP BY queue, state
        UNION ALL
-       SELECT queue, 'parked', -count(*) FROM job WHERE parked_under IS NOT NULL GROUP BY queue
+       SELECT queue, 'parked', -count(*) FROM tenure_job WHERE parked_under IS NOT NULL GROUP BY queue
        UNION ALL
-       SELECT queue, 'kept', -count(*) FROM job WHERE state = 'completed' AND kept_until IS NOT NULL GROUP BY queue
+       SELECT queue, 'kept', -count(*)
+         FROM tenure_job
+        WHERE state = 'completed' AND kept_until IS NOT NULL
+        GROUP BY queue
        UNION ALL
-       SELECT queue, 'ruled', -count(*) FROM job WHERE state = 'failed' AND redrive_at IS NOT NULL GROUP BY queue
+       SELECT queue, 'ruled', -count(*) FROM tenure_job WHERE state = 'failed' AND redrive_at IS NOT NULL GROUP BY queue
  )
  GROUP BY queue, state
 HAVING sum(jobs) <> 0;
@@ -156,25 +168,27 @@ HAVING sum(jobs) <> 0;
 -- The same for merged calls: those whose job is gone, and those whose number differs from the job's counter.
 SELECT queue, job, sum(calls)
   FROM (
-       SELECT queue, job, count(payload) AS calls FROM call GROUP BY queue, job
+       SELECT queue, job, count(payload) AS calls FROM tenure_call GROUP BY queue, job
        UNION ALL
-       SELECT queue, id, -gathered FROM job WHERE gathered > 0
+       SELECT queue, id, -gathered FROM tenure_job WHERE gathered > 0
  )
  GROUP BY queue, job
 HAVING sum(calls) <> 0
 UNION ALL
 SELECT queue, job, 1
-  FROM call
- WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.queue = call.queue AND job.id = call.job);
+  FROM tenure_call
+ WHERE NOT EXISTS (
+              SELECT 1 FROM tenure_job WHERE tenure_job.queue = tenure_call.queue AND tenure_job.id = tenure_call.job
+       );
 
 -- name: recount_keys
 -- The same for keys and their slots: each active job holds exactly its own.
 SELECT queue, name, sum(jobs)
   FROM (
-       SELECT queue, name, named AS jobs FROM key
+       SELECT queue, name, named AS jobs FROM tenure_key
        UNION ALL
        SELECT queue, json_extract(value, '$.name'), -1
-         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+         FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE state IN ('delayed', 'waiting', 'active')
  )
  GROUP BY queue, name
@@ -182,10 +196,10 @@ HAVING sum(jobs) <> 0
 UNION ALL
 SELECT queue, name, sum(jobs)
   FROM (
-       SELECT queue, key AS name, id, 1 AS jobs FROM slot
+       SELECT queue, key AS name, id, 1 AS jobs FROM tenure_slot
        UNION ALL
-       SELECT DISTINCT queue, json_extract(value, '$.name'), job.id, -1
-         FROM job, json_each(iif(json_valid(keys), keys, '[]'))
+       SELECT DISTINCT queue, json_extract(value, '$.name'), tenure_job.id, -1
+         FROM tenure_job, json_each(iif(json_valid(keys), keys, '[]'))
         WHERE state = 'active'
  )
  GROUP BY queue, name, id
