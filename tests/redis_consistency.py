@@ -21,7 +21,7 @@ RUNS_KEPT = 100
 INDEXES = frozenset(
     (
         *("in", "ages", "ready", "parked", "delayed", "leases", "suspects", "held", "aging", "kept", "redrives"),
-        *("over", "slots", "merge", "busy", "queued", "running"),
+        *("over", "failed", "slots", "merge", "busy", "queued", "running"),
     )
 )
 """The kinds of sorted sets that hold jobs by what their records say, and nothing else."""
@@ -127,6 +127,8 @@ def stands(ref: str, job: Mapping[str, Any]) -> Iterator[tuple[str, str, float, 
         yield "redrives", "", job["redrive_at"], ref
     else:
         yield "over", f"{queue}\0{state}", job["finished"], id_
+    if fault := job.get("fault"):
+        yield "failed", f"{queue}\0{fault}", job["finished"], id_
     if state not in ENDED:
         yield from _stands_of_unfinished(queue, id_, ref, job)
 
@@ -180,6 +182,9 @@ def _of_registers(contents: PartitionContents) -> Iterator[str]:
                 yield f"nobody looks when {under!r} of {queue!r} opens"
     if parked != set(contents.scores("places")):
         yield f"places holds {set(contents.scores('places'))}, the records say {parked}"
+    faults = set(contents.names("failed"))
+    if faults != set(contents.scores("faults")):
+        yield f"faults holds {set(contents.scores('faults'))}, there are indexes of {faults}"
     yield from (
         f"{queue!r} waits for {under!r} to open, where nobody is parked"
         for queue in contents.names("opening")

@@ -29,6 +29,7 @@ RARE = frozenset(
             "redrives",
             "error",
             "reason",
+            "fault",
         ),
         *("progress", "progress_note", "data", "data_number", "logged"),
     )

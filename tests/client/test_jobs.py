@@ -74,7 +74,7 @@ async def test_a_filter_narrows_a_listing(app: Tenure, add: Task[[int], Any]) ->
 
     plain = await add.enqueue(1)
     tagged = await add.options(tags=["eu", "nightly"]).enqueue(2)
-    later = await other.options(delay="1h").enqueue()
+    later = await other.options(delay="1h", concurrency_key="account:1").enqueue()
 
     assert await listed(app, JobFilter(queues=["mail"])) == [later.id]
     assert await listed(app, JobFilter(states=["waiting"], tasks=["add"])) == [tagged.id, plain.id]
@@ -85,6 +85,9 @@ async def test_a_filter_narrows_a_listing(app: Tenure, add: Task[[int], Any]) ->
     assert await listed(app, JobFilter(since=datetime.now(UTC) + timedelta(hours=1))) == []
     assert await listed(app, JobFilter(ended_since="1h")) == []
     assert await listed(app, JobFilter(reasons=["exhausted"])) == []
+    assert await listed(app, JobFilter(key="account:1")) == [later.id]
+    assert await listed(app, JobFilter(schedule="nightly")) == []
+    assert await listed(app, JobFilter(fingerprint="0123456789ab")) == []
 
 
 async def test_a_row_has_datetimes_and_durations(app: Tenure, add: Task[[int], Any]) -> None:

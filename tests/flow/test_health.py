@@ -412,13 +412,13 @@ class Unsteady(MemoryStorage):
     trouble: Literal["none", "fails", "hangs"] = "none"
     asked = 0
 
-    async def survey(self, queues: Any = ()) -> Survey:
+    async def survey(self, queues: Any = (), *, faults: int = 0) -> Survey:
         self.asked += 1
         if self.trouble == "fails":
             raise StorageUnavailableError("gone fishing")
         if self.trouble == "hangs":
             await asyncio.Event().wait()
-        return await super().survey(queues)
+        return await super().survey(queues, faults=faults)
 
 
 def unsteady(stage: Stage) -> Unsteady:

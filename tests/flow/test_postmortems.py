@@ -45,9 +45,9 @@ class Unread(MemoryStorage):
         await self._stumble()
         return await super().get(refs)
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         await self._stumble()
-        return await super().survey(queues)
+        return await super().survey(queues, faults=faults)
 
     async def _stumble(self) -> None:
         if self.trouble is None:

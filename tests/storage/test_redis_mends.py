@@ -12,6 +12,7 @@ import redis
 
 from tenure.clock import SECOND
 from tenure.core.events import JobRepaired
+from tenure.core.fingerprint import fingerprint
 from tenure.core.job import CollectKey, Key, Policy, RateKey, Ref, UniqueKey
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Raised, Returned
@@ -24,6 +25,7 @@ from tenure.testing import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,
     BOB,
+    ERROR,
     RAISED,
     REAPER,
     beat,
@@ -126,6 +128,7 @@ async def peopled(partition: RedisPartition) -> None:
 
 
 REF = f"{Q}\0"
+FAULT = fingerprint("add", "exhausted", ERROR)
 
 STRAYS: dict[str, Callable[[RedisPartition, str], object]] = {
     "ready": lambda partition, id_: partition.raw.zadd(partition.key("ready", Q), {id_: 1}),
@@ -145,6 +148,7 @@ STRAYS: dict[str, Callable[[RedisPartition, str], object]] = {
     "running": lambda partition, id_: partition.raw.zadd(partition.key("running", "weekly"), {REF + id_: 0}),
     "held": lambda partition, id_: partition.raw.zadd(partition.key("held", ALICE.id), {REF + id_: 0}),
     "over": lambda partition, id_: partition.raw.zadd(partition.key("over", Q, "cancelled"), {id_: 1}),
+    "failed": lambda partition, id_: partition.raw.zadd(partition.key("failed", Q, FAULT), {id_: 1}),
     "in": lambda partition, id_: partition.raw.zadd(partition.key("in", Q, "waiting"), {id_: 0}),
     "ages": lambda partition, id_: partition.raw.zadd(partition.key("ages", Q), {id_: 1}),
 }
@@ -172,6 +176,9 @@ async def test_a_stray_index_entry_is_removed_and_holds_up_no_job(
 
 
 GONE: dict[str, Callable[[RedisPartition], object]] = {
+    "a failed job without its fault": lambda partition: partition.raw.delete(
+        partition.key("failed", Q, FAULT), partition.key("faults")
+    ),
     "an active job without a lease": lambda partition: partition.raw.zrem(partition.key("leases"), REF + "holder"),
     "an active job without a holder": lambda partition: partition.raw.zrem(
         partition.key("held", ALICE.id), REF + "holder"

@@ -12,11 +12,11 @@ from typing import get_args
 from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
-from tenure.client.filters import Since, condition, in_order, instant_of, names_of, when
+from tenure.client.filters import Since, condition, fault_named, in_order, instant_of, names_of, when
 from tenure.client.job_info import JobInfo, RunInfo, job_info, run_info
 from tenure.core.check import named, of_kind, one_of, remark, shown, whole
 from tenure.core.duration import moment
-from tenure.core.fingerprint import LENGTH, fingerprint
+from tenure.core.fingerprint import NEWEST, FaultSurvey, fingerprint, shown_error
 from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
 from tenure.errors import UsageError
@@ -26,6 +26,9 @@ from tenure.storage.protocol import DeleteJob, Query, RedriveJob, Revision, Stor
 PAGE = 200
 """How many records a scan of all dead letters reads at a time."""
 
+GROUPS_READ = 1_000
+"""How many faults `groups` reads from the storage."""
+
 BATCH = 100
 """How many jobs one storage call redrives or deletes."""
 
@@ -33,8 +36,6 @@ CAP = 1_000
 """The default limit of jobs for a redrive or a purge."""
 
 GROUPS_KEPT = 10_000
-NEWEST_KEPT = 5
-MESSAGE_SHOWN = 200
 
 REASONS: tuple[DeadReason, ...] = get_args(DeadReason)
 
@@ -101,6 +102,7 @@ class DeadFilter:
             tasks=self.tasks,
             reasons=self.reasons,
             tags=self.tags,
+            fault=self.fingerprint,
             ended_after=instant_of(self.since, now),
             ended_before=instant_of(self.until, now),
             limit=PAGE,
@@ -108,14 +110,7 @@ class DeadFilter:
 
     def matches(self, job: JobRecord) -> bool:
         """Return True if the filter selects a dead letter that the query found."""
-        if self.error is not None and (job.error is None or job.error.type != self.error):
-            return False
-        return self.fingerprint is None or fault(job) == self.fingerprint
-
-    @property
-    def sifts(self) -> bool:
-        """True if `matches` may exclude jobs that the query finds."""
-        return self.error is not None or self.fingerprint is not None
+        return self.error is None or (job.error is not None and job.error.type == self.error)
 
 
 class DeadLetter(Struct, frozen=True):
@@ -232,19 +227,21 @@ class DeadLetters:
             UsageError: `where` is not a `DeadFilter`.
             StorageError: the storage cannot be reached.
         """
-        where = _valid_filter(where)
-        known: dict[str, _Tally] = {}
-        total = others = 0
-        async for job in _all(await self._storage(), where):
-            total += 1
-            known.setdefault(fault(job), _Tally()).add(job)
-            if len(known) > GROUPS_KEPT:
-                ranked = sorted(known.items(), key=lambda entry: entry[1].count)
-                for name, tally in ranked[: len(ranked) // 2]:
-                    others += tally.count
-                    del known[name]
-        ranked = sorted(known.items(), key=lambda entry: (-entry[1].count, -entry[1].last, entry[0]))
-        return DeadGroups(tuple(tally.group(name) for name, tally in ranked), total, others)
+        where, storage = _valid_filter(where), await self._storage()
+        if not where.tags and where.since is None and where.until is None:
+            survey = await storage.survey(where.queues, faults=GROUPS_READ)
+            everything = where == DeadFilter(queues=where.queues or None)
+            if everything or len(survey.faults) < GROUPS_READ:
+                groups = _Groups()
+                for fault in survey.faults:
+                    if _selects(where, fault):
+                        groups.add(fault)
+                failed = sum(queue.counts.get(State.FAILED, 0) for queue in survey.queues)
+                return groups.ranked(failed if everything else None)
+        groups = _Groups()
+        async for job in _all(storage, where):
+            groups.add(_fault_of(job))
+        return groups.ranked()
 
     async def redrive(
         self,
@@ -359,21 +356,7 @@ class DeadLetters:
 
 def fault(job: JobRecord) -> str:
     """Return the fingerprint of the fault that made a job fail."""
-    return fingerprint(job.task, job.reason, job.error)
-
-
-def fault_named(value: object, *, field: str) -> str:
-    """Return the fingerprint of a fault.
-
-    Raises:
-        UsageError: the value is not a fingerprint.
-    """
-    if not isinstance(value, str) or len(value) != LENGTH or not set(value) <= set("0123456789abcdef"):
-        raise UsageError(
-            f"{field} = {shown(value)} must be {LENGTH} hexadecimal digits; app.dead.groups() and tenure dead groups "
-            "list them"
-        )
-    return value
+    return job.fault or fingerprint(job.task, job.reason, job.error)
 
 
 def gap_of(rate: object, *, field: str) -> float:
@@ -401,39 +384,93 @@ class _Chosen(Struct, frozen=True, order=True):
 
 
 class _Tally:
-    """The counts of one fault."""
+    """The counts of one fault in all queues."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: FaultSurvey) -> None:
         self.count = 0
-        self.first = self.last = 0
-        self._sample: JobRecord | None = None
+        self._first = fault.first
+        self._sample = fault
         self._newest: list[tuple[int, Ref]] = []
 
-    def add(self, job: JobRecord) -> None:
-        """Count a dead letter."""
-        at = job.finished or job.created
-        self.first = min(self.first, at) if self.count else at
-        if at >= self.last or self._sample is None:
-            self.last, self._sample = at, job
-        self.count += 1
-        self._newest = sorted([*self._newest, (at, job.ref)], reverse=True)[:NEWEST_KEPT]
+    def add(self, fault: FaultSurvey) -> None:
+        """Count the dead letters of a queue."""
+        self.count += fault.count
+        self._first = min(self._first, fault.first)
+        if fault.last >= self._sample.last:
+            self._sample = fault
+        newest = [*self._newest, *((at, Ref(fault.queue, id_)) for at, id_ in fault.newest)]
+        self._newest = sorted(newest, reverse=True)[:NEWEST]
 
-    def group(self, name: str) -> DeadGroup:
-        """Return the group with these counts."""
-        job = self._sample
-        if job is None:
-            raise AssertionError("a fault without a dead letter")
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        """A sort key: the fault with the most dead letters first."""
+        return -self.count, -self._sample.last, self._sample.fault
+
+    @property
+    def group(self) -> DeadGroup:
+        """The group with these counts."""
+        error = self._sample.error
         return DeadGroup(
-            fingerprint=name,
-            task=job.task,
-            reason=job.reason or "",
-            error=None if job.error is None else job.error.type,
-            message="" if job.error is None else job.error.message[:MESSAGE_SHOWN],
+            fingerprint=self._sample.fault,
+            task=self._sample.task,
+            reason=self._sample.reason or "",
+            error=None if error is None else error.type,
+            message="" if error is None else error.message,
             count=self.count,
-            first=moment(self.first),
-            last=moment(self.last),
+            first=moment(self._first),
+            last=moment(self._sample.last),
             newest=tuple(ref for _, ref in self._newest),
         )
+
+
+class _Groups:
+    """The faults of dead letters. If there are too many, it forgets those with the fewest dead letters."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Tally] = {}
+        self._total = 0
+
+    def add(self, fault: FaultSurvey) -> None:
+        """Count the dead letters of a queue that have a fault."""
+        self._total += fault.count
+        self._known.setdefault(fault.fault, _Tally(fault)).add(fault)
+        if len(self._known) > GROUPS_KEPT:
+            kept = sorted(self._known.items(), key=lambda entry: entry[1].count)[GROUPS_KEPT // 2 :]
+            self._known = dict(kept)
+
+    def ranked(self, total: int | None = None) -> DeadGroups:
+        """Return the groups, the one with the most dead letters first. `total`: of all dead letters, if known."""
+        ranked = sorted(self._known.values(), key=lambda tally: tally.rank)
+        listed = sum(tally.count for tally in ranked)
+        # The storage may have changed between its counts.
+        total = max(listed, self._total if total is None else total)
+        return DeadGroups(tuple(tally.group for tally in ranked), total, total - listed)
+
+
+def _selects(where: DeadFilter, fault: FaultSurvey) -> bool:
+    """Return True if a filter without tags and times selects the dead letters of a fault."""
+    return (
+        (not where.tasks or fault.task in where.tasks)
+        and (not where.reasons or fault.reason in where.reasons)
+        and (where.error is None or (fault.error is not None and fault.error.type == where.error))
+        and where.fingerprint in (None, fault.fault)
+    )
+
+
+def _fault_of(job: JobRecord) -> FaultSurvey:
+    """Return the fault of a dead letter, with no other dead letter."""
+    at = job.finished or job.created
+    return FaultSurvey(
+        queue=job.queue,
+        fault=fault(job),
+        count=1,
+        first=at,
+        last=at,
+        newest=((at, job.id),),
+        task=job.task,
+        reason=job.reason,
+        error=shown_error(job.error),
+    )
 
 
 async def _query(storage: Storage, where: DeadFilter) -> Query:
@@ -463,7 +500,7 @@ async def _matching(
     found: list[JobRecord] = []
     while True:
         room = limit - len(found)
-        page = await storage.find(_from(query, after, max(PAGE, room) if where.sifts else room))
+        page = await storage.find(_from(query, after, room if where.error is None else max(PAGE, room)))
         places = [index for index, job in enumerate(page.jobs) if where.matches(job)]
         if len(places) > room:
             # Only the end of a page has a cursor: read the page that ends with the last wanted job.

@@ -1,10 +1,11 @@
-"""The fields that filters of jobs have in common: names, and times as instants or ages."""
+"""The fields that filters of jobs have in common: names, faults, and times as instants or ages."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from tenure.core.check import named, several, shown
 from tenure.core.duration import Duration, duration, instant, micros, moment
+from tenure.core.fingerprint import LENGTH
 from tenure.errors import UsageError
 
 Since = datetime | Duration
@@ -35,6 +36,20 @@ def condition(values: Sequence[object] | None, *, field: str) -> tuple[object, .
     if not checked:
         raise UsageError(f"{field} = [] is empty; name one or more, or leave {field} out to select all")
     return checked
+
+
+def fault_named(value: object, *, field: str) -> str:
+    """Return the fingerprint of a fault.
+
+    Raises:
+        UsageError: the value is not a fingerprint.
+    """
+    if not isinstance(value, str) or len(value) != LENGTH or not set(value) <= set("0123456789abcdef"):
+        raise UsageError(
+            f"{field} = {shown(value)} must be {LENGTH} hexadecimal digits; app.dead.groups() and tenure dead groups "
+            "list them"
+        )
+    return value
 
 
 def when(value: object, *, field: str) -> datetime | timedelta | None:

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, structs
 
 from tenure.background_loop import PORTAL
-from tenure.client.filters import Since, condition, in_order, instant_of, names_of, when
+from tenure.client.filters import Since, condition, fault_named, in_order, instant_of, names_of, when
 from tenure.client.handle import Job
 from tenure.client.job_info import JobInfo, job_info
-from tenure.core.check import of_kind, one_of, remark, several, shown, whole
+from tenure.core.check import named, of_kind, one_of, remark, several, shown, whole
 from tenure.core.duration import instant
 from tenure.core.job import DeadReason, JobRecord, Ref
 from tenure.core.lifecycle import State
@@ -38,7 +38,8 @@ class JobFilter:
     """Selects jobs; a field that is not given selects all.
 
     - `queues`, `states`, `tasks`: the job has any of these. `tags`: the job has all of these.
-    - `reasons`: why the job failed, any of these.
+    - `reasons`: why the job failed, any of these. `fingerprint`: its fault, as `app.dead.groups()` names it.
+    - `key`: one of its concurrency keys. `schedule`: the schedule that made it.
     - `since` (inclusive), `until` (exclusive): when the job was enqueued.
     - `ended_since` (inclusive), `ended_until` (exclusive): when the job ended; unfinished jobs do not match.
 
@@ -50,6 +51,9 @@ class JobFilter:
     tasks: tuple[str, ...]
     tags: tuple[str, ...]
     reasons: tuple[DeadReason, ...]
+    fingerprint: str | None
+    key: str | None
+    schedule: str | None
     since: datetime | timedelta | None
     until: datetime | timedelta | None
     ended_since: datetime | timedelta | None
@@ -63,6 +67,9 @@ class JobFilter:
         tasks: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         reasons: Sequence[str] | None = None,
+        fingerprint: str | None = None,
+        key: str | None = None,
+        schedule: str | None = None,
         since: Since | None = None,
         until: Since | None = None,
         ended_since: Since | None = None,
@@ -80,6 +87,9 @@ class JobFilter:
             tasks=names_of(tasks, field="tasks"),
             tags=names_of(tags, field="tags"),
             reasons=tuple(one_of(reason, _REASONS, field="reasons") for reason in condition(reasons, field="reasons")),
+            fingerprint=None if fingerprint is None else fault_named(fingerprint, field="fingerprint"),
+            key=None if key is None else named(key, field="key"),
+            schedule=None if schedule is None else named(schedule, field="schedule"),
             since=when(since, field="since"),
             until=when(until, field="until"),
             ended_since=when(ended_since, field="ended_since"),
@@ -106,6 +116,9 @@ class JobFilter:
             tasks=self.tasks,
             tags=self.tags,
             reasons=self.reasons,
+            fault=self.fingerprint,
+            key=self.key,
+            schedule=self.schedule,
             created_after=instant_of(self.since, now),
             created_before=instant_of(self.until, now),
             ended_after=instant_of(self.ended_since, now),

@@ -43,7 +43,8 @@ class Finish(Struct, frozen=True, kw_only=True, gc=False):
     """The job ends.
 
     `keep`: how many microseconds the storage keeps it with its result; None: the queue's setting applies.
-    `redrive_after`: after how many microseconds a rule puts it back; None: never.
+    `redrive_after`: after how many microseconds a rule puts it back; None: never. `fault`: of a failed job, the
+    fingerprint of its fault.
     """
 
     state: EndState
@@ -53,6 +54,7 @@ class Finish(Struct, frozen=True, kw_only=True, gc=False):
     charge: Charge | None = None
     keep: int | None = None
     redrive_after: int | None = None
+    fault: str | None = None
 
 
 class PutBack(Struct, frozen=True, kw_only=True):

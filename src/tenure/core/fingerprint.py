@@ -1,4 +1,4 @@
-"""Fingerprints: a short name for the fault that several failures share, without the values of a single case.
+"""Faults: what several failures have in common, and its fingerprint, a short name without the values of a single case.
 
 Two failures have the same fingerprint if their task, reason and error type are the same, their messages are the same
 except for numbers, ids, addresses, paths and quoted values, and the innermost frames of their tracebacks are the same
@@ -10,10 +10,18 @@ import hashlib
 import re
 from re import Match
 
+from msgspec import Struct
+
 from tenure.core.job import RecordedError
 
 LENGTH = 12
 """How many hexadecimal digits a fingerprint has."""
+
+NEWEST = 5
+"""How many of its jobs a fault names."""
+
+MESSAGE_SHOWN = 200
+"""How many characters of a message a fault shows."""
 
 _BY_STALLS = ("stalled", "crashed")
 
@@ -45,6 +53,35 @@ _SPACE = re.compile(r"\s+")
 
 _SLASH = re.compile(r"[/\\]")
 _FRAME = re.compile(r"""[\s|+-]*File "([^"\n]+)", line \d+, in ([^\n]+)""")
+
+
+class FaultSurvey(Struct, frozen=True, kw_only=True):
+    """The failed jobs of a queue that have the same fault, which its fingerprint names.
+
+    `first` and `last`: when the first and the last of them failed, in microseconds. `newest`: the last `NEWEST` of
+    them, each with the instant when it failed and its id, the last one first. `error`: the error of the last one
+    (`shown_error`).
+    """
+
+    queue: str
+    fault: str
+    count: int
+    first: int
+    last: int
+    newest: tuple[tuple[int, str], ...]
+    task: str
+    reason: str | None = None
+    error: RecordedError | None = None
+
+
+def by_frequency(fault: FaultSurvey) -> tuple[int, int, str, str]:
+    """Return a sort key: the fault with the most jobs first, of equal ones that which occurred last."""
+    return -fault.count, -fault.last, fault.queue, fault.fault
+
+
+def shown_error(error: RecordedError | None) -> RecordedError | None:
+    """Return an error as a fault shows it: without its traceback, and the beginning of its message."""
+    return None if error is None else RecordedError(error.type, error.message[:MESSAGE_SHOWN])
 
 
 def fingerprint(task: str, reason: str | None, error: RecordedError | None) -> str:

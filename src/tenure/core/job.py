@@ -248,6 +248,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     `ttl`: how long the job may wait before it starts; a redrive starts the count again. `kept_until`: when a completed
     job's own `result_ttl` is over. `data`: the JSON document that its handlers keep; `data_number` counts its changes.
     `redrive_at`: when a rule puts a failed job back; it has done so `redrives` times.
+    `fault`: of a failed job, the fingerprint of its fault (core/fingerprint.py).
     """
 
     queue: str
@@ -303,6 +304,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, gc=False):
     result: bytes | None = None
     error: RecordedError | None = None
     reason: str | None = None
+    fault: str | None = None
     progress: Progress | None = None
     progress_note: str | None = None
     data: bytes | None = None

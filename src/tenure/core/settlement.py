@@ -16,6 +16,7 @@ from tenure.core.events import (
     JobRetried,
     JobStalled,
 )
+from tenure.core.fingerprint import fingerprint
 from tenure.core.job import JobRecord, Ref
 from tenure.core.lease import Lease
 from tenure.core.lifecycle import State
@@ -40,7 +41,7 @@ def settlement(lease: Lease, outcome: Outcome, rng: Random, *, took: float = 0.0
     """Decide on an outcome and return the settlement to send to the storage. `took`: the run's seconds."""
     job = lease.job
     outcome = limited(job, outcome)
-    decision = decide(job, outcome, rng)
+    decision = _with_fault(job, decide(job, outcome, rng))
     return Settlement(
         job.ref,
         job.fence,
@@ -87,6 +88,13 @@ def when_cancelling(settlement: Settlement, job: JobRecord) -> Settlement:
     return Settlement(
         settlement.ref, settlement.fence, structs.replace(decision, redrive_after=None), settlement.ended, tuple(events)
     )
+
+
+def _with_fault(job: JobRecord, decision: Decision) -> Decision:
+    """Add the fingerprint of a failure's fault, so that a storage can count the failed jobs of each fault."""
+    if isinstance(decision, Finish) and decision.state is State.FAILED:
+        return structs.replace(decision, fault=fingerprint(job.task, decision.reason, decision.error))
+    return decision
 
 
 def handed_back(job: JobRecord) -> Settlement:

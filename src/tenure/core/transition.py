@@ -146,6 +146,7 @@ def redriven(job: JobRecord, now: int, *, delay: int = 0, by_rule: bool = False)
         kept_until=None,
         error=None if job.unreadable is None else job.error,
         reason=None,
+        fault=None,
         progress=None,
         progress_note=None,
     )

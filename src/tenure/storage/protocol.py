@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tenure.core.deduplication import EnqueueAction
 from tenure.core.events import AnyEvent, Event, OnRequest
+from tenure.core.fingerprint import FaultSurvey
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, RateKey, Ref, StallReason, StallSetting
 from tenure.core.lane import Lane
 from tenure.core.leadership import Term
@@ -514,8 +515,10 @@ class Query(Struct, frozen=True, kw_only=True):
     """Which jobs to list, newest first. `after` is the previous page's cursor; an invalid cursor raises ValueError.
 
     `merge`: only unfinished jobs with this key (`merge_name`). `reasons`: why they failed. `tags`: jobs that have all
-    of these. `created_after` (inclusive) and `created_before` (exclusive): the instants between which the jobs were
-    enqueued. `ended_after` (inclusive) and `ended_before` (exclusive): the instants between which the jobs ended.
+    of these. `owner`: the id of the owner that runs them. `key`: the name of one of their concurrency keys. `fault`:
+    the fingerprint of the fault that made them fail. `created_after` (inclusive) and `created_before` (exclusive): the
+    instants between which the jobs were enqueued. `ended_after` (inclusive) and `ended_before` (exclusive): the
+    instants between which the jobs ended.
     `looks`: about how many jobs one call may look at, so that it ends soon although few of them match. Its page may be
     short, or empty, and still have a cursor. None: as many as it takes. With an id or a merge key it has no effect.
     """
@@ -525,6 +528,10 @@ class Query(Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    owner: str | None = None
+    key: str | None = None
+    schedule: str | None = None
+    fault: str | None = None
     created_after: int | None = None
     created_before: int | None = None
     ended_after: int | None = None
@@ -616,7 +623,8 @@ class WorkerSurvey(Struct, frozen=True, kw_only=True):
 class Survey(Struct, frozen=True, kw_only=True):
     """Statistics of the whole storage; `now` is its clock, `swept_ago` the microseconds since a leader last swept.
 
-    `task_rates`: by task name, the rates that are set in place of the tasks' own rates.
+    `task_rates`: by task name, the rates that are set in place of the tasks' own rates. `faults`: if requested, the
+    faults of these queues, the one with the most failed jobs first.
     """
 
     queues: tuple[QueueSurvey, ...] = ()
@@ -625,6 +633,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSurvey, ...] = ()
     leaders: tuple[Term, ...] = ()
     schedules: tuple[Schedule, ...] = ()
+    faults: tuple[FaultSurvey, ...] = ()
     swept_ago: int | None = None
     now: int = 0
 
@@ -820,8 +829,11 @@ class Storage(Protocol):
         """Return one page of records, newest first."""
         ...
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """Return job counts, queues and workers, computed from counters; this works without any worker."""
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
+        """Return job counts, queues and workers, computed from counters; this works without any worker.
+
+        `faults`: also return up to this many faults of these queues, those with the most failed jobs.
+        """
         ...
 
     async def events(

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from tenure.clock import SECOND
 from tenure.core.events import JobFailed, JobRedriven
-from tenure.core.job import Key, Policy, Redriving, Ref, StallTerms, unreadable_record
+from tenure.core.fingerprint import FaultSurvey, fingerprint, shown_error
+from tenure.core.job import Key, Policy, RecordedError, Redriving, Ref, StallTerms, unreadable_record
 from tenure.core.lifecycle import State
 from tenure.core.outcome import Cancelled, Outcome, Raised, Rejected, TimedOut, Unreadable
+from tenure.core.retention import KeepRule, RetentionRules
 from tenure.core.retry import Backoff
 from tenure.storage.protocol import (
     SWEEP_LIMIT,
@@ -17,13 +20,16 @@ from tenure.storage.protocol import (
     Query,
     RedriveJob,
     RevisionResult,
+    Settings,
     Storage,
+    Target,
     job_topic,
     queue_topic,
 )
 from tenure.testing.clock import ManualClock
 from tenure_testing.conformance.helpers import (
     ALICE,
+    BOB,
     DEPUTY,
     ERROR,
     ONCE,
@@ -140,6 +146,132 @@ class DeadLettersConformance(Conformance):
 
         assert await found("mail") == {"mail"}
         assert await found("mail", "add") == {"mail", "add"}
+
+    async def test_jobs_are_found_by_owner_key_and_schedule(self, storage: Storage) -> None:
+        await start(storage, new_job("running", keys=(Key("account:1"), Key("account:2"))))
+        lease = await start(storage, new_job("ended", keys=(Key("account:1", 2),)), owner=BOB)
+        await settle(storage, BOB, lease, RAISED)
+        await start(storage, new_job("scheduled", schedule="nightly"), owner=BOB)
+        await enqueue(storage, new_job("waiting", schedule="hourly"))
+
+        async def found(query: Query) -> set[str]:
+            return {job.id for job in (await storage.find(query)).jobs}
+
+        assert await found(Query(owner=ALICE.id)) == {"running"}
+        assert await found(Query(owner=BOB.id, states=(State.ACTIVE,))) == {"scheduled"}
+        assert await found(Query(key="account:1")) == {"running", "ended"}
+        assert await found(Query(key="account:2", queues=(QUEUE,))) == {"running"}
+        assert await found(Query(key="account")) == set()
+        assert await found(Query(schedule="nightly")) == {"scheduled"}
+        assert await found(Query(schedule="hourly", states=(State.ACTIVE,))) == set()
+
+    # ── by fault ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def test_a_survey_counts_failed_jobs_by_fault(self, storage: Storage, clock: ManualClock) -> None:
+        begin = clock.now()
+        failures: tuple[tuple[str, Outcome], ...] = (
+            (QUEUE, RAISED),
+            (QUEUE, Rejected(ERROR)),
+            (QUEUE, RAISED),
+            ("mail", RAISED),
+            (QUEUE, RAISED),
+        )
+        for number, (queue, outcome) in enumerate(failures):
+            lease = await start(storage, new_job(f"job-{number}", queue=queue, policy=ONCE))
+            await settle(storage, ALICE, lease, outcome)
+            clock.advance(1)
+        exhausted, rejected = (fingerprint("add", reason, ERROR) for reason in ("exhausted", "rejected"))
+        survey = await storage.survey(faults=10)
+
+        assert survey.faults == (
+            FaultSurvey(
+                queue=QUEUE,
+                fault=exhausted,
+                count=3,
+                first=begin,
+                last=begin + 4 * SECOND,
+                newest=tuple((begin + number * SECOND, f"job-{number}") for number in (4, 2, 0)),
+                task="add",
+                reason="exhausted",
+                error=shown_error(ERROR),
+            ),
+            FaultSurvey(
+                queue="mail",
+                fault=exhausted,
+                count=1,
+                first=begin + 3 * SECOND,
+                last=begin + 3 * SECOND,
+                newest=((begin + 3 * SECOND, "job-3"),),
+                task="add",
+                reason="exhausted",
+                error=shown_error(ERROR),
+            ),
+            FaultSurvey(
+                queue=QUEUE,
+                fault=rejected,
+                count=1,
+                first=begin + SECOND,
+                last=begin + SECOND,
+                newest=((begin + SECOND, "job-1"),),
+                task="add",
+                reason="rejected",
+                error=shown_error(ERROR),
+            ),
+        )
+        assert (await storage.survey(faults=1)).faults == survey.faults[:1]
+        assert (await storage.survey(["mail"], faults=10)).faults == survey.faults[1:2]
+        assert (await storage.survey()).faults == ()
+
+    async def test_a_fault_names_its_newest_five_jobs(self, storage: Storage, clock: ManualClock) -> None:
+        long = RecordedError("ValueError", "x" * 1_000, "Traceback ...")
+        for number in range(7):
+            await settle(storage, ALICE, await start(storage, new_job(f"job-{number}", policy=ONCE)), Raised(long))
+            clock.advance(1)
+        (fault,) = (await storage.survey(faults=10)).faults
+
+        assert [id_ for _, id_ in fault.newest] == [f"job-{number}" for number in (6, 5, 4, 3, 2)]
+        assert fault.error == RecordedError("ValueError", "x" * 200)
+
+    async def test_a_job_leaves_its_fault_when_redriven_or_deleted(self, storage: Storage, clock: ManualClock) -> None:
+        refs: list[Ref] = []
+        for number in range(3):
+            lease = await start(storage, new_job(f"job-{number}", policy=ONCE))
+            await settle(storage, ALICE, lease, RAISED)
+            refs.append(lease.ref)
+        await storage.revise([RedriveJob(refs[0]), DeleteJob(refs[1])])
+        (fault,) = (await storage.survey(faults=10)).faults
+        redriven, _, failed = await storage.get(refs)
+
+        assert (fault.count, [id_ for _, id_ in fault.newest]) == (1, ["job-2"])
+        assert redriven is not None
+        assert redriven.job.fault is None
+        assert failed is not None
+        assert failed.job.fault == fault.fault
+        await storage.tune(
+            Target("queue", QUEUE), Settings(retention=RetentionRules(failed=KeepRule(age=SECOND))), by="ops"
+        )
+        clock.advance(2)
+        await sweep_all(storage)
+        assert (await storage.survey(faults=10)).faults == ()
+
+    async def test_failed_jobs_are_found_by_their_fault(self, storage: Storage) -> None:
+        await enqueue(
+            storage, *(new_job(f"job-{number:02}", policy=ONCE, task="ab"[number % 2]) for number in range(30))
+        )
+        for lease in await claim(storage):
+            await settle(storage, ALICE, lease, RAISED)
+        query = Query(fault=fingerprint("b", "exhausted", ERROR), limit=4)
+
+        async def found(query: Query) -> list[str]:
+            page = await storage.find(query)
+            ids = [job.id for job in page.jobs]
+            return ids if page.next is None else [*ids, *await found(structs.replace(query, after=page.next))]
+
+        assert await found(query) == [f"job-{number:02}" for number in range(29, 0, -2)]
+        assert await found(structs.replace(query, looks=3)) == await found(query)
+        assert (await storage.find(structs.replace(query, states=(State.COMPLETED,)))).jobs == ()
+        assert (await storage.find(structs.replace(query, tasks=("a",)))).jobs == ()
+        assert (await storage.find(structs.replace(query, queues=("mail",)))).jobs == ()
 
     async def test_all_conditions_of_a_query_must_hold(self, storage: Storage, clock: ManualClock) -> None:
         begin = clock.now()

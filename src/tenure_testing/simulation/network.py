@@ -324,9 +324,9 @@ class SimNet:
         """See `Storage.find`."""
         return await self._ask("find", (query,), lambda: self._server.storage.find(query))
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
-        return await self._ask("survey", (queues,), lambda: self._server.storage.survey(queues))
+        return await self._ask("survey", (queues, faults), lambda: self._server.storage.survey(queues, faults=faults))
 
     async def events(
         self,

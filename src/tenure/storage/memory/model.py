@@ -12,7 +12,6 @@ from msgspec import structs
 
 from tenure.clock import Clock
 from tenure.core.decision import Decision, Finish, PutBack, RunEnd
-from tenure.core.deduplication import merge_name
 from tenure.core.document import read_progress
 from tenure.core.duration import moment
 from tenure.core.events import (
@@ -70,6 +69,7 @@ from tenure.core.transition import (
     suspected,
 )
 from tenure.storage.cursors import place_of
+from tenure.storage.memory.listing import faults_of, matches
 from tenure.storage.memory.schedules import ScheduleStore
 from tenure.storage.protocol import (
     CHORE_LIMITS,
@@ -256,16 +256,17 @@ class Model(ScheduleStore):
         if decision.charge is not None:
             freed = structs.replace(freed, **{decision.charge: getattr(job, decision.charge) + 1})
         match decision:
-            case Finish(state=state, result=result, error=error, reason=reason, keep=keep, redrive_after=redrive_after):
+            case Finish(keep=keep, redrive_after=redrive_after):
                 self._replace(
                     job,
                     structs.replace(
                         freed,
-                        state=state,
+                        state=decision.state,
                         finished=now,
-                        result=result,
-                        error=error,
-                        reason=reason,
+                        result=decision.result,
+                        error=decision.error,
+                        reason=decision.reason,
+                        fault=decision.fault,
                         kept_until=None if keep is None else now + keep,
                         redrive_at=None if redrive_after is None else now + redrive_after,
                     ),
@@ -886,14 +887,14 @@ class Model(ScheduleStore):
         found = [
             (number, self._jobs[ref])
             for number, ref in looked
-            if not self._is_past_retention(self._jobs[ref], now) and _matches(self._jobs[ref], query)
+            if not self._is_past_retention(self._jobs[ref], now) and matches(self._jobs[ref], query)
         ][: query.limit + 1]
         page = found[: query.limit]
         end = page[-1][0] if len(found) > len(page) else looked[-1][0] if len(order) > len(looked) else None
         return Page(tuple(self._with_calls(job.ref) for _, job in page), None if end is None else str(end))
 
-    def survey(self, queues: Sequence[str] = ()) -> Survey:
-        """Return job counts, queues and workers."""
+    def survey(self, queues: Sequence[str] = (), faults: int = 0) -> Survey:
+        """Return job counts, queues, workers, and the most frequent faults."""
         now = self._clock.now()
         counts: defaultdict[str, defaultdict[State, int]] = defaultdict(lambda: defaultdict(int))
         for job in self._jobs.values():
@@ -944,6 +945,7 @@ class Model(ScheduleStore):
                 if worker.beat.worker is not None
             ),
             schedules=tuple(self._schedules[name] for name in sorted(self._schedules)),
+            faults=faults_of(self._jobs.values(), names, faults),
             leaders=(self._term[0],) if self._term is not None and self._term[1] > now else (),
             swept_ago=now - self._swept_at if self._swept_at is not None else None,
             now=now,
@@ -983,23 +985,3 @@ class Model(ScheduleStore):
     def _holds(self, job: JobRecord, owner: str, fence: int) -> bool:
         """Return True if the owner's run under this fence is the job's current one. Every write is guarded by this."""
         return job.state is State.ACTIVE and job.fence == fence and job.owner == owner
-
-
-def _matches(job: JobRecord, query: Query) -> bool:
-    return (
-        (not query.queues or job.queue in query.queues)
-        and (not query.states or job.state in query.states)
-        and (not query.tasks or job.task in query.tasks)
-        and (not query.reasons or job.reason in query.reasons)
-        and set(query.tags) <= set(job.tags)
-        and (query.created_after is None or job.created >= query.created_after)
-        and (query.created_before is None or job.created < query.created_before)
-        and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
-        and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
-        and (query.id is None or job.id == query.id)
-        and (query.merge is None or _holds_key(job, query.merge))
-    )
-
-
-def _holds_key(job: JobRecord, name: str) -> bool:
-    return job.merge is not None and job.state not in TERMINAL and merge_name(job.merge) == name

@@ -117,9 +117,9 @@ class MemoryStorage:
         """See `Storage.find`."""
         return self._step(lambda: self.model.find(query))
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
-        return self._step(lambda: self.model.survey(queues))
+        return self._step(lambda: self.model.survey(queues, faults))
 
     async def events(
         self,

@@ -269,12 +269,12 @@ class PostgresStorage:
             await self.absorb()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
         await self._require_open()
         if await self._reading.read(_calls_wait):
             await self.absorb()
-        return await self._reading.read(lambda tx: reading.survey(tx, queues))
+        return await self._reading.read(lambda tx: reading.survey(tx, queues, faults))
 
     async def events(
         self,

@@ -62,6 +62,7 @@ class EncodedSettlement(Struct, omit_defaults=True, kw_only=True):
     charge: str | None = None
     keep: int | None = None
     redrive_after: int | None = None
+    fault: str | None = None
     after: int | None = None
     quarantine: bool = False
     put_back_used: bool = False
@@ -304,6 +305,7 @@ def _encode_settlement(settlement: Settlement, encoder: RequestEncoder) -> Encod
                 charge=end.charge,
                 keep=end.keep,
                 redrive_after=end.redrive_after,
+                fault=end.fault,
                 ended=encoder.put(_encode(settlement.ended)),
                 events=events,
             )

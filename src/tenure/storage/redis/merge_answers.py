@@ -13,6 +13,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from tenure.core.events import AnyEvent, EventsTrimmed, at_micros
+from tenure.core.fingerprint import by_frequency
 from tenure.core.job import JobRecord
 from tenure.storage.cursors import age_of, place_of
 from tenure.storage.protocol import EVENTS_END, EventPage, EventReader, Page, Survey, SweepResult
@@ -113,10 +114,11 @@ def merge_listings(
     return Page(tuple(jobs), cursor_of(bounds) if more else None)
 
 
-def merge_surveys(parts: Sequence[Survey]) -> Survey:
-    """Merge the surveys of all partitions. `swept_ago` is that of the partition whose last sweep is the oldest.
+def merge_surveys(parts: Sequence[Survey], faults: int = 0) -> Survey:
+    """Merge the surveys of all partitions. `faults`: at most this many faults.
 
-    Partitions without jobs and schedules do not count for that, unless all are empty.
+    `swept_ago` is that of the partition whose last sweep is the oldest. Partitions without jobs and schedules do not
+    count for that, unless all are empty.
     """
     used = [part for part in parts if part.schedules or any(queue.counts for queue in part.queues)]
     swept = [part.swept_ago for part in used or parts if part.swept_ago is not None]
@@ -135,6 +137,7 @@ def merge_surveys(parts: Sequence[Survey]) -> Survey:
         schedules=tuple(
             sorted((schedule for part in parts for schedule in part.schedules), key=lambda schedule: schedule.name)
         ),
+        faults=tuple(sorted((fault for part in parts for fault in part.faults), key=by_frequency)[:faults]),
         swept_ago=max(swept, default=None),
         now=max(part.now for part in parts),
     )

@@ -151,6 +151,7 @@ def _fields(job: JobRecord) -> dict[str, Any]:
         "redrives": job.redrives or None,
         "error": encode_error(job.error),
         "reason": job.reason,
+        "fault": job.fault,
         "progress": stored_progress(job.progress),
         "progress_note": job.progress_note,
         "data_number": job.data_number or None,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from tenure.clock import Clock
+from tenure.core.fingerprint import FaultSurvey, by_frequency
 from tenure.core.job import JobDetail, JobRecord, NewJob, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lease import Lease
@@ -387,26 +388,28 @@ class Partition:
                 return found, part.after, before or 0
         raise AssertionError("the last call returns")
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
-        return await self.surveyed(queues or None)
+        return await self.surveyed(queues or None, faults)
 
-    async def surveyed(self, queues: Sequence[str] | None) -> Survey:
+    async def surveyed(self, queues: Sequence[str] | None, faults: int) -> Survey:
         """Return a survey of these queues, which may be none; None means all queues."""
         names = list(dict.fromkeys(queues or ()))
         after: int | None = None
         rows: list[list[Any]] = []
         whole: list[Any] = []
+        found: list[FaultSurvey] = []
         now = 0
         while True:
             some, names = names[:SURVEYED_AT_ONCE], names[SURVEYED_AT_ONCE:]
-            request = encode_survey(None if queues is None else some, after=after, whole=not whole)
+            request = encode_survey(None if queues is None else some, after=after, whole=not whole, faults=faults)
             glance = decode_survey(await self._call("survey", request))
             rows += glance.rows
+            found = sorted([*found, *glance.faults], key=by_frequency)[:faults]
             whole, now = whole or glance.whole, now or glance.now
             after = glance.after
             if not names and after is None:
-                return survey_of(queues, rows, whole, now, scope=self.scope)
+                return survey_of(queues, rows, found, whole, now, scope=self.scope)
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None

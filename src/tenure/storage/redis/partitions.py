@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 from zlib import crc32
 
@@ -297,12 +298,16 @@ class Partitions:
         answers = {partition: some for (partition, _, _), some in zip(queries, found, strict=True)}
         return merge_listings([answers.get(partition, _NOTHING) for partition in self._partitions], before, query.limit)
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`: if queues are named, a partition that holds none of them may be unreachable."""
         named = self._queues_by_partition(queues)
         outcomes = await _outcomes(
             [
-                self._call(partition, partition.surveyed, named.get(partition, ()) if queues else None)
+                self._call(
+                    partition,
+                    partial(partition.surveyed, faults=faults),
+                    named.get(partition, ()) if queues else None,
+                )
                 for partition in self._partitions
             ]
         )
@@ -310,7 +315,7 @@ class Partitions:
             away = queues and partition not in named and isinstance(outcome, StorageUnavailableError)
             if isinstance(outcome, BaseException) and not away:
                 raise outcome
-        return merge_surveys(_answers(outcomes))
+        return merge_surveys(_answers(outcomes), faults)
 
     async def events(
         self, cursor: str | None = None, *, limit: int = 100, reader: EventReader | None = None, ref: Ref | None = None

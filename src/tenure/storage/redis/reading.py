@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from tenure.core.document import read_progress
 from tenure.core.duration import moment
 from tenure.core.events import AnyEvent, EventsTrimmed, UnreadableEvent, stamped
+from tenure.core.fingerprint import FaultSurvey, shown_error
 from tenure.core.job import JobDetail, JobRecord, LogLine, Owner, Ref
 from tenure.core.leadership import Term
 from tenure.core.lifecycle import State
@@ -29,7 +30,14 @@ from tenure.storage.protocol import (
     WorkerSurvey,
     task_of_place,
 )
-from tenure.storage.redis.records import RequestEncoder, decode_detail, decode_record, decode_ref, encode_ref
+from tenure.storage.redis.records import (
+    RequestEncoder,
+    decode_detail,
+    decode_error,
+    decode_record,
+    decode_ref,
+    encode_ref,
+)
 from tenure.storage.redis.revise import decode_schedule, decode_settings
 
 _INDEXES_AT_ONCE = 224
@@ -72,6 +80,10 @@ class _Find(Struct, omit_defaults=True, kw_only=True):
     tasks: Sequence[str] | None = None
     reasons: Sequence[str] | None = None
     tags: Sequence[str] | None = None
+    owner: str | None = None
+    key: str | None = None
+    schedule: str | None = None
+    fault: str | None = None
     created_after: int | None = None
     created_before: int | None = None
     ended_after: int | None = None
@@ -88,6 +100,7 @@ class _Survey(Struct, omit_defaults=True, kw_only=True):
     after: int | None = None
     span: int = 0
     whole: bool = False
+    faults: int | None = None
 
 
 class _Reader(Struct, omit_defaults=True, kw_only=True):
@@ -168,6 +181,7 @@ class SurveyPart(Struct):
     rows: list[list[Any]]
     after: int | None
     now: int
+    faults: list[FaultSurvey]
     whole: list[Any]
 
 
@@ -246,10 +260,14 @@ def encode_find(
             queues=queues,
             after=after,
             span=queues_at_once(query),
-            states=[state.value for state in dict.fromkeys(query.states)] or None,
+            states=[state.value for state in dict.fromkeys(query.states or _states_of(query))] or None,
             tasks=query.tasks or None,
             reasons=query.reasons or None,
             tags=query.tags or None,
+            owner=query.owner,
+            key=query.key,
+            schedule=query.schedule,
+            fault=query.fault,
             created_after=query.created_after,
             created_before=query.created_before,
             ended_after=query.ended_after,
@@ -261,6 +279,11 @@ def encode_find(
             limit=limit,
         )
     )
+
+
+def _states_of(query: Query) -> tuple[State, ...]:
+    """Return the states that the conditions imply; empty: any."""
+    return (State.FAILED,) if query.fault is not None else ()
 
 
 def queues_at_once(query: Query) -> int:
@@ -284,19 +307,29 @@ def decode_find(reply: Any) -> FoundPart:
 # ── survey ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_survey(queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False) -> list[bytes]:
+def encode_survey(
+    queues: Sequence[str] | None, *, after: int | None = None, whole: bool = False, faults: int = 0
+) -> list[bytes]:
     """Return the request to count some queues; `whole`: also return the data that belongs to no queue."""
-    return RequestEncoder().finish(_Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole))
+    return RequestEncoder().finish(
+        _Survey(queues=queues, after=after, span=SURVEYED_AT_ONCE, whole=whole, faults=faults or None)
+    )
 
 
 def decode_survey(reply: Any) -> SurveyPart:
     """Return the counts."""
-    rows, after, now, *whole = reply
-    return SurveyPart(rows, after, now, whole)
+    rows, after, now, faults, *whole = reply
+    return SurveyPart(rows, after, now, [_fault(*row) for row in faults], whole)
 
 
 def survey_of(
-    requested: Sequence[str] | None, rows: Iterable[list[Any]], whole: Sequence[Any], now: int, *, scope: str
+    requested: Sequence[str] | None,
+    rows: Iterable[list[Any]],
+    faults: Sequence[FaultSurvey],
+    whole: Sequence[Any],
+    now: int,
+    *,
+    scope: str,
 ) -> Survey:
     """Return a survey of the queues asked for, or of all. `scope`: the scope of the partition's leader."""
     settings, discarded, workers, seen, schedules, leader, limits = whole
@@ -320,9 +353,34 @@ def survey_of(
         task_rates={name: rate for name, task in tasks.items() if (rate := task.rate) is not None},
         workers=_workers(dict(_pairs(workers)), dict(_pairs(seen)), now),
         schedules=tuple(sorted((decode_schedule(body) for body in schedules), key=lambda schedule: schedule.name)),
+        faults=tuple(faults),
         leaders=terms,
         swept_ago=None if swept_at is None else now - swept_at,
         now=now,
+    )
+
+
+def _fault(
+    queue: bytes,
+    name: bytes,
+    count: int,
+    first: int,
+    last: int,
+    newest: Sequence[bytes],
+    task: bytes,
+    reason: bytes | None,
+    error: bytes | None,
+) -> FaultSurvey:
+    return FaultSurvey(
+        queue=queue.decode(),
+        fault=name.decode(),
+        count=count,
+        first=first,
+        last=last,
+        newest=tuple((int(at), id_.decode()) for id_, at in _pairs(newest)),
+        task=task.decode(),
+        reason=None if reason is None else reason.decode(),
+        error=None if error is None else shown_error(decode_error(error)),
     )
 
 

@@ -149,6 +149,7 @@ class RareFields(Struct, omit_defaults=True, kw_only=True):
     redrives: int = 0
     error: str | None = None
     reason: str | None = None
+    fault: str | None = None
     progress: float | str | None = None
     progress_note: str | None = None
     data: str | None = None
@@ -528,6 +529,7 @@ def _with_rare_fields(job: JobRecord, rare: RareFields) -> JobRecord:
         redrives=rare.redrives,
         error=job.error if job.state is State.EXPIRED or rare.error is None else _error(rare.error),
         reason=rare.reason,
+        fault=rare.fault,
         progress=read_progress(rare.progress),
         progress_note=rare.progress_note,
         data=None if rare.data is None else rare.data.encode(),
@@ -585,6 +587,14 @@ def _or_none(number: float) -> int | None:
 
 
 _holder = lru_cache(256)(_read_holder)
+
+
+def decode_error(body: bytes) -> RecordedError | None:
+    """Return a stored error; None if it cannot be decoded."""
+    try:
+        return _error(body)
+    except _UNREADABLE:
+        return None
 
 
 def encode_error(error: RecordedError | None) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tenure.core.deduplication import GATHERED_LIMIT
+from tenure.core.fingerprint import NEWEST
 from tenure.core.lease import REAPER_LEASE
 from tenure.core.retention import EVENTS_KEPT, KEPT, TRIM_BATCH, KeepRule
 from tenure.core.schedule import AHEAD
@@ -24,6 +25,7 @@ CONSTANTS: Mapping[str, Constant] = {
     "EVENTS_KEPT": _rule(EVENTS_KEPT),
     "EVENT_LOAN": protocol.EVENT_LOAN,
     "EXPIRE_LIMIT": protocol.EXPIRE_LIMIT,
+    "FAULT_NEWEST": NEWEST,
     "GATHERED_LIMIT": GATHERED_LIMIT,
     "LOG_LINES_KEPT": protocol.LOG_LINES_KEPT,
     "LOOK_LIMIT": protocol.LOOK_LIMIT,

@@ -165,9 +165,9 @@ class RedisStorage:
         """See `Storage.find`."""
         return await (await self._opened()).find(query)
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
-        return await (await self._opened()).survey(queues)
+        return await (await self._opened()).survey(queues, faults=faults)
 
     async def events(
         self,

@@ -27,7 +27,18 @@ COLUMNS = (
     *("merge_key", "merge", "gathered", "gathered_bytes", "parked_under", "lease", "max_stalls", "start_grace"),
     *("renewed", "pinned", "policy", "fence", "settled_fence", "owner", "heard_at", "lease_until", "suspect_until"),
     *("run_until", "progress_until", "starts", "failures", "stalls", "releases", "cancel_at", "cancel_reason"),
-    *("cancel_by", "created", "started", "finished", "kept_until", "redrive_at", "redrives", "error", "reason"),
+    *(
+        "cancel_by",
+        "created",
+        "started",
+        "finished",
+        "kept_until",
+        "redrive_at",
+        "redrives",
+        "error",
+        "reason",
+        "fault",
+    ),
     *("progress", "progress_note", "schedule", "tick", "parent", "payload", "result", "quarantined"),
 )
 """The columns of `job` that a record is read from, in order."""

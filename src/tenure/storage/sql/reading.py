@@ -1,7 +1,7 @@
 """Reads that change nothing: job details, listings, the survey and the event log."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import merge
 from itertools import islice, takewhile
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.events import AnyEvent, EventsTrimmed
+from tenure.core.fingerprint import NEWEST, FaultSurvey
 from tenure.core.job import JobDetail, Owner, Ref
 from tenure.core.lifecycle import State
 from tenure.storage.cursors import age_of, place_of
@@ -27,7 +28,7 @@ from tenure.storage.protocol import (
 )
 from tenure.storage.sql import rates, rows, settings, unknown_tasks
 from tenure.storage.sql.columns import Row
-from tenure.storage.sql.lists import json_names
+from tenure.storage.sql.lists import json_names, json_rows
 from tenure.storage.sql.schedules import schedules
 from tenure.storage.sql.sweep import current_term
 from tenure.storage.sql.transaction import Transaction
@@ -56,8 +57,8 @@ def find(tx: Transaction, query: Query) -> Page:
     return Page(tuple(read_job(tx, row) for row in found), str(ends) if ends else None)
 
 
-def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
-    """Return job counts, queues and workers."""
+def survey(tx: Transaction, queues: Sequence[str], faults: int) -> Survey:
+    """Return job counts, queues, workers, and the most frequent faults."""
     now = tx.now
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for queue, state, jobs in tx.all("survey.counts"):
@@ -84,6 +85,7 @@ def survey(tx: Transaction, queues: Sequence[str]) -> Survey:
         task_rates={name: rate for name, task in sorted(tasks.items()) if (rate := task.rate) is not None},
         workers=tuple(_worker(row, now) for row in tx.all("survey.workers")),
         schedules=schedules(tx),
+        faults=_faults(tx, names, faults) if faults else (),
         leaders=terms,
         swept_ago=now - swept_at if swept_at is not None else None,
         now=now,
@@ -137,6 +139,17 @@ def lend_read_only(tx: Transaction, cursor: str | None, limit: int, reader: Even
     return page if page is not None and not page.events else None
 
 
+def _faults(tx: Transaction, queues: Sequence[str], limit: int) -> tuple[FaultSurvey, ...]:
+    """Return the faults of these queues with the most failed jobs."""
+    found = tx.all("survey.faults", {"queues": json_names(queues), "limit": limit})
+    newest: defaultdict[int, list[Row]] = defaultdict(list)
+    for number, *job in tx.all(
+        "survey.newest_of_faults", {"faults": json_rows([row[:2] for row in found]), "most": NEWEST}
+    ):
+        newest[number].append(tuple(job))
+    return tuple(rows.fault(row, newest[number]) for number, row in enumerate(found))
+
+
 def _detail(tx: Transaction, ref: Ref) -> JobDetail | None:
     row = tx.one("get.job", {"queue": ref.queue, "id": ref.id})
     if row is None and (answering := merged_into(tx, ref)) is not None:
@@ -162,6 +175,10 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         "tasks": _named(query.tasks),
         "reasons": _named(query.reasons),
         "tags": _named(query.tags),
+        "owner": query.owner,
+        "schedule": query.schedule,
+        "fault": query.fault,
+        "key": query.key,
         "created_after": query.created_after,
         "created_before": query.created_before,
         "ended_after": query.ended_after,
@@ -171,7 +188,7 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
         "limit": limit,
     }
     states = dict.fromkeys(query.states)
-    if query.merge is None and query.id is None and not states:
+    if query.merge is None and query.id is None and query.fault is None and not states:
         return _walk(tx, query, values)
     queues = dict.fromkeys(query.queues) if query.queues else [queue for (queue,) in tx.all("find.queues")]
     if query.merge is not None:
@@ -182,6 +199,8 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
     if query.id is not None:
         named = [row for queue in queues for row in tx.all("find.named", {**values, "queue": queue, "id": query.id})]
         return sorted((seq for seq, state in named if not states or state in states), reverse=True)[:limit], 0
+    if query.fault is not None:
+        return _of_fault(tx, query, values, queues) if State.FAILED in (states or (State.FAILED,)) else ([], 0)
     sources = [(queue, state) for queue in queues for state in states]
     looks = query.looks
     floor = 0
@@ -199,15 +218,26 @@ def _matches(tx: Transaction, query: Query, before: int, limit: int) -> tuple[li
             default=0,
         )
     pages = [
-        [
-            seq
-            for (seq,) in tx.all(
-                _UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value, "floor": floor}
-            )
-        ]
+        tx.all(_UNFINISHED.get(state, "find.over"), {**values, "queue": queue, "state": state.value, "floor": floor})
         for queue, state in sources
     ]
-    return list(islice(takewhile(lambda seq: seq >= floor, merge(*pages, reverse=True)), limit)), floor
+    return _merged(pages, limit, floor), floor
+
+
+def _of_fault(tx: Transaction, query: Query, values: dict[str, Any], queues: Iterable[str]) -> tuple[list[int], int]:
+    """Return the newest matches among the failed jobs that have a fault."""
+    sources = [{**values, "queue": queue} for queue in queues]
+    floor = 0
+    if query.looks is not None:
+        floor = max((_floor(tx, "find.floor_fault", {**source, "looks": query.looks}) for source in sources), default=0)
+    pages = [tx.all("find.of_fault", {**source, "floor": floor}) for source in sources]
+    return _merged(pages, values["limit"], floor), floor
+
+
+def _merged(pages: Sequence[Sequence[Row]], limit: int, floor: int) -> list[int]:
+    """Return the first seqs of several listings, down to a floor."""
+    seqs = (seq for (seq,) in merge(*pages, reverse=True))
+    return list(islice(takewhile(lambda seq: seq >= floor, seqs), limit))
 
 
 def _walk(tx: Transaction, query: Query, values: dict[str, Any]) -> tuple[list[int], int]:

@@ -1,6 +1,6 @@
 """Converts between records and table rows of jobs, runs, log lines and events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +10,7 @@ from msgspec import structs
 from tenure.core.deduplication import merge_name
 from tenure.core.document import read_progress, stored_progress
 from tenure.core.events import AnyEvent, from_log, stamped
+from tenure.core.fingerprint import FaultSurvey, shown_error
 from tenure.core.frames import framed
 from tenure.core.job import (
     CollectKey,
@@ -287,6 +288,7 @@ def _record(row: Row) -> JobRecord:
         redrives,
         error,
         reason,
+        fault,
         progress,
         progress_note,
         schedule,
@@ -354,6 +356,7 @@ def _record(row: Row) -> JobRecord:
         result=result,
         error=_error(error) if error else None,
         reason=reason,
+        fault=fault,
         progress=progress if progress is None else read_progress(progress),
         progress_note=progress_note,
         data=data,
@@ -361,6 +364,27 @@ def _record(row: Row) -> JobRecord:
         schedule=schedule,
         tick=tick,
         parent=parent,
+    )
+
+
+def fault(row: Row, newest: Sequence[Row]) -> FaultSurvey:
+    """Return the fault in a row. `newest`: the end, id, task, reason and error of each job that it names."""
+    queue, name, jobs, first, last = row
+    _, _, task, reason, error = newest[0]
+    try:
+        shown = shown_error(_error(error)) if error else None
+    except UNREADABLE:
+        shown = None
+    return FaultSurvey(
+        queue=queue,
+        fault=name,
+        count=jobs,
+        first=first,
+        last=last,
+        newest=tuple(job[:2] for job in newest),
+        task=task,
+        reason=reason,
+        error=shown,
     )
 
 

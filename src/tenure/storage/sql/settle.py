@@ -208,7 +208,7 @@ def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pend
     charged = tuple(int(charge == name) for name in ("failures", "stalls", "releases"))
     ended = settlement.ended.ended, cause, detail
     match settlement.decision:
-        case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after):
+        case Finish(state=state, result=result, keep=keep, redrive_after=redrive_after, fault=fault):
             tx.count_move(ref.queue, left="active", to=state.value)
             if keep is not None and state is State.COMPLETED:
                 tx.count_move(ref.queue, to="kept")
@@ -217,7 +217,7 @@ def _collect(tx: Transaction, settlement: Settlement, seq: int, boost: int, pend
             kept_until = None if keep is None else tx.now + keep
             redrive_at = None if redrive_after is None else tx.now + redrive_after
             place = pending.results.add(result)
-            pending.finished.append((*run, state.value, kept_until, redrive_at, *place, *why, *charged, *ended))
+            pending.finished.append((*run, state.value, kept_until, redrive_at, *place, *why, fault, *charged, *ended))
         case PutBack(after=after, quarantine=quarantine, put_back_used=put_back_used, until_known=until_known):
             tx.count_move(ref.queue, left="active", to="delayed" if after else "waiting")
             parked_under = _park_until_known(tx, ref) if until_known else None

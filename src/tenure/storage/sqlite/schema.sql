@@ -69,6 +69,7 @@ CREATE TABLE tenure_job (
     redrives INTEGER NOT NULL DEFAULT 0,
     error TEXT,
     reason TEXT,
+    fault TEXT,
     -- A number, or JSON text.
     progress ANY,
     progress_note TEXT,
@@ -144,6 +145,10 @@ CREATE INDEX tenure_job_kept ON tenure_job (kept_until, queue, id)
 
 CREATE INDEX tenure_job_redrive ON tenure_job (redrive_at, queue, id)
     WHERE redrive_at IS NOT NULL;
+
+-- The failed jobs by their faults. The instant answers when each fault began and when it last occurred.
+CREATE INDEX tenure_job_fault ON tenure_job (queue, fault, finished)
+    WHERE fault IS NOT NULL;
 
 -- Unfinished jobs that a later call may be merged into, by their key. Queries skip jobs that are full.
 CREATE INDEX tenure_job_merge ON tenure_job (queue, merge_key, gathered, seq)

@@ -233,10 +233,10 @@ class SQLiteStorage:
         await self._require_open()
         return await self._reading.read(lambda tx: reading.find(tx, query))
 
-    async def survey(self, queues: Sequence[str] = ()) -> Survey:
+    async def survey(self, queues: Sequence[str] = (), *, faults: int = 0) -> Survey:
         """See `Storage.survey`."""
         await self._require_open()
-        return await self._reading.read(lambda tx: reading.survey(tx, queues))
+        return await self._reading.read(lambda tx: reading.survey(tx, queues, faults))
 
     async def events(
         self,

@@ -71,6 +71,7 @@ CREATE TABLE job (
     redrives bigint NOT NULL DEFAULT 0,
     error text,
     reason text,
+    fault text COLLATE "C",
     -- A number, or an object.
     progress json,
     progress_note text,
@@ -176,6 +177,8 @@ BEGIN
         'WHERE (kept_until IS NULL OR state <> ''completed'') AND redrive_at IS NULL',
         name || '_ended', name
     );
+    -- The failed jobs by their faults. The instant answers when each fault began and when it last occurred.
+    EXECUTE format('CREATE INDEX %I ON %I (queue, fault, finished) WHERE fault IS NOT NULL', name || '_fault', name);
     EXECUTE format('CREATE INDEX %I ON %I (kept_until, queue, id) WHERE kept_until IS NOT NULL', name || '_kept', name);
     EXECUTE format(
         'CREATE INDEX %I ON %I (redrive_at, queue, id) WHERE redrive_at IS NOT NULL', name || '_redrive', name

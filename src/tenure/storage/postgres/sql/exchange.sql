@@ -53,7 +53,7 @@ RETURNING job.queue, job.id, job.seq, job.keys;
 -- name: finish
 -- Ends the given runs, each if it is the current one.
 -- Parameters: runs (a list of seq, fence, state, kept_until, redrive_at, start and length of the result in `results`,
--- error, reason, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
+-- error, reason, fault, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
 UPDATE job
    SET day = day_of(:now),
        state = run.state,
@@ -63,6 +63,7 @@ UPDATE job
        result = substr(:results, run.start, run.length),
        error = run.error,
        reason = run.reason,
+       fault = run.fault,
        failures = job.failures + run.failures,
        stalls = job.stalls + run.stalls,
        releases = job.releases + run.releases,
@@ -90,12 +91,13 @@ UPDATE job
               (value ->> 6)::integer AS length,
               value ->> 7 AS error,
               value ->> 8 AS reason,
-              (value ->> 9)::bigint AS failures,
-              (value ->> 10)::bigint AS stalls,
-              (value ->> 11)::bigint AS releases,
-              value ->> 12 AS ended,
-              value ->> 13 AS why,
-              value ->> 14 AS detail
+              value ->> 9 AS fault,
+              (value ->> 10)::bigint AS failures,
+              (value ->> 11)::bigint AS stalls,
+              (value ->> 12)::bigint AS releases,
+              value ->> 13 AS ended,
+              value ->> 14 AS why,
+              value ->> 15 AS detail
          FROM jsonb_array_elements(:runs::jsonb) AS listed (value)
  ) AS run
  WHERE job.day = 0
@@ -239,7 +241,8 @@ SELECT json_agg(
               AND num_nonnulls(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
                      suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
-                     kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick, parent, result
+                     kept_until, redrive_at, error, reason, fault, progress, progress_note, schedule, tick, parent,
+                     result
               ) = 0
               )::integer AS plain
          FROM job_live

@@ -1,7 +1,21 @@
 -- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
 -- whose own lifetime is over counts as deleted, even before a sweep.
--- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
--- ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
+-- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
+-- created_after, created_before, ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
+
+-- fragment: conditions
+   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
+   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
+   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
+   AND (:owner::text IS NULL OR owner = :owner)
+   AND (:schedule::text IS NULL OR schedule = :schedule)
+   AND (:fault::text IS NULL OR fault = :fault)
+   AND (:key::text IS NULL OR :key IN (SELECT key_names(keys)))
+   AND (:created_after::bigint IS NULL OR created >= :created_after)
+   AND (:created_before::bigint IS NULL OR created < :created_before)
+   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
+   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
 
 -- name: queues
 SELECT queue FROM tally GROUP BY queue;
@@ -20,6 +34,16 @@ SELECT seq
  ORDER BY seq DESC
  LIMIT 1 OFFSET :looks - 1;
 
+-- name: floor_fault
+SELECT seq
+  FROM job
+ WHERE day > 0
+   AND queue = :queue
+   AND fault = :fault
+   AND seq < :before
+ ORDER BY seq DESC
+ LIMIT 1 OFFSET :looks - 1;
+
 -- name: all
 SELECT seq
   FROM job
@@ -27,14 +51,7 @@ SELECT seq
    AND seq >= :floor
    AND (:queues::text IS NULL OR queue = ANY (names_in(:queues)))
    AND (:states::text IS NULL OR state = ANY (names_in(:states)))
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -42,14 +59,8 @@ SELECT seq
 SELECT seq, state
   FROM job_named(:queue, :id)
  WHERE seq < :before
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now);
+-- include: conditions
+;
 
 -- name: merging
 -- Unfinished jobs with a key, in the given states (a JSON list or NULL).
@@ -61,13 +72,7 @@ SELECT seq
    AND seq < :before
    AND (:id::text IS NULL OR id = :id)
    AND (:states::text IS NULL OR state = ANY (names_in(:states)))
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND :ended_after::bigint IS NULL
-   AND :ended_before::bigint IS NULL
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -77,14 +82,7 @@ SELECT seq
  WHERE queue = :queue
    AND state = 'waiting'
    AND seq < :before
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -94,14 +92,7 @@ SELECT seq
  WHERE queue = :queue
    AND state = 'delayed'
    AND seq < :before
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -111,14 +102,7 @@ SELECT seq
  WHERE queue = :queue
    AND state = 'active'
    AND seq < :before
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -130,13 +114,18 @@ SELECT seq
    AND state = :state
    AND seq < :before
    AND seq >= :floor
-   AND (:tasks::text IS NULL OR task = ANY (names_in(:tasks)))
-   AND (:reasons::text IS NULL OR reason = ANY (names_in(:reasons)))
-   AND (:tags::text IS NULL OR names_in(tags) @> names_in(:tags))
-   AND (:created_after::bigint IS NULL OR created >= :created_after)
-   AND (:created_before::bigint IS NULL OR created < :created_before)
-   AND (:ended_after::bigint IS NULL OR finished >= :ended_after)
-   AND (:ended_before::bigint IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: of_fault
+SELECT seq
+  FROM job
+ WHERE day > 0
+   AND queue = :queue
+   AND fault = :fault
+   AND seq < :before
+   AND seq >= :floor
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;

@@ -7,7 +7,7 @@ INSERT INTO job (
     expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes,
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
-    error, reason, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
+    error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
     data, data_number, day
 )
 SELECT
@@ -16,7 +16,7 @@ SELECT
     :rates, :merge_key, :merge, :gathered, :gathered_bytes, :lease, :max_stalls, :start_grace, :renewed,
     :pinned, :policy, :fence, :settled_fence, :starts, :failures, :stalls, :releases, :cancel_at::bigint,
     :cancel_reason, :cancel_by, :created, :started::bigint, :finished::bigint, :kept_until::bigint,
-    :redrive_at::bigint, :redrives, :error, :reason, :progress::text::json, :progress_note, :schedule,
+    :redrive_at::bigint, :redrives, :error, :reason, :fault, :progress::text::json, :progress_note, :schedule,
     :tick::bigint, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number,
     CASE WHEN :finished::bigint IS NULL THEN 0 ELSE day_of(:finished::bigint) END
  WHERE NOT EXISTS (SELECT 1 FROM job_named(:queue, :id))

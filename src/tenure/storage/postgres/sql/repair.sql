@@ -54,6 +54,7 @@ UPDATE job
        redrives = :redrives,
        error = :error,
        reason = :reason,
+       fault = :fault,
        progress = :progress::text::json,
        progress_note = :progress_note,
        schedule = :schedule,

@@ -38,6 +38,7 @@ UPDATE job
        kept_until = NULL,
        error = :error,
        reason = NULL,
+       fault = NULL,
        progress = NULL,
        progress_note = NULL
  WHERE day > 0

@@ -23,6 +23,35 @@ SELECT min(run_at)
         LIMIT :limit
  ) AS first;
 
+-- name: faults
+-- The faults of the given queues (a list) with the most failed jobs: queue, fault, number of jobs, and when the first
+-- and the last of them failed.
+SELECT queue, fault, count(*) AS jobs, min(finished), max(finished) AS last
+  FROM job
+ WHERE day > 0
+   AND fault IS NOT NULL
+   AND queue = ANY (names_in(:queues))
+ GROUP BY queue, fault
+ ORDER BY jobs DESC, last DESC, queue, fault
+ LIMIT :limit;
+
+-- name: newest_of_faults
+-- Returns the jobs of each fault that failed last, the last one first: the fault's number in the list, and of the job
+-- its end, id, task, reason and error.
+-- Parameters: faults (a list of queue and fault), most (jobs of a fault).
+SELECT number - 1, newest.finished, newest.id, newest.task, newest.reason, newest.error
+  FROM jsonb_array_elements(:faults::jsonb) WITH ORDINALITY AS listed (value, number)
+ CROSS JOIN LATERAL (
+       SELECT id, task, reason, error, finished
+         FROM job
+        WHERE day > 0
+          AND queue = listed.value ->> 0
+          AND fault = listed.value ->> 1
+        ORDER BY finished DESC, id DESC
+        LIMIT :most
+ ) AS newest
+ ORDER BY number, newest.finished DESC, newest.id DESC;
+
 -- name: schedules
 SELECT body FROM schedule ORDER BY name;
 

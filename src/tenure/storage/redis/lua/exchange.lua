@@ -8,9 +8,9 @@
 --   tasks     the place of the argument that lists, as msgpack, each task that the owner knows with its payload's
 --             newest version
 --   place     how far the earlier calls of this claim got: {number of the queue, jobs promoted there, jobs examined}
--- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, after, quarantine,
--- put_back_used, until_known, ended, events, limit}. `state` finishes the job. `after` puts it back, perhaps into quarantine,
--- or parked until a worker knows the task. `events` is a list of {body, name, by}; `by`: the event names an actor.
+-- A settlement is {ref, fence, state, result, error, reason, charge, keep, redrive_after, fault, after, quarantine,
+-- put_back_used, until_known, ended, events, limit}. `state` finishes the job. `after` puts it back, perhaps into
+-- quarantine, or parked until a worker knows the task. `events` is a list of {body, name, by}; `by`: the event names an actor.
 -- Settlements that only complete jobs can come as a group: {queue, ids, fences, ended, keep, first}. The event and the
 -- result of each are arguments of the script, from place `first` on.
 -- Answer: {verdicts, leases, left, next_due, place, seen}.

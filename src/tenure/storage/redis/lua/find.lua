@@ -2,12 +2,13 @@
 -- requires: record
 -- find: return one page of a listing, newest first, as far as one call gets.
 --
--- Request: {queues, after, span, states, tasks, reasons, tags, created_after, created_before, ended_after,
--- ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of the partition's queues, those after the number `after`. `before`,
--- `above`: only jobs with sequence numbers between these.
+-- Request: {queues, after, span, states, tasks, reasons, tags, owner, key, schedule, fault, created_after,
+-- created_before, ended_after, ended_before, id, merge, before, above, limit}. Without `queues`, it looks in `span` of
+-- the partition's queues, those after the number `after`. `before`, `above`: only jobs with sequence numbers between
+-- these.
 -- Answer: {found, looked_to, next}. An entry of `found` is {made, ref, record, payload, result}. `looked_to`: there may
 -- be more jobs with numbers below this, or false. `next`: the number after which there are more queues, or false.
-local LOOKS, BYTES, MOST_AT_ONCE = 150, 2097152, 64
+local LOOKS, BYTES, MOST_AT_ONCE, SORTED = 150, 2097152, 64, 5000
 local STATES = { 'delayed', 'waiting', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 local function set_of(names)
@@ -35,6 +36,15 @@ local function has_tags(job)
   return true
 end
 
+local function names_key(job)
+  for _, held in ipairs(job.keys) do
+    if held[1] == REQUEST.key then
+      return true
+    end
+  end
+  return false
+end
+
 local function created_between(job)
   return (REQUEST.created_after or -math.huge) <= job.created and job.created < (REQUEST.created_before or math.huge)
 end
@@ -56,6 +66,10 @@ local function asked_for(job)
     and (not tasks or tasks[job.task])
     and (not reasons or reasons[job.reason or false])
     and (not REQUEST.tags or has_tags(job))
+    and (not REQUEST.owner or job.owner == REQUEST.owner)
+    and (not REQUEST.key or names_key(job))
+    and (not REQUEST.schedule or job.schedule == REQUEST.schedule)
+    and (not REQUEST.fault or job.fault == REQUEST.fault)
     and created_between(job)
     and ended_between(job)
     and (not REQUEST.id or job.id == REQUEST.id)
@@ -210,6 +224,49 @@ local function ended(queues)
   return refs
 end
 
+-- The failed jobs with the requested fault, newest first: their sequence numbers, and their refs by these. nil if there
+-- are too many to sort.
+local function of_fault(queues)
+  local many = 0
+  for _, queue in ipairs(queues) do
+    many = many + call('ZCARD', key('failed', pair(queue, REQUEST.fault)))
+  end
+  if many > SORTED then
+    return nil
+  end
+  local numbers, refs = {}, {}
+  for _, queue in ipairs(queues) do
+    local ids = call('ZRANGE', key('failed', pair(queue, REQUEST.fault)), 0, -1)
+    for at, made in ipairs(#ids > 0 and call('ZMSCORE', key('in', pair(queue, 'failed')), unpack(ids)) or {}) do
+      made = tonumber(made or '')
+      if made and made < (REQUEST.before or math.huge) and made > (REQUEST.above or 0) then
+        numbers[#numbers + 1], refs[made] = made, pair(queue, ids[at])
+      end
+    end
+  end
+  table.sort(numbers, function(one, other)
+    return one > other
+  end)
+  return numbers, refs
+end
+
+-- Look at jobs in this order, as far as one call gets. Return the matching ones.
+local function look_in_order(numbers, refs)
+  local found = {}
+  for at, made in ipairs(numbers) do
+    if #found >= REQUEST.limit then
+      break
+    elseif at > LOOKS or bytes > BYTES then
+      return found, made + 1
+    end
+    local job = Record.get(refs[made])
+    if job and asked_for(job) then
+      found[#found + 1] = shown(job)
+    end
+  end
+  return found, false
+end
+
 -- The refs that the requested id may have: one in each queue.
 local function named(queues)
   local refs = {}
@@ -241,14 +298,18 @@ local function look_at(refs)
 end
 
 local queues, more = queues_asked_for()
-local refs
+local refs, numbers
 if REQUEST.id then
   refs = named(queues)
+elseif REQUEST.fault then
+  numbers, refs = of_fault(queues)
 elseif not REQUEST.merge then
   refs = ended(queues)
 end
 local found, looked_to
-if refs then
+if numbers then
+  found, looked_to = look_in_order(numbers, refs)
+elseif refs then
   found, looked_to = look_at(refs)
 else
   found, looked_to = look_through(queues)

@@ -2,11 +2,14 @@
 -- requires: record, limits
 -- survey: count the jobs of queues, some queues at a time, by the sizes of indexes; `whole`: return other data, too.
 --
--- Request: {queues, after, span, whole}. Without `queues`, it counts `span` of the partition's queues, those after the
--- number `after`.
--- Answer: {rows, next, now[, settings, discarded, workers, seen, schedules, leader, limits]}. A row is {queue, number of ready
--- jobs, since when the longest-waiting job waits or false, unknown tasks, number of jobs in each state ...}. `next`:
--- the number after which there are more queues, or false. The fields after `now` are the raw contents of these keys.
+-- Request: {queues, after, span, whole, faults}. Without `queues`, it counts `span` of the partition's queues, those
+-- after the number `after`. `faults`: how many faults of these queues to return.
+-- Answer: {rows, next, now, faults[, settings, discarded, workers, seen, schedules, leader, limits]}. A row is {queue,
+-- number of ready jobs, since when the longest-waiting job waits or false, unknown tasks, number of jobs in each state
+-- ...}. `next`: the number after which there are more queues, or false. A fault is {queue, fault, number of its jobs, when
+-- the first and the last of them ended, the newest by id and end, and the task, reason and error of the last}. The fields
+-- after `faults` are the raw contents of these keys.
+-- constants: FAULT_NEWEST
 local STATES = { 'delayed', 'waiting', 'again', 'active', 'completed', 'failed', 'cancelled', 'expired' }
 
 -- Since when the longest-waiting job of a queue has been waiting.
@@ -49,6 +52,52 @@ local function row_of(queue)
   return row
 end
 
+-- How many faults of a queue are compared.
+local COMPARED = 1000
+
+local function entry(queue, place)
+  local index = key('failed', place)
+  local count = call('ZCARD', index)
+  if count == 0 then
+    return nil
+  end
+  local first = call('ZRANGE', index, 0, 0, 'WITHSCORES')[2]
+  local last = call('ZRANGE', index, -1, -1, 'WITHSCORES')[2]
+  return { queue = queue, place = place, count = count, first = tonumber(first), last = tonumber(last) }
+end
+
+local function by_frequency(one, other)
+  if one.count ~= other.count then
+    return one.count > other.count
+  elseif one.last ~= other.last then
+    return one.last > other.last
+  end
+  return one.place < other.place
+end
+
+-- Return the faults of these queues with the most jobs, at most `limit`: for each its queue and name, the number of its
+-- jobs, when the first and the last of them ended, the ids of the newest, and the task, reason and error of the last.
+local function faults_of(queues, limit)
+  local found = {}
+  for _, queue in ipairs(queues) do
+    local from, to = '[' .. pair(queue, ''), '(' .. queue .. '\1'
+    for _, place in ipairs(call('ZRANGEBYLEX', key('faults'), from, to, 'LIMIT', 0, COMPARED)) do
+      found[#found + 1] = entry(queue, place)
+    end
+  end
+  table.sort(found, by_frequency)
+  local rows = {}
+  for number = 1, min(limit, #found) do
+    local fault = found[number]
+    local queue, name = parts_of(fault.place)
+    local newest = call('ZREVRANGE', key('failed', fault.place), 0, FAULT_NEWEST - 1, 'WITHSCORES')
+    local job = Record.get_in(queue, newest[1]) or {}
+    rows[number] = { queue, name, fault.count, fault.first, fault.last, newest }
+    rows[number][7], rows[number][8], rows[number][9] = job.task or '', job.reason or false, job.error or false
+  end
+  return rows
+end
+
 local rows, more = {}, false
 if REQUEST.queues then
   for number, queue in ipairs(REQUEST.queues) do
@@ -62,13 +111,19 @@ else
   end
   more = #rows * 2 < #some and tonumber(some[#rows * 2])
 end
+local names = {}
+for number, row in ipairs(rows) do
+  names[number] = row[1]
+end
+local faults = REQUEST.faults and faults_of(names, REQUEST.faults) or {}
 if not REQUEST.whole then
-  return { rows, more, NOW }
+  return { rows, more, NOW, faults }
 end
 return {
   rows,
   more,
   NOW,
+  faults,
   call('HGETALL', key('settings')),
   call('HGETALL', key('discarded')),
   call('HGETALL', key('workers')),

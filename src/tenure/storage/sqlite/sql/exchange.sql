@@ -98,7 +98,7 @@ RETURNING queue, id, seq, CAST(keys AS BLOB);
 -- name: finish
 -- Ends the given runs, each if it is the current one.
 -- Parameters: runs (a list of seq, fence, state, kept_until, redrive_at, start and length of the result in `results`,
--- error, reason, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
+-- error, reason, fault, failures, stalls, releases, and how the run ended, why, and the detail), results, owner, now.
 UPDATE tenure_job
    SET state = run.state,
        finished = :now,
@@ -107,6 +107,7 @@ UPDATE tenure_job
        result = substr(:results, run.start, run.length),
        error = run.error,
        reason = run.reason,
+       fault = run.fault,
        failures = tenure_job.failures + run.failures,
        stalls = tenure_job.stalls + run.stalls,
        releases = tenure_job.releases + run.releases,
@@ -134,12 +135,13 @@ UPDATE tenure_job
               value ->> 6 AS length,
               value ->> 7 AS error,
               value ->> 8 AS reason,
-              value ->> 9 AS failures,
-              value ->> 10 AS stalls,
-              value ->> 11 AS releases,
-              value ->> 12 AS ended,
-              value ->> 13 AS why,
-              value ->> 14 AS detail
+              value ->> 9 AS fault,
+              value ->> 10 AS failures,
+              value ->> 11 AS stalls,
+              value ->> 12 AS releases,
+              value ->> 13 AS ended,
+              value ->> 14 AS why,
+              value ->> 15 AS detail
          FROM json_each(:runs)
  ) AS run
  WHERE tenure_job.seq = run.seq
@@ -282,7 +284,8 @@ SELECT json_group_array(
               AND coalesce(
                      fair_key, ttl, expires_at, deadline, heartbeat_timeout, merge_key, owner, heard_at, lease_until,
                      suspect_until, run_until, progress_until, cancel_at, cancel_reason, cancel_by, started, finished,
-                     kept_until, redrive_at, error, reason, progress, progress_note, schedule, tick, parent, result
+                     kept_until, redrive_at, error, reason, fault, progress, progress_note, schedule, tick, parent,
+                     result
               ) IS NULL AS plain
          FROM tenure_job INDEXED BY tenure_job_ready
         WHERE queue = :queue

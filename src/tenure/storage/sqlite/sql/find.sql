@@ -1,7 +1,35 @@
 -- find: one page of a listing, newest first, as seqs. There is one statement for each index that can answer. A job
 -- whose own lifetime is over counts as deleted, even before a sweep.
--- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); created_after, created_before,
--- ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
+-- Parameters: queue, state, id; tasks, reasons, tags (each a JSON list or NULL); owner, schedule, fault, key;
+-- created_after, created_before, ended_after, ended_before; now; before and floor (seqs; floor is included), limit.
+
+-- fragment: conditions
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
+   AND (
+       :tags IS NULL
+       OR NOT EXISTS (
+              SELECT 1
+                FROM json_each(:tags) AS listed
+               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
+       )
+   )
+   AND (:owner IS NULL OR owner = :owner)
+   AND (:schedule IS NULL OR schedule = :schedule)
+   AND (:fault IS NULL OR fault = :fault)
+   AND (
+       :key IS NULL
+       OR EXISTS (
+              SELECT 1
+                FROM json_each(iif(json_valid(keys), keys, '[]')) AS named
+               WHERE named.value ->> 'name' = :key
+       )
+   )
+   AND (:created_after IS NULL OR created >= :created_after)
+   AND (:created_before IS NULL OR created < :created_before)
+   AND (:ended_after IS NULL OR finished >= :ended_after)
+   AND (:ended_before IS NULL OR finished < :ended_before)
+   AND (kept_until IS NULL OR kept_until > :now)
 
 -- name: queues
 SELECT queue FROM tenure_tally GROUP BY queue;
@@ -20,6 +48,15 @@ SELECT seq
  ORDER BY seq DESC
  LIMIT 1 OFFSET :looks - 1;
 
+-- name: floor_fault
+SELECT seq
+  FROM tenure_job
+ WHERE queue = :queue
+   AND fault = :fault
+   AND seq < :before
+ ORDER BY seq DESC
+ LIMIT 1 OFFSET :looks - 1;
+
 -- name: all
 SELECT seq
   FROM tenure_job
@@ -27,21 +64,7 @@ SELECT seq
    AND seq >= :floor
    AND (:queues IS NULL OR queue IN (SELECT value FROM json_each(:queues)))
    AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -51,21 +74,8 @@ SELECT seq, state
  WHERE queue = :queue
    AND id = :id
    AND seq < :before
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now);
+-- include: conditions
+;
 
 -- name: merging
 -- Unfinished jobs with a key, in the given states (a JSON list or NULL).
@@ -78,20 +88,7 @@ SELECT seq
    AND seq < :before
    AND (:id IS NULL OR id = :id)
    AND (:states IS NULL OR state IN (SELECT value FROM json_each(:states)))
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND :ended_after IS NULL
-   AND :ended_before IS NULL
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -101,21 +98,7 @@ SELECT seq
  WHERE queue = :queue
    AND state = 'waiting'
    AND seq < :before
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -125,21 +108,7 @@ SELECT seq
  WHERE queue = :queue
    AND state = 'delayed'
    AND seq < :before
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -154,21 +123,7 @@ SELECT seq
  )
    AND +queue = :queue
    AND seq < :before
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;
 
@@ -180,20 +135,17 @@ SELECT seq
    AND finished IS NOT NULL
    AND seq < :before
    AND seq >= :floor
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
-   AND (:reasons IS NULL OR reason IN (SELECT value FROM json_each(:reasons)))
-   AND (
-       :tags IS NULL
-       OR NOT EXISTS (
-              SELECT 1
-                FROM json_each(:tags) AS listed
-               WHERE listed.value NOT IN (SELECT value FROM json_each(iif(json_valid(tags), tags, '[]')))
-       )
-   )
-   AND (:created_after IS NULL OR created >= :created_after)
-   AND (:created_before IS NULL OR created < :created_before)
-   AND (:ended_after IS NULL OR finished >= :ended_after)
-   AND (:ended_before IS NULL OR finished < :ended_before)
-   AND (kept_until IS NULL OR kept_until > :now)
+-- include: conditions
+ ORDER BY seq DESC
+ LIMIT :limit;
+
+-- name: of_fault
+SELECT seq
+  FROM tenure_job INDEXED BY tenure_job_fault
+ WHERE queue = :queue
+   AND fault = :fault
+   AND seq < :before
+   AND seq >= :floor
+-- include: conditions
  ORDER BY seq DESC
  LIMIT :limit;

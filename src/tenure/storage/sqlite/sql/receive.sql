@@ -7,7 +7,7 @@ INSERT INTO tenure_job (
     expires_at, timeout, deadline, heartbeat_timeout, keys, rates, merge_key, merge, gathered, gathered_bytes,
     lease, max_stalls, start_grace, renewed, pinned, policy, fence, settled_fence, starts, failures, stalls,
     releases, cancel_at, cancel_reason, cancel_by, created, started, finished, kept_until, redrive_at, redrives,
-    error, reason, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
+    error, reason, fault, progress, progress_note, schedule, tick, parent, payload, result, quarantined, put_back_used,
     data, data_number
 )
 VALUES (
@@ -15,7 +15,7 @@ VALUES (
     :ttl, :expires_at, :timeout, :deadline, :heartbeat_timeout, :keys, :rates, :merge_key, :merge, :gathered,
     :gathered_bytes, :lease, :max_stalls, :start_grace, :renewed, :pinned, :policy, :fence, :settled_fence,
     :starts, :failures, :stalls, :releases, :cancel_at, :cancel_reason, :cancel_by, :created, :started,
-    :finished, :kept_until, :redrive_at, :redrives, :error, :reason, :progress, :progress_note, :schedule,
+    :finished, :kept_until, :redrive_at, :redrives, :error, :reason, :fault, :progress, :progress_note, :schedule,
     :tick, :parent, :payload, :result, :quarantined, :put_back_used, :data, :data_number
 )
 ON CONFLICT (queue, id) DO NOTHING;

@@ -54,6 +54,7 @@ UPDATE tenure_job
        redrives = :redrives,
        error = :error,
        reason = :reason,
+       fault = :fault,
        progress = :progress,
        progress_note = :progress_note,
        schedule = :schedule,

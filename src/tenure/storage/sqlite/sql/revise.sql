@@ -35,6 +35,7 @@ UPDATE tenure_job
        kept_until = NULL,
        error = :error,
        reason = NULL,
+       fault = NULL,
        progress = NULL,
        progress_note = NULL
  WHERE seq = :seq;

@@ -23,6 +23,34 @@ SELECT min(run_at)
         LIMIT :limit
  );
 
+-- name: faults
+-- The faults of the given queues (a list) with the most failed jobs: queue, fault, number of jobs, and when the first
+-- and the last of them failed.
+SELECT queue, fault, count(*) AS jobs, min(finished), max(finished) AS last
+  FROM tenure_job INDEXED BY tenure_job_fault
+ WHERE fault IS NOT NULL
+   AND queue IN (SELECT value FROM json_each(:queues))
+ GROUP BY queue, fault
+ ORDER BY jobs DESC, last DESC, queue, fault
+ LIMIT :limit;
+
+-- name: newest_of_faults
+-- Returns the jobs of each fault that failed last, the last one first: the fault's number in the list, and of the job
+-- its end, id, task, reason and error.
+-- Parameters: faults (a list of queue and fault), most (jobs of a fault).
+SELECT listed.key, tenure_job.finished, tenure_job.id, tenure_job.task, tenure_job.reason, tenure_job.error
+  FROM json_each(:faults) AS listed
+ CROSS JOIN tenure_job
+    ON tenure_job.seq IN (
+       SELECT newest.seq
+         FROM tenure_job AS newest INDEXED BY tenure_job_fault
+        WHERE newest.queue = listed.value ->> 0
+          AND newest.fault = listed.value ->> 1
+        ORDER BY newest.finished DESC, newest.id DESC
+        LIMIT :most
+ )
+ ORDER BY listed.key, tenure_job.finished DESC, tenure_job.id DESC;
+
 -- name: schedules
 SELECT body FROM tenure_schedule ORDER BY name;
 

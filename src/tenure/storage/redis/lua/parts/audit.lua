@@ -55,6 +55,9 @@ local function check_registers(job, found, repairs)
       has('unknown:' .. queue, job.parked_under, 0)
     end
   end
+  if job.fault then
+    has('faults', pair(queue, job.fault), 0)
+  end
   if not TERMINAL[job.state] then
     for _, held in ipairs(job.keys) do
       if call('HSETNX', key('limits', queue), held[1], held[2]) == 1 then
@@ -252,7 +255,7 @@ local function live(number)
   return key(at % 2 == 0 and 'slots' or 'parked', place), in_queue((parts_of(place)))
 end
 
--- The other round: all other indexes, queue by queue.
+-- The other round: all other indexes, queue by queue, then fault by fault.
 local function rest(number)
   if number <= #REST then
     return key(REST[number]), itself
@@ -261,7 +264,12 @@ local function rest(number)
   local at = number - #REST - 1
   local queue = call('ZRANGE', key('queues'), floor(at / each), floor(at / each))[1]
   if not queue then
-    return nil
+    local fault = at - each * call('ZCARD', key('queues'))
+    local place = call('ZRANGE', key('faults'), fault, fault)[1]
+    if not place then
+      return nil
+    end
+    return key('failed', place), in_queue((parts_of(place)))
   end
   local nth = at % each + 1
   local kind = OF_QUEUE[nth]

@@ -1,4 +1,4 @@
--- requires: prelude, record_format, record_codec, settings
+-- requires: prelude, record_format, record_codec, settings, faults
 -- Deletes many finished jobs at once: the keys of all with one command, and their entries of each index with one
 -- command. The sweep does so, and each script that completes jobs of a queue that keeps too many (KeepRule.most in
 -- core/retention.py).
@@ -61,17 +61,17 @@ for marks = RecordFormat.PLAIN + RecordFormat.RAN, 255, 2 do
   end
 end
 
--- Append to `words` all keys that a job may have. Return false for a job that may have merged calls, or whose record is
--- unexpected: it must be deleted by itself.
+-- Append to `words` all keys that a job may have, and return the job. Return nil for a job that may have merged calls, or
+-- whose record is unexpected: it must be deleted by itself.
 local function put_keys(words, ref, body, state)
   local readable, job = pcall(RecordCodec.decode, body or '')
   if not readable or string.byte(body, 2) ~= state or job.merge and job.merge.type ~= 'unique' then
-    return false
+    return nil
   end
   for _, kind in ipairs({ 'job', 'load', 'result', 'runs', 'log', 'data' }) do
     words[#words + 1] = key(kind, ref)
   end
-  return true
+  return job
 end
 
 -- What a job counts for that is not plain: its record is decoded, and all keys that it may have are deleted.
@@ -85,7 +85,7 @@ local function delete_some(queue, state, ids, first, most)
   for number = 1, #ids do
     names[number] = beginning .. ids[number]
   end
-  local words, gone, left, counted = nil, nil, {}, 0
+  local words, gone, left, counted, by_fault = nil, nil, {}, 0, {}
   for number, body in ipairs(call('MGET', unpack(names))) do
     local form, stood, marks = string.byte(body or '', 1, 3)
     local extra = form == FORM and stood == stands and EXTRA_KEYS[marks]
@@ -111,10 +111,14 @@ local function delete_some(queue, state, ids, first, most)
           words[#words + 1] = key(kind, pair(queue, id))
         end
         gone[#gone + 1] = id
-      elseif put_keys(words, pair(queue, id), body, stands) then
-        gone[#gone + 1] = id
       else
-        left[#left + 1] = id
+        local job = put_keys(words, pair(queue, id), body, stands)
+        local list = job and gone or left
+        list[#list + 1] = id
+        if job and job.fault then
+          by_fault[job.fault] = by_fault[job.fault] or {}
+          table.insert(by_fault[job.fault], id)
+        end
       end
     end
   end
@@ -131,6 +135,9 @@ local function delete_some(queue, state, ids, first, most)
   end
   if #gone > 0 then
     call('ZREM', key('in', pair(queue, state)), unpack(gone))
+  end
+  for fault, failed in pairs(by_fault) do
+    Faults.remove(queue, fault, failed)
   end
   return #gone, left, counted
 end

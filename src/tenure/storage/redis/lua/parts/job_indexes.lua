@@ -1,4 +1,4 @@
--- requires: prelude, record_codec, record, index_writes, fair_queue, skips, rates
+-- requires: prelude, record_codec, record, index_writes, fair_queue, skips, rates, faults
 -- The job indexes: each job is in exactly the indexes that follow from its state.
 -- Outside the fast path and the audit, only `add`, `move` and `drop` change them.
 --
@@ -19,6 +19,7 @@
 -- held:<owner>            refs of an owner's active jobs, by their start
 -- aging, kept, redrives   refs, by when a job is too old to start; too old to be kept; to be redriven by its rule
 -- over:<queue>.<state>    the jobs that ended in a state, by when
+-- failed:<queue>.<fault>  the failed jobs that have a fault, by when they ended (parts/faults.lua)
 -- slots:<queue>.<name>    the active jobs that hold a concurrency key, by their start
 -- merge:<queue>.<name>    the jobs of a merge key into which a call may be merged, by sequence number
 -- busy:<queue>.<name>     the other unfinished jobs of that key, likewise
@@ -125,6 +126,9 @@ local function stand_in_all(job, stand)
   else
     stand(key('over', pair(queue, state)), job.finished, id, true)
   end
+  if job.fault then
+    stand(key('failed', pair(queue, job.fault)), job.finished, id)
+  end
   stand(standing(queue, stood_in), job.made, id, true)
   if unfinished(job) then
     stand_in_groups(job, stand)
@@ -210,6 +214,9 @@ local function go(job)
     end
   end
   leave()
+  if job.fault then
+    Faults.add(job)
+  end
   if job.state == 'delayed' then
     call('ZADD', key('dues'), 'LT', job.run_at, job.queue)
   elseif job.parked_under then
@@ -301,7 +308,7 @@ end
 function JobIndexes.move(job, changes)
   note_before(job)
   local was_active, was_in_line, was_unfinished = job.state == 'active', in_line(job), unfinished(job)
-  local was_parked = job.parked_under
+  local was_parked, had_fault = job.parked_under, job.fault
   Skips.finish()
   if is_tenant(job) then
     FairQueue.count_waiting(job, -1)
@@ -316,6 +323,9 @@ function JobIndexes.move(job, changes)
   end
   if was_parked then
     clear(job.queue, was_parked)
+  end
+  if had_fault then
+    Faults.remove(job.queue, had_fault, {})
   end
   local active = job.state == 'active'
   note_freed(job, was_active and not active, was_in_line and not active and not in_line(job))
@@ -333,6 +343,9 @@ function JobIndexes.drop(job)
   end
   if job.parked_under then
     clear(job.queue, job.parked_under)
+  end
+  if job.fault then
+    Faults.remove(job.queue, job.fault, {})
   end
   note_freed(job, job.state == 'active', in_line(job))
   Record.delete(job)

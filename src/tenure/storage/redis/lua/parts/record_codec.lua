@@ -96,6 +96,7 @@ local function rare_kinds_made()
     redrives = 'number',
     error = 'string',
     reason = 'string',
+    fault = 'string',
     progress = 'progress',
     progress_note = 'string',
     data_number = 'number',

@@ -33,6 +33,7 @@ function Redriving.redrive(job, delay, by, by_rule)
     -- Keep an "unreadable" error; without it the job would run with neutral values, for example without its keys.
     error = RecordCodec.is_unreadable(job) and job.error or NONE,
     reason = NONE,
+    fault = NONE,
     progress = NONE,
     progress_note = NONE,
   })

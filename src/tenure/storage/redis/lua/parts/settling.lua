@@ -59,6 +59,7 @@ local function apply(job, settlement)
     changes.state = settlement.state
     changes.finished = NOW
     changes.error = settlement.error or NONE
+    changes.fault = settlement.fault or NONE
     changes.kept_until = settlement.keep and NOW + settlement.keep or NONE
     changes.redrive_at = settlement.redrive_after and NOW + settlement.redrive_after or NONE
     if settlement.result then

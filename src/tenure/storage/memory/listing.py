@@ -1,0 +1,58 @@
+"""Which jobs a listing contains, and which faults the failed jobs have."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from tenure.core.deduplication import merge_name
+from tenure.core.fingerprint import NEWEST, FaultSurvey, by_frequency, shown_error
+from tenure.core.job import JobRecord
+from tenure.core.lifecycle import TERMINAL
+from tenure.storage.protocol import Query
+
+
+def faults_of(jobs: Iterable[JobRecord], queues: Collection[str], limit: int) -> tuple[FaultSurvey, ...]:
+    """Return the faults of some queues with the most failed jobs."""
+    failed: defaultdict[tuple[str, str], list[tuple[int, str, JobRecord]]] = defaultdict(list)
+    for job in jobs:
+        if job.fault is not None and job.finished is not None and job.queue in queues:
+            failed[job.queue, job.fault].append((job.finished, job.id, job))
+    faults = [
+        FaultSurvey(
+            queue=queue,
+            fault=name,
+            count=len(same),
+            first=min(same)[0],
+            last=(newest := sorted(same, reverse=True)[:NEWEST])[0][0],
+            newest=tuple((at, id_) for at, id_, _ in newest),
+            task=newest[0][2].task,
+            reason=newest[0][2].reason,
+            error=shown_error(newest[0][2].error),
+        )
+        for (queue, name), same in failed.items()
+    ]
+    return tuple(sorted(faults, key=by_frequency)[:limit])
+
+
+def matches(job: JobRecord, query: Query) -> bool:
+    """Return True if a listing contains a job."""
+    return (
+        (not query.queues or job.queue in query.queues)
+        and (not query.states or job.state in query.states)
+        and (not query.tasks or job.task in query.tasks)
+        and (not query.reasons or job.reason in query.reasons)
+        and set(query.tags) <= set(job.tags)
+        and (query.owner is None or job.owner == query.owner)
+        and (query.key is None or any(key.name == query.key for key in job.keys))
+        and (query.schedule is None or job.schedule == query.schedule)
+        and (query.fault is None or job.fault == query.fault)
+        and (query.created_after is None or job.created >= query.created_after)
+        and (query.created_before is None or job.created < query.created_before)
+        and (query.ended_after is None or (job.finished is not None and job.finished >= query.ended_after))
+        and (query.ended_before is None or (job.finished is not None and job.finished < query.ended_before))
+        and (query.id is None or job.id == query.id)
+        and (query.merge is None or _holds_key(job, query.merge))
+    )
+
+
+def _holds_key(job: JobRecord, name: str) -> bool:
+    return job.merge is not None and job.state not in TERMINAL and merge_name(job.merge) == name
