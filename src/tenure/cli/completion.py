@@ -22,10 +22,11 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-from tenure.cli.access import must_exist, reach
+from tenure.cli.access import reach
 from tenure.cli.session import CommandSession, output
 from tenure.errors import TenureError
-from tenure.ops.names import KnownNames, known_names
+from tenure.ops.access import must_exist
+from tenure.ops.names import KnownNames
 from tenure.storage.protocol import Survey
 
 VARIABLE = "_TENURE_COMPLETE"
@@ -154,4 +155,4 @@ async def _look_up(session: CommandSession) -> KnownNames:
     except (TenureError, TimeoutError):
         # The app alone still knows names.
         survey = Survey()
-    return known_names(survey, access.tasks)
+    return access.known(survey)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.access import accessed
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK
 from tenure.cli.groups import Group
@@ -20,6 +20,7 @@ from tenure.cli.session import CommandSession, fault, naming, no_cursor, since, 
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, gap_of
 from tenure.client.filters import in_order
 from tenure.errors import UsageError
+from tenure.ops.access import StorageAccess
 from tenure.ops.views import (
     DeadGroupsView,
     DeadReportView,

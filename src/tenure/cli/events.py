@@ -5,30 +5,25 @@ import contextlib
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import click
 import msgspec
 from msgspec import Struct, structs
 
-from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.access import accessed
 from tenure.cli.exits import OK
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, moment_text, printable
 from tenure.cli.session import CommandSession, naming, no_cursor, storage
-from tenure.core.events import AnyEvent, EventsTrimmed, JobCompleted, JobEvent, event_name, name_of
+from tenure.core.events import AnyEvent, JobEvent, name_of
 from tenure.core.job import RecordedError, Ref
 from tenure.core.postmortem import first_line
 from tenure.events.follow import follow
-from tenure.ops.views import Decode, readable
+from tenure.ops.access import StorageAccess
+from tenure.ops.events import KINDS, PAGE, Wanted, events_after, shown_events, wanted_events
 from tenure.storage.protocol import EVENTS_END
-
-PAGE = 500
-
-KINDS = sorted(event_name(kind.__name__) for kind in get_args(AnyEvent))
-"""The names of all events in the log."""
 
 
 class EventsView(Struct, frozen=True):
@@ -72,7 +67,7 @@ def events(
     The log keeps the events of a week, at most 100,000. An option that is given several times matches any of its
     values.
     """
-    wanted = _wanted(frozenset(kinds), frozenset(queues))
+    wanted = wanted_events(kinds, queues)
     if live:
         logging.basicConfig(format="%(message)s", level=logging.WARNING)
         asyncio.run(_live(session, cursor, wanted, queues, job, limit, results=results))
@@ -84,16 +79,6 @@ def events(
         if cursor is not None and found.events and not session.quiet:
             click.echo(f"more: --since-cursor {found.next}", err=True)
     return OK
-
-
-def _wanted(kinds: frozenset[str], queues: frozenset[str]) -> Callable[[AnyEvent], bool]:
-    def wanted(event: AnyEvent) -> bool:
-        if isinstance(event, EventsTrimmed):
-            # The reader must learn that events are missing.
-            return True
-        return (not kinds or name_of(event) in kinds) and (not queues or getattr(event, "queue", None) in queues)
-
-    return wanted
 
 
 async def _ref(access: StorageAccess, queues: tuple[str, ...], job: str | None) -> Ref | None:
@@ -108,7 +93,7 @@ async def _ref(access: StorageAccess, queues: tuple[str, ...], job: str | None) 
 async def _past(
     session: CommandSession,
     cursor: str | None,
-    wanted: Callable[[AnyEvent], bool],
+    wanted: Wanted,
     queues: tuple[str, ...],
     job: str | None,
     limit: int,
@@ -118,27 +103,26 @@ async def _past(
     async with accessed(session) as access:
         ref = await _ref(access, queues, job)
         decode = access.decode if results else None
-        found: deque[AnyEvent] = deque(maxlen=limit if cursor is None else None)
         start = _place(cursor)
-        while True:
-            try:
-                page = await access.storage.events(start, limit=PAGE, ref=ref)
-            except ValueError as error:
-                raise no_cursor(_CURSOR, cursor, _TAKE) from error
-            for event in page.events:
-                if wanted(event):
-                    found.append(event)
-                    if cursor is not None and len(found) >= limit:
-                        return EventsView(_shown(found, decode), event.cursor or page.next)
-            start = page.next
-            if not page.events:
-                return EventsView(_shown(found, decode), page.next)
+        try:
+            if cursor is not None:
+                read = await events_after(access.storage, start, wanted=wanted, limit=limit, ref=ref)
+                return EventsView(shown_events(read.events, decode), read.next)
+            found: deque[AnyEvent] = deque(maxlen=limit)
+            while True:
+                read = await events_after(access.storage, start, wanted=wanted, limit=PAGE, ref=ref)
+                found += read.events
+                start = read.next
+                if read.end:
+                    return EventsView(shown_events(found, decode), read.next)
+        except ValueError as error:
+            raise no_cursor(_CURSOR, cursor, _TAKE) from error
 
 
 async def _live(
     session: CommandSession,
     cursor: str | None,
-    wanted: Callable[[AnyEvent], bool],
+    wanted: Wanted,
     queues: tuple[str, ...],
     job: str | None,
     limit: int | None,
@@ -158,7 +142,7 @@ async def _live(
                 async for event in happening:
                     if not wanted(event):
                         continue
-                    (shown,) = _shown([event], decode)
+                    (shown,) = shown_events([event], decode)
                     if not as_json(lines, shown):
                         click.echo(_line(shown))
                     if remaining is not None and (remaining := remaining - 1) == 0:
@@ -189,16 +173,6 @@ def _place(cursor: str | None) -> str | None:
 
 _CURSOR = "--since-cursor"
 _TAKE = "take one from an event, or 0 for the oldest"
-
-
-def _shown(found: Iterable[AnyEvent], decode: Decode | None) -> list[AnyEvent]:
-    """Return events in the form to show: with the results of jobs only if that was requested."""
-    return [
-        structs.replace(event, result=None if decode is None else readable(event.result, decode))
-        if isinstance(event, JobCompleted)
-        else event
-        for event in found
-    ]
 
 
 _SAID = frozenset({"event", "cursor", "at", "queue", "id", "task", "run"})

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.access import accessed
 from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.queues import QUEUE_COLUMNS, QUEUE_COUNTS, queue_row
 from tenure.cli.render import as_json, console, drawn, draws, moment_text, printable, span_text, table
 from tenure.cli.session import CommandSession, length, storage
+from tenure.ops.access import StorageAccess
 from tenure.ops.slow_runs import Slow
 from tenure.ops.views import InfoView, WorkerView, info_view
 

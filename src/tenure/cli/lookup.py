@@ -2,22 +2,19 @@
 
 import getpass
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import click
 
-from tenure.cli.access import StorageAccess
 from tenure.cli.exits import NotFound
 from tenure.client.job_search import find_record
 from tenure.core.job import JobRecord
-from tenure.core.suggestion import did_you_mean
 from tenure.core.text import storable
-from tenure.errors import UsageError
-from tenure.ops.names import known_names, unknown_targets
+from tenure.ops import workers
+from tenure.ops.access import StorageAccess
+from tenure.ops.names import unknown_targets
+from tenure.ops.workers import UnknownWorkerError
 from tenure.storage.protocol import Storage, Survey, Target, WorkerSurvey
-
-SHOWN = 10
-"""How many matches an error message lists if a name is ambiguous."""
 
 
 async def find_job(storage: Storage, job_id: str, queue: str | None) -> JobRecord:
@@ -47,24 +44,10 @@ def find_worker(survey: Survey, name: str) -> WorkerSurvey:
         NotFound: the worker does not exist.
         UsageError: several workers match.
     """
-    ways: list[Callable[[WorkerSurvey], bool]] = [
-        lambda worker: worker.owner.id == name,
-        lambda worker: worker.owner.name == name,
-        lambda worker: f"{worker.owner.host}:{worker.owner.pid}" == name,
-        lambda worker: str(worker.owner.pid) == name,
-        lambda worker: worker.owner.id.startswith(name),
-    ]
-    for is_meant in ways:
-        found = [worker for worker in survey.workers if is_meant(worker)]
-        # A restarted process may have the name and the process id of the one before it.
-        living = [worker for worker in found if not worker.died]
-        if len(found) > 1 and len(living) != 1:
-            names = ", ".join(sorted(f"{match.owner.id} ({match.owner.name})" for match in found[:SHOWN]))
-            raise UsageError(f"{name!r} is the name of several workers ({names}); name one by its owner id")
-        if found:
-            return (living or found)[0]
-    meant = did_you_mean(name, sorted(known_names(survey, {}).workers))
-    raise NotFound(f"no worker {name!r} exists{f'{meant} See' if meant else '; see'} tenure workers list")
+    try:
+        return workers.find_worker(survey, name)
+    except UnknownWorkerError as error:
+        raise NotFound(str(error)) from error
 
 
 async def check_known(access: StorageAccess, targets: list[Target], *, force: bool) -> None:

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, contextmanager
 
 import click
 
-from tenure.cli.access import must_exist, shared
+from tenure.cli.access import shared
 from tenure.cli.exits import OK, UNHEALTHY
 from tenure.cli.logs import warn
 from tenure.cli.render import as_json, console, draws, printable, table
 from tenure.cli.session import CommandSession, output
 from tenure.clock import SystemClock
+from tenure.ops.access import must_exist
 from tenure.ops.move import Move, MoveReport
 from tenure.storage.protocol import Storage
 from tenure.storage.urls import locate

@@ -6,9 +6,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import click
-from msgspec import structs
 
-from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.access import accessed
 from tenure.cli.confirm import confirm, confirm_option
 from tenure.cli.exits import OK, NotFound
 from tenure.cli.groups import Group
@@ -18,11 +17,12 @@ from tenure.cli.session import CommandSession, length, naming, storage
 from tenure.client.jobs import JobFilter, Jobs
 from tenure.clock import SECOND
 from tenure.core.duration import duration, duration_text, micros
-from tenure.core.job import FOREVER, JobRecord
-from tenure.core.lifecycle import TERMINAL, State
+from tenure.core.job import FOREVER
+from tenure.core.lifecycle import State
 from tenure.core.suggestion import did_you_mean
 from tenure.errors import UsageError
-from tenure.ops.names import known_names
+from tenure.ops.access import StorageAccess
+from tenure.ops.queue_stats import queue_stats
 from tenure.ops.views import (
     KeepView,
     LiftedView,
@@ -37,18 +37,14 @@ from tenure.ops.views import (
     StallView,
     limits_view,
     queue_settings_view,
-    queue_stats_view,
     rate_view,
     task_rates_view,
 )
 from tenure.options import Rate
 from tenure.options.rate import rate_key, valid_rate
-from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, Query, QueueSurvey, Settings, Storage, Survey, Target
+from tenure.storage.protocol import QUEUE_RATE, TASK_RATE, QueueSurvey, Settings, Storage, Survey, Target
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-PAGE = 200
-"""How many ended jobs one call reads."""
 
 
 @click.group(cls=Group)
@@ -443,34 +439,14 @@ async def _stats(session: CommandSession, names: tuple[str, ...], window: timede
     async with accessed(session) as access:
         survey = await access.storage.survey()
         queues = {queue.queue: queue for queue in survey.queues}
-        known = known_names(survey, access.tasks).queues
+        known = access.known(survey).queues
         if unknown := sorted(set(names) - known):
             meant = did_you_mean(unknown[0], sorted(known))
             listed = f"{meant} See" if meant else "; see"
             raise NotFound(f"unknown queue: {', '.join(map(repr, unknown))}{listed} tenure queues list")
-        views: list[QueueStatsView] = []
-        for name in sorted(set(names) or queues):
-            queue = queues.get(name, QueueSurvey(queue=name))
-            ended, capped = await _ended(access, queue.queue, survey.now - micros(window), most)
-            views.append(queue_stats_view(queue, ended, window=window.total_seconds(), capped=capped))
-        return views
-
-
-async def _ended(access: StorageAccess, queue: str, since: int, most: int) -> tuple[list[JobRecord], bool]:
-    """Return the newest jobs that ended since then, without payloads, and whether there are more."""
-    ended: list[JobRecord] = []
-    after: str | None = None
-    while True:
-        page = await access.storage.find(
-            Query(
-                queues=(queue,),
-                states=tuple(sorted(TERMINAL)),
-                ended_after=since,
-                limit=min(PAGE, most - len(ended)),
-                after=after,
+        return [
+            await queue_stats(
+                access.storage, queues.get(name, QueueSurvey(queue=name)), now=survey.now, window=window, most=most
             )
-        )
-        ended += [structs.replace(job, payload=b"", result=None, error=None) for job in page.jobs]
-        after = page.next
-        if after is None or len(ended) >= most:
-            return ended, after is not None
+            for name in sorted(set(names) or queues)
+        ]

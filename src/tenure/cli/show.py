@@ -13,9 +13,8 @@ from tenure.core.decision import STALL_ERROR
 from tenure.core.document import progress_text
 from tenure.core.duration import duration_text
 from tenure.core.postmortem import first_line
-from tenure.errors import JobNotFoundError
-from tenure.ops.run_history import why_again
-from tenure.ops.views import DetailView, ErrorView, RetryView, RunView, detail_view, value_text
+from tenure.ops.jobs import job_view_of
+from tenure.ops.views import DetailView, ErrorView, RetryView, RunView, value_text
 
 
 @click.command()
@@ -33,11 +32,7 @@ def show(session: CommandSession, job_id: str, queue: str | None) -> None:
 async def _detail(session: CommandSession, job_id: str, queue: str | None) -> DetailView:
     async with accessed(session) as access:
         job = await find_job(access.storage, job_id, queue)
-        detail = (await access.storage.get([job.ref]))[0]
-        if detail is None:
-            raise JobNotFoundError(job_id, f"job {job_id!r} was deleted just now")
-        why = why_again(detail.job, detail.runs)
-        return detail_view(detail, access.decode, why=why)
+        return await job_view_of(access, job.ref)
 
 
 def _shown(session: CommandSession, job: DetailView) -> None:

@@ -8,14 +8,8 @@ from tenure.cli.access import accessed
 from tenure.cli.lookup import find_job
 from tenure.cli.render import as_json, printable
 from tenure.cli.session import CommandSession, naming, storage
-from tenure.core.lifecycle import State
-from tenure.errors import JobNotFoundError
-from tenure.ops.views import ReasonView, reason_view
-from tenure.ops.why import WhyInput, explain
-from tenure.storage.protocol import Query
-
-_LOOKED_AT = 500
-"""How many active jobs of the queue are read, to find the one that holds a key or has run longest."""
+from tenure.ops.jobs import reasons_of
+from tenure.ops.views import ReasonView
 
 
 @click.command()
@@ -40,12 +34,4 @@ def why(session: CommandSession, job_id: str, queue: str | None) -> None:
 async def _reasons(session: CommandSession, job_id: str, queue: str | None) -> list[ReasonView]:
     async with accessed(session) as access:
         job = await find_job(access.storage, job_id, queue)
-        active = Query(queues=(job.queue,), states=(State.ACTIVE,), limit=_LOOKED_AT)
-        # The survey comes last: its clock is then not behind an instant of the job.
-        [detail] = await access.storage.get([job.ref])
-        page = await access.storage.find(active)
-        survey = await access.storage.survey()
-        if detail is None:
-            raise JobNotFoundError(job_id, f"job {job_id!r} was deleted just now")
-        evidence = WhyInput(detail=detail, survey=survey, active=page.jobs, complete=page.next is None)
-        return [reason_view(reason) for reason in explain(evidence, access.timing)]
+        return await reasons_of(access, job.ref)

@@ -2,57 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 
 import click
 from msgspec import Struct
 
-from tenure.cli.access import StorageAccess, accessed
+from tenure.cli.access import accessed
 from tenure.cli.exits import OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_worker
 from tenure.cli.render import as_json, block, printable, size_text, span_text, table
 from tenure.cli.session import CommandSession, naming, storage
 from tenure.client.workers import valid_concurrency
-from tenure.clock import SECOND
-from tenure.core.duration import moment
-from tenure.core.job import JobDetail, JobRecord
-from tenure.core.lifecycle import State
 from tenure.errors import UsageError
-from tenure.health.assessment import state_of
-from tenure.options import Timing
-from tenure.storage.protocol import Query, Settings, Survey, Target, WorkerSurvey
-
-PAGE = 200
-"""How many active jobs one call reads."""
-
-MOST = 20_000
-"""How many active jobs are searched for those of one worker."""
-
-DETAILS = 50
-"""How many jobs one call reads with their runs and logs."""
-
-
-class CrewView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker. `state`: alive, quiet, stopping, stale, died. `lag` in seconds, `memory` in bytes, 0 if unknown.
-
-    `why`: the reason if it has stopped claiming by itself, else empty.
-    """
-
-    owner: str
-    name: str
-    host: str
-    pid: int
-    queues: tuple[str, ...]
-    concurrency: int
-    active: int
-    started: datetime
-    seen_ago: float
-    turned_ago: float
-    state: str
-    lag: float
-    memory: int
-    why: str = ""
+from tenure.ops.workers import CrewView, StackView, crew_view, stacks
+from tenure.storage.protocol import Settings, Target
 
 
 class OrderedView(Struct, frozen=True, kw_only=True):
@@ -63,22 +26,6 @@ class OrderedView(Struct, frozen=True, kw_only=True):
     quiet: bool
     stop: bool
     concurrency: int | None
-
-
-class StackView(Struct, frozen=True, kw_only=True):
-    """A run of a worker. `trace`: the stack of its handler `seen_ago` seconds ago; None if it was not recorded yet."""
-
-    worker: str
-    owner: str
-    queue: str
-    id: str
-    task: str
-    run: int
-    fence: int
-    started: datetime | None
-    ran: float | None
-    seen_ago: float
-    trace: str | None
 
 
 @click.group(cls=Group)
@@ -114,26 +61,7 @@ def list_workers(session: CommandSession) -> None:
 async def _listed(session: CommandSession) -> list[CrewView]:
     async with accessed(session) as access:
         survey = await access.storage.survey()
-    return [_crew(worker, access.timing) for worker in survey.workers]
-
-
-def _crew(worker: WorkerSurvey, timing: Timing) -> CrewView:
-    return CrewView(
-        owner=worker.owner.id,
-        name=worker.owner.name,
-        host=worker.owner.host,
-        pid=worker.owner.pid,
-        queues=worker.queues,
-        concurrency=worker.concurrency,
-        active=worker.active,
-        started=moment(worker.started),
-        seen_ago=worker.seen_ago / SECOND,
-        turned_ago=worker.turned_ago / SECOND,
-        state="died" if worker.died else state_of(worker, timing),
-        lag=worker.lag / SECOND,
-        memory=worker.memory,
-        why=worker.why,
-    )
+    return [crew_view(worker, access.timing) for worker in survey.workers]
 
 
 _COLUMNS = ("owner", "name", "host", "pid", "queues", "running", "seen", "state", "lag", "memory")
@@ -282,50 +210,4 @@ async def _stacks(session: CommandSession, name: str | None, limit: int) -> list
     async with accessed(session) as access:
         survey = await access.storage.survey()
         owners = None if name is None else {find_worker(survey, name).owner.id}
-        jobs = await _active(access, owners)
-        # The longest runs are the most interesting ones.
-        jobs.sort(key=lambda job: (job.started or 0, job.id))
-        found: list[StackView] = []
-        for start in range(0, min(len(jobs), limit), DETAILS):
-            some = jobs[start : min(start + DETAILS, limit)]
-            details = await access.storage.get([job.ref for job in some])
-            found += [
-                _stack(detail, survey)
-                for detail in details
-                if detail is not None
-                and detail.job.state is State.ACTIVE
-                and (owners is None or detail.job.owner in owners)
-            ]
-        return found
-
-
-async def _active(access: StorageAccess, owners: set[str] | None) -> list[JobRecord]:
-    """Return the active jobs of these owners, or of all owners if None."""
-    found: list[JobRecord] = []
-    count, after = 0, None
-    while count < MOST:
-        page = await access.storage.find(Query(states=(State.ACTIVE,), limit=PAGE, after=after))
-        found += [job for job in page.jobs if owners is None or job.owner in owners]
-        count, after = count + len(page.jobs), page.next
-        if after is None:
-            break
-    return found
-
-
-def _stack(detail: JobDetail, survey: Survey) -> StackView:
-    job = detail.job
-    worker = next((candidate for candidate in survey.workers if candidate.owner.id == job.owner), None)
-    run = next((candidate for candidate in reversed(detail.runs) if candidate.fence == job.fence), None)
-    return StackView(
-        worker=run.worker if worker is None and run is not None else worker.owner.name if worker is not None else "",
-        owner=job.owner or "",
-        queue=job.queue,
-        id=job.id,
-        task=job.task,
-        run=job.starts,
-        fence=job.fence,
-        started=None if run is None else moment(run.start),
-        ran=None if run is None else max(0, survey.now - run.start) / SECOND,
-        seen_ago=0.0 if worker is None else worker.seen_ago / SECOND,
-        trace=None if run is None else run.trace,
-    )
+        return await stacks(access.storage, survey, owners, limit=limit)
