@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure.errors import UsageError
-from tenure.health.server import ListenAddress
+from tenure.http.server import ListenAddress
 from tests.cli.probe import probe
 from tests.cli.terminal import TASKS, Terminal, one_line
 
@@ -210,10 +210,15 @@ def test_without_uvicorn_the_error_names_the_package(there: Terminal, monkeypatc
 
 async def test_a_server_of_ones_own_listens_nowhere_without_a_token_either() -> None:
     from tenure import Tenure
-    from tenure.health.server import HealthServer
+    from tenure.http.server import HTTPServer
 
     with pytest.raises(UsageError, match="no token"):
-        HealthServer(Tenure("memory://").health(unprotected=True), ListenAddress("0.0.0.0", 0))
+        HTTPServer(
+            Tenure("memory://").health(unprotected=True),
+            ListenAddress("0.0.0.0", 0),
+            purpose="health",
+            protected=False,
+        )
 
 
 # ── serve ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ import pytest
 
 from tenure.errors import StorageUnavailableError
 from tenure.health.monitor import NoStorageYetError
-from tenure.health.server import ListenAddress
+from tenure.http.server import ListenAddress
 from tenure.metrics import FENCED, MetricsRegistry
 from tenure.storage.memory.storage import MemoryStorage
 from tenure.supervisor.overview import LONGEST_AGE, SNAPSHOT_INTERVAL, Overview

@@ -19,7 +19,7 @@ from tenure.errors import UsageError
 from tenure.health.auth import TokenAuth
 from tenure.health.build import OTHERS, PATIENCE, TOKEN_VARIABLE, health_app, thresholds
 from tenure.health.process_health import ProcessHealth
-from tenure.health.server import HealthServer, ListenAddress, permitted
+from tenure.http.server import HTTPServer, ListenAddress, permitted
 from tenure.options import Timing
 from tenure.outbox.outbox import Outbox
 from tenure.storage.protocol import Storage
@@ -50,7 +50,7 @@ class Http:
         queues: Callable[[], Iterable[str]] = tuple,
         process_health: Callable[[], ProcessHealth],
         outbox: Outbox | None = None,
-    ) -> HealthServer:
+    ) -> HTTPServer:
         """Return the server, not yet started."""
         app = health_app(
             storage,
@@ -65,7 +65,7 @@ class Http:
             process_health=process_health,
             outbox=outbox,
         )
-        return HealthServer(app, self.address)
+        return HTTPServer(app, self.address, purpose="health", protected=app.protected)
 
 
 def backlogged(command: F) -> F:

@@ -20,7 +20,7 @@ from tenure.cli.session import storage as storage_options
 from tenure.core.events import JobStalled, LeadershipAcquired, LeadershipLost
 from tenure.errors import UsageError
 from tenure.health.process_health import ProcessHealth
-from tenure.health.server import HealthServer
+from tenure.http.server import HTTPServer
 from tenure.maintenance.reaper import Reaper
 from tenure.options import LeaderElection, Timing
 from tenure.runtime import Runtime, runtime_from_url
@@ -115,7 +115,7 @@ async def _reap(runtime: Runtime, election: LeaderElection | None, http: Http | 
     logger.info("reaper %s has stopped", reaper.id)
 
 
-def _server(runtime: Runtime, http: Http, stopping: Callable[[], bool]) -> HealthServer:
+def _server(runtime: Runtime, http: Http, stopping: Callable[[], bool]) -> HTTPServer:
     return http.server(
         opener(runtime.storage),
         timing=lambda: runtime.timing,

@@ -26,7 +26,7 @@ from tenure.client.schedules import put_all
 from tenure.clock import SystemClock, entropy
 from tenure.core.suggestion import did_you_mean
 from tenure.errors import TenureError, UsageError
-from tenure.health.server import HealthServer
+from tenure.http.server import HTTPServer
 from tenure.maintenance.reaper import Reaper
 from tenure.ops.names import known_names
 from tenure.options.timing import DRAIN
@@ -276,7 +276,7 @@ def _handle_early_and_late_signals(app_worker: Worker, child: SupervisorLink | N
         signal.signal(number, minded)
 
 
-def _server(app: Tenure, app_worker: Worker, http: Http) -> HealthServer:
+def _server(app: Tenure, app_worker: Worker, http: Http) -> HTTPServer:
     runtime = app.runtime()
     return http.server(
         app.opened,
@@ -289,7 +289,7 @@ def _server(app: Tenure, app_worker: Worker, http: Http) -> HealthServer:
 
 
 async def _work(
-    app: Tenure, app_worker: Worker, options: WorkerOptions, server: HealthServer | None, child: SupervisorLink | None
+    app: Tenure, app_worker: Worker, options: WorkerOptions, server: HTTPServer | None, child: SupervisorLink | None
 ) -> None:
     try:
         if server is not None:
@@ -379,7 +379,7 @@ def _supervised(
     leave(code)
 
 
-def _overseer(http: Http, overview: Overview) -> HealthServer:
+def _overseer(http: Http, overview: Overview) -> HTTPServer:
     """Return the server for the health of all children."""
     return http.server(
         overview.opened,

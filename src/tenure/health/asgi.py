@@ -1,8 +1,8 @@
 """Health as a plain ASGI app: `/live`, `/ready`, `/health/queues` and `/metrics`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -14,13 +14,9 @@ from tenure.health.auth import TokenAuth
 from tenure.health.metrics import CONTENT_TYPE, rendered
 from tenure.health.monitor import LIMIT, StorageMonitor, SurveyResult, logger
 from tenure.health.process_health import ProcessHealth
+from tenure.http.asgi import Headers, Receive, Scope, Send, answer, path_below_root, refuse_websocket
 from tenure.options import Timing
 from tenure.outbox.outbox import Outbox, OutboxState
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 DegradedIs = Literal[200, 503]
 
@@ -36,7 +32,6 @@ MOST_FIELDS = 100
 _TEXT = b"text/plain; charset=utf-8"
 _JSON = b"application/json"
 
-Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, bytes, bytes, Headers]
 
 
@@ -77,21 +72,11 @@ class HealthApp:
         match scope["type"]:
             case "http":
                 status, kind, body, more = await self._answer(scope)
-                headers = [
-                    (b"content-type", kind),
-                    (b"content-length", str(len(body)).encode()),
-                    (b"cache-control", b"no-store"),
-                    (b"x-content-type-options", b"nosniff"),
-                    *more,
-                ]
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+                await answer(scope, send, status, [(b"content-type", kind), *more], body)
             case "lifespan":
                 await self._lifespan(receive, send)
             case "websocket":
-                # Closed before it is accepted: the server answers 403.
-                await receive()
-                await send({"type": "websocket.close", "code": 1000})
+                await refuse_websocket(receive, send)
             case other:
                 raise ValueError(f"health speaks HTTP only, not {other}")
 
@@ -135,14 +120,14 @@ class HealthApp:
             "/health/queues": self._health_queues,
             "/metrics": self._metrics,
         }
-        answer = answers.get(_path(scope))
-        if answer is None:
+        found = answers.get(path_below_root(str(scope["path"]), str(scope.get("root_path", ""))))
+        if found is None:
             return 404, _JSON, b'{"error":"not found"}', []
-        if answer in (self._health_queues, self._metrics) and not self._admitted(scope):
+        if found in (self._health_queues, self._metrics) and not self._admitted(scope):
             return 401, _JSON, b'{"error":"unauthorized"}', _CHALLENGES
         if scope["method"] not in ("GET", "HEAD"):
             return 405, _JSON, b'{"error":"method not allowed"}', [(b"allow", b"GET, HEAD")]
-        return await answer(scope)
+        return await found(scope)
 
     async def _live(self, scope: Scope) -> Answer:
         why = self._vitals().dead
@@ -196,13 +181,6 @@ _CHALLENGES: Headers = [
     (b"www-authenticate", b'Bearer realm="tenure"'),
     (b"www-authenticate", b'Basic realm="tenure", charset="UTF-8"'),
 ]
-
-
-def _path(scope: Scope) -> str:
-    """Return the path below the place where this is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    # Some frameworks remove the mount point from the path, others do not.
-    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
 def _queue_names(scope: Scope) -> list[str]:

@@ -1,4 +1,4 @@
-"""Serves the health app over HTTP in its own thread, so that it answers while the main loop is blocked."""
+"""Serves an ASGI app over HTTP in its own thread, so that it answers while the main loop is blocked."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Self
 from tenure.background_loop import BackgroundLoop
 from tenure.core.check import shown
 from tenure.errors import UsageError
-from tenure.health.asgi import HealthApp
+from tenure.http.asgi import ASGIApp
 
 if TYPE_CHECKING:
     from uvicorn import Server as Uvicorn
 
-logger = logging.getLogger("tenure.health")
+logger = logging.getLogger("tenure.http")
 
 LONGEST_HEAD = 16 * 1024
 """The greatest size of a request's head, in bytes."""
@@ -90,17 +90,20 @@ def permitted(address: ListenAddress, *, protected: bool, remedy: str) -> None:
         raise UsageError('serving over HTTP needs uvicorn; pip install "tenure[web]"')
 
 
-class HealthServer:
-    """Serves health until it is stopped."""
+class HTTPServer:
+    """Serves an app until it is stopped."""
 
-    def __init__(self, app: HealthApp, address: ListenAddress) -> None:
+    def __init__(self, app: ASGIApp, address: ListenAddress, *, purpose: str, protected: bool) -> None:
         """Take the app and the address.
+
+        `purpose`: names the app in the log. `protected`: the app asks for credentials.
 
         Raises:
             UsageError: the app may not be served at this address, or uvicorn is not installed.
         """
-        permitted(address, protected=app.protected, remedy="give it a token, or listen on 127.0.0.1")
+        permitted(address, protected=protected, remedy="give it a token, or listen on 127.0.0.1")
         self._app = app
+        self._purpose = purpose
         self._address = address
         self._side = BackgroundLoop("tenure-http")
         self._uvicorn: Uvicorn | None = None
@@ -115,7 +118,15 @@ class HealthServer:
         """
         self._listening = self._address.bound()
         self._serving = self._side.submit(self._serve(self._listening))
-        self._serving.add_done_callback(_ended)
+        self._serving.add_done_callback(self._ended)
+
+    @property
+    def address(self) -> ListenAddress:
+        """The address; while it listens, with the port that the system has chosen for port 0."""
+        if self._listening is None:
+            return self._address
+        host, port = self._listening.getsockname()[:2]
+        return ListenAddress(host, port)
 
     async def stop(self) -> None:
         """Stop listening; running requests get a moment to end. Idempotent."""
@@ -139,7 +150,7 @@ class HealthServer:
     async def _serve(self, listening: socket.socket) -> None:
         import uvicorn
 
-        from tenure.health.connection import MOST, HTTPConnection
+        from tenure.http.connection import MOST, HTTPConnection
 
         config = uvicorn.Config(
             self._app,
@@ -160,12 +171,10 @@ class HealthServer:
             timeout_graceful_shutdown=GOODBYE,
         )
         self._uvicorn = uvicorn.Server(config)
-        host, port = listening.getsockname()[:2]
-        logger.info("health is served on http://%s", ListenAddress(host, port))
+        logger.info("%s is served on http://%s", self._purpose, self.address)
         # Outside the main thread uvicorn installs no signal handlers.
         await self._uvicorn.serve(sockets=[listening])
 
-
-def _ended(serving: "Future[None]") -> None:
-    if not serving.cancelled() and (failure := serving.exception()) is not None:
-        logger.critical("the health server has failed", exc_info=failure)
+    def _ended(self, serving: "Future[None]") -> None:
+        if not serving.cancelled() and (failure := serving.exception()) is not None:
+            logger.critical("the server of %s has failed", self._purpose, exc_info=failure)
