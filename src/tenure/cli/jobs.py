@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 import click
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from tenure.cli.access import accessed
 from tenure.cli.confirm import confirm, confirm_option
@@ -19,8 +19,11 @@ from tenure.cli.why import why
 from tenure.client.filters import in_order
 from tenure.client.jobs import JobFilter
 from tenure.core.check import remark
+from tenure.core.filter_text import JobConditions, exact_names, parse_filter
 from tenure.core.job import Ref
 from tenure.core.lifecycle import State
+from tenure.errors import UsageError
+from tenure.ops.job_list import Selection, selected_jobs, selection
 from tenure.ops.views import JobView, RevisedView, job_view
 from tenure.storage.protocol import CancelJob, DeleteJob, RedriveJob, Revision
 
@@ -66,6 +69,11 @@ class PageView(Struct, frozen=True):
 @click.option(
     "--until", "end", type=since("--until"), metavar="WHEN", help="Enqueued before this instant, or longer ago: 1h."
 )
+@click.option(
+    "--where",
+    metavar="FILTER",
+    help='Only jobs that a filter selects, such as "state:failed task:mail.* age:>1h"; instead of the options above.',
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Continue after the page that ended with this cursor.")
 @click.pass_obj
@@ -80,15 +88,20 @@ def list_jobs(
     fault: str | None,
     begin: datetime | timedelta | None,
     end: datetime | timedelta | None,
+    where: str | None,
     limit: int,
     after: str | None,
 ) -> None:
     """List jobs, newest first.
 
     An option that is given several times matches any of its values; several --tag must all match.
+
+    The terms of --where must all match: FIELD:VALUE,VALUE, where * stands for any characters. The fields are state,
+    queue, task, tag, reason, error, fault, owner, key, schedule, id, age and ended (age:>1h ended:<10m). A term with
+    another field is a tag: customer:7.
     """
     in_order(begin, end, fields=("--since", "--until"))
-    where = JobFilter(
+    chosen = JobFilter(
         queues=queues or None,
         states=states or None,
         tasks=tasks or None,
@@ -99,7 +112,9 @@ def list_jobs(
         since=begin,
         until=end,
     )
-    page = asyncio.run(_page(session, where, limit, after))
+    if where is not None and not chosen.everything:
+        raise UsageError("--where replaces the other filters; give all conditions in it: state:failed queue:mail")
+    page = asyncio.run(_page(session, chosen if where is None else parse_filter(where), limit, after))
     if as_json(session, page.jobs if session.output_format == "jsonl" else page):
         return
     if session.quiet:
@@ -111,15 +126,20 @@ def list_jobs(
         click.echo(f"more: --after {page.next}", err=True)
 
 
-async def _page(session: CommandSession, where: JobFilter, limit: int, after: str | None) -> PageView:
+async def _page(session: CommandSession, where: JobFilter | JobConditions, limit: int, after: str | None) -> PageView:
     async with accessed(session) as access:
-        now = (await access.storage.survey()).now if where.has_ages else 0
+        if isinstance(where, JobFilter):
+            selected = Selection(where.query((await access.storage.survey()).now if where.has_ages else 0))
+            queues, tasks = where.queues, where.tasks
+        else:
+            selected = selection(where, await access.storage.survey())
+            queues, tasks = exact_names(where.queues), exact_names(where.tasks)
         try:
-            page = await access.storage.find(structs.replace(where.query(now), limit=limit, after=after))
-        except ValueError as error:
+            page = await selected_jobs(access.storage, selected, limit=limit, after=after)
+        except UsageError as error:
             raise no_cursor("--after", after) from error
         if not page.jobs:
-            await warn_of_unknown(access, where.queues, where.tasks)
+            await warn_of_unknown(access, queues, tasks)
         return PageView([job_view(job, access.decode) for job in page.jobs], page.next)
 
 
