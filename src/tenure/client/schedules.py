@@ -256,6 +256,11 @@ async def coming(storage: Storage, name: object, count: int) -> tuple[datetime, 
         StorageError: the storage cannot be reached.
     """
     schedule, now = await look_up(storage, name)
+    return ticks_after(schedule, now, count)
+
+
+def ticks_after(schedule: Schedule, now: int, count: int) -> tuple[datetime, ...]:
+    """Return the times of a schedule's first ticks after an instant in microseconds."""
     rhythm, ticks = rhythm_of(schedule), list[datetime]()
     while len(ticks) < count and (tick := rhythm.next_after(now)) is not None:
         ticks.append(moment(tick))

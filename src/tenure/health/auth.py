@@ -16,7 +16,7 @@ class TokenAuth:
         Raises:
             UsageError: it is empty, or has characters that a header cannot carry.
         """
-        if token is not None and not _visible(token):
+        if token is not None and not visible(token):
             # The message does not show it: it may be a real token with a typing error, and errors end up in logs.
             raise UsageError("the token must be a text of visible ASCII characters, without spaces; make a random one")
         self._token = None if token is None else token.encode()
@@ -35,15 +35,22 @@ class TokenAuth:
         return hmac.compare_digest(credentials, self._token)
 
 
-def _visible(token: object) -> bool:
+def visible(token: object) -> bool:
+    """Return True if a header can carry this token."""
     return isinstance(token, str) and bool(token) and all("!" <= character <= "~" for character in token)
+
+
+def bearer_of(header: bytes) -> bytes:
+    """Return the token of an `Authorization` header, empty if it has another scheme."""
+    scheme, _, rest = header.strip().partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _credentials(header: bytes) -> bytes:
     scheme, _, rest = header.strip().partition(b" ")
     match scheme.lower():
         case b"bearer":
-            return rest.strip()
+            return bearer_of(header)
         case b"basic":
             try:
                 pair = base64.b64decode(rest.strip(), validate=True)

@@ -486,11 +486,13 @@ def tick_view(tick: datetime, schedule: Schedule) -> TickView:
     return TickView(tick=tick, local=tick.astimezone(ZoneInfo(schedule.tz)).isoformat())
 
 
-def detail_view(detail: JobDetail, decode: Decode, *, why: str | None) -> DetailView:
+def detail_view(
+    detail: JobDetail, decode: Decode, *, why: str | None, decode_data: Decode = decode_document
+) -> DetailView:
     """Return the view of a job with its history."""
     return DetailView(
         **_job_fields(detail.job, decode),
-        data=readable(detail.job.data, decode_document),
+        data=readable(detail.job.data, decode_data),
         why=why,
         runs=[_run(run_info(run)) for run in detail.runs],
         log=[

@@ -1,0 +1,202 @@
+"""The admin API as a plain ASGI app: checks the user, finds the route, reads, and answers with JSON or a problem.
+
+request ──► user ──► route ──► role ──► parameters ──► handler ──► answer
+└────────┴─────────┴──────────┴─────────────┴──────► problem
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import cast, get_args
+
+import msgspec
+
+from tenure.console.openapi import text as openapi_text
+from tenure.console.problems import PREFIX, ProblemError, bad_parameter, from_message
+from tenure.console.redaction import Redactor
+from tenure.console.requests import ConsoleRequest
+from tenure.console.routes import BASE, ApiCall, Payloads, Route, RouteTable
+from tenure.console.table import TABLE
+from tenure.console.users import Auth, User, local_user, user_of
+from tenure.core.check import flag, one_of, shown
+from tenure.core.filter_text import FilterTextError
+from tenure.errors import (
+    JobNotFoundError,
+    StorageError,
+    StorageUnavailableError,
+    UnknownScheduleError,
+    UsageError,
+)
+from tenure.http.asgi import Headers, Receive, Scope, Send, answer, refuse_websocket
+from tenure.ops.access import StorageAccess
+from tenure.ops.slow_runs import Slow
+from tenure.ops.workers import UnknownWorkerError
+
+logger = logging.getLogger("tenure.console")
+
+SAFE = ("GET", "HEAD")
+
+_JSON = b"application/json"
+_PROBLEM = b"application/problem+json"
+
+_GUARDS: Headers = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+]
+"""An answer is data for a program: no page of another site may show or read it."""
+
+_CHALLENGE: Headers = [(b"www-authenticate", b'Bearer realm="tenure"')]
+
+
+class AdminAPI:
+    """Answers the requests of one console."""
+
+    def __init__(
+        self,
+        access: Callable[[], Awaitable[StorageAccess]],
+        *,
+        auth: Auth | Sequence[Auth] | None = None,
+        read_only: bool = False,
+        payloads: Payloads = "read",
+        redact: Iterable[str] = (),
+        table: RouteTable = TABLE,
+    ) -> None:
+        """Take the storage and the rules.
+
+        `access`: returns the storage, opened. `auth`: functions that name the user of a request; without one, only
+        this machine may read. `payloads`: the role that may see arguments, results and data of jobs.
+
+        Raises:
+            UsageError: an option has an invalid value.
+        """
+        functions = [auth] if callable(auth) else list(auth or ())
+        if auth is not None and (not functions or not all(map(callable, cast("list[object]", functions)))):
+            raise UsageError(f"auth = {shown(auth)} must be one or more functions; write Tokens(...) or ProxyAuth(...)")
+        self._access = access
+        self._auth: list[Auth] = functions
+        self._read_only = bool(flag(read_only, field="read_only"))
+        self._payloads: Payloads = one_of(payloads, get_args(Payloads), field="payloads")
+        self._redactor = Redactor(redact)
+        self._table = table
+        self._slow = Slow()
+
+    @property
+    def protected(self) -> bool:
+        """True if it asks for credentials."""
+        return bool(self._auth)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or take part in one lifespan. It opens its storage when it is first used."""
+        match scope["type"]:
+            case "http":
+                status, headers, body = await self._answer(scope)
+                await answer(scope, send, status, [*headers, *_GUARDS], body)
+            case "lifespan":
+                await receive()
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+                await send({"type": "lifespan.shutdown.complete"})
+            case "websocket":
+                await refuse_websocket(receive, send)
+            case other:
+                raise ValueError(f"the console speaks HTTP only, not {other}")
+
+    async def _answer(self, scope: Scope) -> tuple[int, Headers, bytes]:
+        try:
+            return 200, [(b"content-type", _JSON)], await self._body(ConsoleRequest(scope))
+        except Exception as error:
+            failure = _problem_of(error)
+        problem = failure.problem
+        if problem.status >= 500:
+            logger.log(
+                logging.ERROR if problem.type == f"{PREFIX}internal" else logging.WARNING,
+                "%s %s: %s",
+                scope["method"],
+                scope["path"],
+                problem.detail,
+                exc_info=failure.__cause__ if problem.type == f"{PREFIX}internal" else None,
+            )
+        body = msgspec.json.encode(self._redactor.plain(problem))
+        return problem.status, [(b"content-type", _PROBLEM), *failure.headers], body
+
+    async def _body(self, request: ConsoleRequest) -> bytes:
+        segments = request.segments()
+        base = BASE.strip("/").split("/")
+        if segments[: len(base)] != base:
+            raise ProblemError(
+                "unknown-route",
+                f"{request.path[:200]} is not a resource",
+                f"the API begins at {BASE}/meta; {BASE}/openapi.json describes it",
+            )
+        inner = segments[len(base) :]
+        if inner == ["openapi.json"] and request.method in SAFE:
+            # It holds nothing of the storage, so it needs no user.
+            return openapi_text(self._table).encode()
+        user = await self._user(request)
+        route, names = self._table.find(request.method, inner)
+        self._permit(user, route)
+        query = request.query(route.query)
+        try:
+            async with asyncio.timeout(route.limit):
+                call = ApiCall(await self._access(), user, names, self._payloads, self._read_only, self._slow)
+                found = await route.handler(call, query)
+        except TimeoutError as error:
+            raise ProblemError(
+                "timeout",
+                f"the storage did not answer within {route.limit:g} s",
+                "narrow the request, or find out whether the storage is overloaded: tenure doctor",
+            ) from error
+        return msgspec.json.encode(self._redactor.plain(found))
+
+    async def _user(self, request: ConsoleRequest) -> User:
+        if not self._auth:
+            return local_user(request)
+        user = await user_of(request, self._auth)
+        if user is None:
+            raise ProblemError(
+                "unauthorized",
+                "the request names no user that may read",
+                "send Authorization: Bearer TOKEN",
+                headers=_CHALLENGE,
+            )
+        return user
+
+    def _permit(self, user: User, route: Route) -> None:
+        if self._read_only and route.method not in SAFE:
+            raise ProblemError("read-only", "this console changes nothing", "use another console, or tenure")
+        if not user.may(route.role):
+            raise ProblemError(
+                "forbidden",
+                f"{user.name!r} has the role {user.role}, and this needs {route.role}",
+                f"ask a user with the role {route.role}",
+            )
+
+
+def _problem_of(error: Exception) -> ProblemError:
+    """Return the problem that an exception is answered with."""
+    message = str(error)
+    match error:
+        case ProblemError():
+            return error
+        case FilterTextError():
+            found = bad_parameter("invalid-filter", "filter", message, position=error.position)
+        case JobNotFoundError():
+            found = ProblemError("unknown-job", message)
+        case UnknownScheduleError():
+            found = from_message("unknown-schedule", message)
+        case UnknownWorkerError():
+            found = from_message("unknown-worker", message)
+        case UsageError():
+            found = from_message("invalid-parameter", message)
+        case StorageUnavailableError() | OSError():
+            again: Headers = [(b"retry-after", b"2")]
+            remedy = "try again; tenure doctor names the cause"
+            found = ProblemError("storage-unavailable", message, remedy, headers=again)
+        case StorageError():
+            found = ProblemError("storage-refused", message, "tenure doctor names the cause")
+        case _:
+            # What went wrong is in the log: the text of an unexpected exception may hold a secret.
+            found = ProblemError("internal", "an unexpected exception was raised", "read the log of the console")
+    found.__cause__ = error
+    return found

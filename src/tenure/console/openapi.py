@@ -1,0 +1,101 @@
+"""The OpenAPI 3.1 description of the admin API, generated from the route table and the records.
+
+docs/reference/openapi.json is a copy, which `python -m tests.console.test_openapi` writes; a test compares both.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tenure._version import __version__
+from tenure.console.problems import PREFIX, PROBLEMS, Problem, ProblemName
+from tenure.console.routes import BASE, Route, RouteTable
+from tenure.console.table import TABLE
+
+_REF = "#/components/schemas/{name}"
+
+_CONTENT = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+
+
+def description(table: RouteTable = TABLE) -> dict[str, Any]:
+    """Return the description of the routes."""
+    answers = list(dict.fromkeys([route.answer for route in table.routes]))
+    queries = list(dict.fromkeys([route.query for route in table.routes]))
+    kinds: list[type[Struct]] = [*answers, *queries, Problem]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    by_kind = {kind: _resolved(schema, components) for kind, schema in zip(kinds, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in table.routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind[route.query])
+    for query in queries:
+        # Each of its fields is a parameter.
+        components.pop(query.__name__, None)
+    components["Problem"]["properties"]["type"] = {"enum": [f"{PREFIX}{name}" for name in PROBLEMS]}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tenure admin API",
+            "version": __version__,
+            "description": "Reads a job queue. Instants are RFC 3339 texts in UTC, durations are seconds. Integers may "
+            "be greater than 2^53.",
+        },
+        "servers": [{"url": BASE, "description": "below the place where the console is mounted"}],
+        "security": [{"bearer": []}, {}],
+        "paths": paths,
+        "components": {
+            "responses": {"Problem": {"description": "Any other problem; `type` names it.", "content": _CONTENT}},
+            "schemas": dict(sorted(components.items())),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def text(table: RouteTable = TABLE) -> str:
+    """Return the description as a JSON file."""
+    return msgspec.json.format(msgspec.json.encode(description(table)), indent=2).decode() + "\n"
+
+
+def _operation(route: Route, query: dict[str, Any]) -> dict[str, Any]:
+    required = query.get("required", ())
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in route.names
+    ]
+    for name, schema in query["properties"].items():
+        own = {key: value for key, value in schema.items() if key != "description"}
+        parameter: dict[str, Any] = {"name": name, "in": "query", "required": name in required, "schema": own}
+        if "description" in schema:
+            parameter["description"] = schema["description"]
+        parameters.append(parameter)
+    return {
+        "operationId": route.name,
+        "summary": inspect.cleandoc(route.handler.__doc__ or "").partition("\n")[0],
+        "x-role": route.role,
+        "parameters": parameters,
+        "responses": {
+            "200": {
+                "description": inspect.cleandoc(route.answer.__doc__ or "").partition("\n\n")[0].replace("\n", " "),
+                "content": {"application/json": {"schema": {"$ref": _REF.format(name=route.answer.__name__)}}},
+            },
+            **_problems(route.problems),
+            "default": {"$ref": "#/components/responses/Problem"},
+        },
+    }
+
+
+def _problems(names: Iterable[ProblemName]) -> dict[str, Any]:
+    by_status: dict[int, list[str]] = {}
+    for name in names:
+        by_status.setdefault(PROBLEMS[name][0], []).append(f"{PROBLEMS[name][1]} (`{name}`)")
+    return {
+        str(status): {"description": "; ".join(by_status[status]), "content": _CONTENT} for status in sorted(by_status)
+    }
+
+
+def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    reference = schema.get("$ref")
+    found: dict[str, Any] = schema if reference is None else components[reference.rpartition("/")[2]]
+    return found

@@ -1,0 +1,126 @@
+"""The problems that the API answers with (RFC 9457), a closed list: each type has one status and one title."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from tenure.core.check import shown
+from tenure.core.suggestion import did_you_mean
+from tenure.http.asgi import Headers
+
+PREFIX = "urn:tenure:problem:"
+
+ProblemName = Literal[
+    "unknown-route",
+    "method-not-allowed",
+    "unauthorized",
+    "forbidden",
+    "local-only",
+    "cross-site",
+    "too-many-attempts",
+    "read-only",
+    "unknown-parameter",
+    "invalid-parameter",
+    "invalid-filter",
+    "invalid-cursor",
+    "unknown-queue",
+    "unknown-job",
+    "unknown-task",
+    "unknown-schedule",
+    "unknown-worker",
+    "unknown-fault",
+    "storage-unavailable",
+    "storage-refused",
+    "timeout",
+    "internal",
+]
+
+PROBLEMS: dict[ProblemName, tuple[int, str]] = {
+    "unknown-route": (404, "No resource has this path"),
+    "method-not-allowed": (405, "The resource does not have this method"),
+    "unauthorized": (401, "The request has no valid credentials"),
+    "forbidden": (403, "The role of the user does not allow this"),
+    "local-only": (403, "Without authentication only this machine may read"),
+    "cross-site": (403, "The request comes from a page of another site"),
+    "too-many-attempts": (429, "There were too many wrong tokens"),
+    "read-only": (403, "This console is read-only"),
+    "unknown-parameter": (400, "A query parameter is unknown"),
+    "invalid-parameter": (400, "A parameter is invalid"),
+    "invalid-filter": (400, "The filter is invalid"),
+    "invalid-cursor": (400, "The cursor is not one that this storage has returned"),
+    "unknown-queue": (404, "The queue is unknown"),
+    "unknown-job": (404, "The job does not exist"),
+    "unknown-task": (404, "The task is unknown"),
+    "unknown-schedule": (404, "The schedule does not exist"),
+    "unknown-worker": (404, "The worker does not exist"),
+    "unknown-fault": (404, "No dead letter has this fault"),
+    "storage-unavailable": (503, "The storage cannot be reached"),
+    "storage-refused": (503, "The storage refuses to answer"),
+    "timeout": (504, "The storage did not answer in time"),
+    "internal": (500, "The console has failed"),
+}
+"""The status and the title of each type."""
+
+
+class ProblemPart(Struct, frozen=True, omit_defaults=True):
+    """A part of a request that is invalid. `pointer`: where it is: `/query/limit`, `/path/queue`, `/header/host`.
+
+    `position`: the character of the value at which the problem begins; the first one is 1.
+    """
+
+    pointer: str
+    message: str
+    position: int | None = None
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request failed, as `application/problem+json`. `type`: `urn:tenure:problem:` and the name of the problem.
+
+    `remedy`: what to do about it.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    remedy: str = ""
+    errors: tuple[ProblemPart, ...] = ()
+
+
+class ProblemError(Exception):
+    """A request is answered with a problem."""
+
+    def __init__(
+        self,
+        name: ProblemName,
+        detail: str,
+        remedy: str = "",
+        *,
+        errors: Sequence[ProblemPart] = (),
+        headers: Headers | None = None,
+    ) -> None:
+        super().__init__(detail)
+        status, title = PROBLEMS[name]
+        self.headers = headers or []
+        self.problem = Problem(
+            type=f"{PREFIX}{name}", title=title, status=status, detail=detail, remedy=remedy, errors=tuple(errors)
+        )
+
+
+def from_message(name: ProblemName, message: str, *, errors: Sequence[ProblemPart] = ()) -> ProblemError:
+    """Return the problem for an error of ours, whose message ends with the remedy: "what is wrong; what to do"."""
+    detail, _, remedy = message.partition("; ")
+    return ProblemError(name, detail, remedy, errors=errors)
+
+
+def bad_parameter(name: ProblemName, parameter: str, message: str, *, position: int | None = None) -> ProblemError:
+    """Return the problem for a query parameter, from a message that ends with the remedy."""
+    return from_message(name, message, errors=[ProblemPart(f"/query/{parameter}", message, position)])
+
+
+def unknown_name(name: ProblemName, kind: str, value: str, known: Sequence[str]) -> ProblemError:
+    """Return the problem for a name in the path that nothing uses, with a suggestion if a known name is similar."""
+    end = did_you_mean(value, known) or f"; /api/v1/{kind}s lists all"
+    message = f"{kind} {shown(value)} is unknown{end}"
+    return from_message(name, message, errors=[ProblemPart(f"/path/{kind}", message)])

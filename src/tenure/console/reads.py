@@ -1,0 +1,471 @@
+"""The handlers of all reads, with their parameters and answers."""
+
+from collections.abc import Awaitable, Iterable
+from datetime import timedelta
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from tenure._version import __version__
+from tenure.client.dead_letters import DeadFilter, fault_named
+from tenure.client.schedules import ticks_after
+from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
+from tenure.console.records import (
+    EVENTS_MOST,
+    JOBS_MOST,
+    LOOKS,
+    CrewsView,
+    DeadGroupsQuery,
+    EventsQuery,
+    JobEventsQuery,
+    JobLogView,
+    JobsQuery,
+    JobsView,
+    LimitsView,
+    MetaView,
+    QueuesView,
+    ReasonsView,
+    RunsView,
+    SchedulesView,
+    StacksQuery,
+    StacksView,
+    StatsQuery,
+    TaskStatusView,
+    TasksView,
+    TicksQuery,
+    TicksView,
+    UserView,
+)
+from tenure.console.routes import ApiCall
+from tenure.core.backlog import Backlog, Thresholds
+from tenure.core.check import named
+from tenure.core.document import decode_document
+from tenure.core.duration import Duration, duration, micros
+from tenure.core.events import AnyEvent, EventsTrimmed
+from tenure.core.filter_text import exact_names, parse_filter
+from tenure.core.job import Ref
+from tenure.core.schedule import Schedule
+from tenure.core.suggestion import alternatives, close_to
+from tenure.errors import UsageError
+from tenure.health.assessment import Health, judged, state_of
+from tenure.ops.events import KINDS, EventsRead, events_after, shown_events, wanted_events
+from tenure.ops.examination import examine
+from tenure.ops.job_list import job_row, selected_jobs, selection
+from tenure.ops.jobs import detail_of, reasons_of
+from tenure.ops.names import KnownNames, unknown_targets
+from tenure.ops.queue_stats import queue_stats
+from tenure.ops.run_history import why_again
+from tenure.ops.tasks import task_views
+from tenure.ops.views import (
+    DeadGroupsView,
+    DeadGroupView,
+    DetailView,
+    DoctorView,
+    InfoView,
+    QueueSettingsView,
+    QueueStatsView,
+    ScheduleView,
+    dead_groups_view,
+    detail_view,
+    info_view,
+    queue_settings_view,
+    schedule_view,
+    task_rates_view,
+    tick_view,
+)
+from tenure.ops.workers import CrewView, crew_view, find_worker, stacks
+from tenure.storage.cursors import recorded_within
+from tenure.storage.protocol import QueueSurvey, Survey, Target, WorkerSurvey
+
+T = TypeVar("T")
+
+STATS_MOST = 2_000
+"""How many ended jobs statistics are made of at most."""
+
+
+# ── the console and the whole storage ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def meta(call: ApiCall, query: Struct) -> MetaView:
+    """Show the version, the user of this request, and the limits."""
+    user, queues = call.user, call.user.queues
+    return MetaView(
+        version=__version__,
+        url=call.access.storage.url,
+        user=UserView(
+            name=user.name,
+            role=user.role,
+            queues=None if queues is None else tuple(pattern.text for pattern in queues),
+        ),
+        read_only=call.read_only,
+        payloads=call.payloads,
+        features=("reads",),
+        limits=LimitsView(jobs=JOBS_MOST, events=EVENTS_MOST, looks=LOOKS),
+    )
+
+
+async def survey(call: ApiCall, query: Struct) -> InfoView:
+    """Show all queues, workers and leaders, what is slow, and what needs attention."""
+    found = await _survey(call)
+    slow = [run for run in await call.slow.look(call.access.storage, found) if call.user.sees(run.queue)]
+    return info_view(found, url=call.access.storage.url, timing=call.access.timing, slow=slow)
+
+
+async def health(call: ApiCall, query: Struct) -> Health:
+    """Assess all queues, workers and the reaper."""
+    defined = [task.queue for task in (call.access.tasks or {}).values() if call.user.sees(task.queue)]
+    return judged(
+        await _survey(call),
+        timing=call.access.timing,
+        defined=defined,
+        thresholds=Thresholds(),
+        backlog=Backlog(),
+        now=0.0,
+    )
+
+
+async def doctor(call: ApiCall, query: Struct) -> DoctorView:
+    """Diagnose the storage and the setup; each finding names its remedy."""
+    if call.narrowed:
+        raise ProblemError(
+            "forbidden", "the diagnosis covers all queues, and this user sees some", "ask a user who sees all queues"
+        )
+    return (await examine(call.access)).view
+
+
+# ── queues and tasks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def queues(call: ApiCall, query: Struct) -> QueuesView:
+    """List the queues: jobs by state, settings and limits."""
+    return QueuesView(queues=[queue_settings_view(queue) for queue in (await _survey(call)).queues])
+
+
+async def queue(call: ApiCall, query: Struct) -> QueueSettingsView:
+    """Show one queue."""
+    found, _ = await _queue(call)
+    return queue_settings_view(found)
+
+
+async def queue_statistics(call: ApiCall, query: StatsQuery) -> QueueStatsView:
+    """Show outcomes, waiting times and durations of the jobs of a queue that ended recently."""
+    window = _span(query.window, "window")
+    found, now = await _queue(call)
+    return await queue_stats(call.access.storage, found, now=now, window=window, most=STATS_MOST)
+
+
+async def tasks(call: ApiCall, query: Struct) -> TasksView:
+    """List the tasks that a worker, a schedule, a setting or the app names."""
+    found = await _survey(call)
+    return TasksView(tasks=[_task(call, found, name) for name in sorted(_known(call, found).tasks)])
+
+
+async def task(call: ApiCall, query: Struct) -> TaskStatusView:
+    """Show one task."""
+    found = await _survey(call)
+    name, known = call.path["task"], _known(call, found).tasks
+    if name not in known:
+        raise unknown_name("unknown-task", "task", name, sorted(known))
+    return _task(call, found, name)
+
+
+def _task(call: ApiCall, found: Survey, name: str) -> TaskStatusView:
+    versions = [
+        worker.tasks[name]
+        for worker in found.workers
+        if worker.tasks is not None and name in worker.tasks and state_of(worker, call.access.timing) != "stale"
+    ]
+    own = (call.access.tasks or {}).get(name)
+    declared = None if own is None else task_views([own], implemented=call.access.implemented)[0]
+    return TaskStatusView(
+        name=name,
+        workers=len(versions),
+        version=max(versions, default=None),
+        waiting_unknown=any(unknown.task == name for queue in found.queues for unknown in queue.unknown),
+        paused=name in found.paused_tasks,
+        rate=task_rates_view(found).get(name),
+        declared=declared,
+    )
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def jobs(call: ApiCall, query: JobsQuery) -> JobsView:
+    """List the jobs that a filter selects, newest first."""
+    where = parse_filter(query.filter)
+    found = await call.access.storage.survey()
+    selected = selection(where, found, sees=call.user.sees if call.narrowed else None)
+    page = await _at_cursor(
+        selected_jobs(call.access.storage, selected, limit=query.limit, after=query.after, looks=LOOKS)
+    )
+    hints: list[str] = []
+    if not page.jobs and query.after is None:
+        seen = _narrowed(call, found)
+        targets = [Target("queue", name) for name in exact_names(where.queues)]
+        targets += [Target("task", name) for name in exact_names(where.tasks)]
+        unknown = await unknown_targets(call.access.storage, _known(call, seen), targets)
+        hints = [f"{target.kind} {target.name!r} is unknown{meant}" for target, meant in unknown]
+    return JobsView(
+        jobs=[job_row(job) for job in page.jobs], next=page.next, looks=LOOKS, short=page.short, hints=hints
+    )
+
+
+async def job(call: ApiCall, query: Struct) -> DetailView:
+    """Show a job with its runs and its log."""
+    detail = await detail_of(call.access.storage, _ref(call))
+    why = why_again(detail.job, detail.runs)
+    data = decode_document if call.shows_payloads else call.decode
+    return detail_view(detail, call.decode, why=why, decode_data=data)
+
+
+async def job_why(call: ApiCall, query: Struct) -> ReasonsView:
+    """Explain why a job does not run now, or how it ended."""
+    return ReasonsView(reasons=await reasons_of(call.access, _ref(call)))
+
+
+async def job_runs(call: ApiCall, query: Struct) -> RunsView:
+    """Show the runs of a job."""
+    found = await job(call, query)
+    return RunsView(runs=found.runs, why=found.why)
+
+
+async def job_log(call: ApiCall, query: Struct) -> JobLogView:
+    """Show what the handlers of a job have logged."""
+    found = await job(call, query)
+    return JobLogView(log=found.log, dropped=found.log_dropped)
+
+
+async def job_events(call: ApiCall, query: JobEventsQuery) -> EventsRead:
+    """Show the events of a job, the oldest first, also of one that was deleted."""
+    return await _events(call, _place(query.after), limit=query.limit, ref=_ref(call))
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def events(call: ApiCall, query: EventsQuery) -> EventsRead:
+    """Show events of the log, the oldest first. A page may have fewer than `limit` events before `end`."""
+    unknown = [kind for kind in query.kind if kind not in KINDS]
+    if unknown:
+        raise _invalid("kind", unknown[0], KINDS)
+    if query.within is not None and query.after is not None:
+        raise bad_parameter("invalid-parameter", "within", "within and after contradict each other; give one of them")
+    start = _place(query.after) if query.within is None else recorded_within(micros(_span(query.within, "within")))
+    return await _events(call, start, kinds=query.kind, queues=query.queue, limit=query.limit)
+
+
+async def _events(
+    call: ApiCall,
+    start: str | None,
+    *,
+    limit: int,
+    kinds: Iterable[str] = (),
+    queues: Iterable[str] = (),
+    ref: Ref | None = None,
+) -> EventsRead:
+    selects = wanted_events(kinds, queues)
+
+    def wanted(event: AnyEvent) -> bool:
+        return selects(event) and (not call.narrowed or _sees_event(call, event))
+
+    found = await _at_cursor(events_after(call.access.storage, start, wanted=wanted, limit=limit, ref=ref, looks=LOOKS))
+    return structs.replace(found, events=shown_events(found.events, None))
+
+
+def _sees_event(call: ApiCall, event: AnyEvent) -> bool:
+    """Return True if a user who sees some queues may see an event; those of no queue concern the whole storage."""
+    queue = getattr(event, "queue", None)
+    return isinstance(event, EventsTrimmed) or (queue is not None and call.user.sees(queue))
+
+
+# ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def workers(call: ApiCall, query: Struct) -> CrewsView:
+    """List the workers: active jobs, last beat, event loop lag and memory."""
+    return CrewsView(workers=[crew_view(worker, call.access.timing) for worker in (await _survey(call)).workers])
+
+
+async def worker(call: ApiCall, query: Struct) -> CrewView:
+    """Show one worker, by its owner id, its name or its process id."""
+    _, found = await _worker(call)
+    return crew_view(found, call.access.timing)
+
+
+async def worker_stacks(call: ApiCall, query: StacksQuery) -> StacksView:
+    """Show the stacks of the handlers that a worker runs, as of its last beat."""
+    found, worker = await _worker(call)
+    runs = await stacks(
+        call.access.storage,
+        found,
+        {worker.owner.id},
+        limit=query.limit,
+        shown=lambda job: call.user.sees(job.queue),
+    )
+    return StacksView(stacks=runs)
+
+
+async def _worker(call: ApiCall) -> tuple[Survey, WorkerSurvey]:
+    found = await _survey(call)
+    return found, find_worker(found, call.path["worker"])
+
+
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def schedules(call: ApiCall, query: Struct) -> SchedulesView:
+    """List the schedules."""
+    known = sorted((await _survey(call)).schedules, key=lambda schedule: schedule.name)
+    return SchedulesView(schedules=[schedule_view(schedule, call.decode) for schedule in known])
+
+
+async def schedule(call: ApiCall, query: Struct) -> ScheduleView:
+    """Show one schedule."""
+    found, _ = await _schedule(call)
+    return schedule_view(found, call.decode)
+
+
+async def schedule_ticks(call: ApiCall, query: TicksQuery) -> TicksView:
+    """Show the next ticks of a schedule."""
+    found, now = await _schedule(call)
+    return TicksView(ticks=[tick_view(tick, found) for tick in ticks_after(found, now, query.count)])
+
+
+async def _schedule(call: ApiCall) -> tuple[Schedule, int]:
+    """Return the schedule in the path, and the time of the storage's clock."""
+    found = await _survey(call)
+    known = {schedule.name: schedule for schedule in found.schedules}
+    name = call.path["schedule"]
+    if name not in known:
+        raise unknown_name("unknown-schedule", "schedule", name, sorted(known))
+    return known[name], found.now
+
+
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def dead_groups(call: ApiCall, query: DeadGroupsQuery) -> DeadGroupsView:
+    """Group the failed jobs by fault, the largest group first."""
+    return await _dead_groups(call, query)
+
+
+async def dead_group(call: ApiCall, query: Struct) -> DeadGroupView:
+    """Show one fault."""
+    try:
+        name = fault_named(call.path["fault"], field="fault")
+    except UsageError as error:
+        raise from_message("unknown-fault", str(error), errors=[ProblemPart("/path/fault", str(error))]) from error
+    found = await _dead_groups(call, DeadGroupsQuery(), fault=name)
+    for group in found.groups:
+        if group.fault == name:
+            return group
+    raise ProblemError("unknown-fault", f"no dead letter has the fault {name}", "list them: /api/v1/dead/groups")
+
+
+async def _dead_groups(call: ApiCall, query: DeadGroupsQuery, fault: str | None = None) -> DeadGroupsView:
+    queues = [named(queue, field="queue") for queue in query.queue if call.user.sees(queue)]
+    if call.narrowed and not query.queue:
+        queues = [queue.queue for queue in (await _survey(call)).queues]
+    if not queues and (call.narrowed or query.queue):
+        return DeadGroupsView(groups=[], total=0, others=0)
+    where = DeadFilter(
+        queues=queues or None,
+        tasks=query.task or None,
+        fingerprint=fault,
+        since=None if query.within is None else _span(query.within, "within"),
+    )
+    return dead_groups_view(await call.access.dead.groups(where))
+
+
+# ── shared ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _survey(call: ApiCall) -> Survey:
+    """Return a survey with the queues that the user may see, their schedules and their workers."""
+    return _narrowed(call, await call.access.storage.survey())
+
+
+def _narrowed(call: ApiCall, found: Survey) -> Survey:
+    if not call.narrowed:
+        return found
+    sees = call.user.sees
+    crew: list[WorkerSurvey] = []
+    for worker in found.workers:
+        if served := tuple(queue for queue in worker.queues if sees(queue)):
+            unstopped = tuple(ref for ref in worker.unstopped if sees(ref.queue))
+            crew.append(structs.replace(worker, queues=served, unstopped=unstopped))
+    return structs.replace(
+        found,
+        queues=tuple(queue for queue in found.queues if sees(queue.queue)),
+        schedules=tuple(schedule for schedule in found.schedules if sees(schedule.job.queue)),
+        workers=tuple(crew),
+    )
+
+
+def _known(call: ApiCall, found: Survey) -> KnownNames:
+    known = call.access.known(found)
+    if not call.narrowed:
+        return known
+    # The app knows queues that this user may not see, and their tasks.
+    hidden = {name for name, task in (call.access.tasks or {}).items() if not call.user.sees(task.queue)}
+    return structs.replace(
+        known, queues=frozenset(filter(call.user.sees, known.queues)), tasks=frozenset(known.tasks - hidden)
+    )
+
+
+async def _queue(call: ApiCall) -> tuple[QueueSurvey, int]:
+    """Return the queue in the path, and the time of the storage's clock."""
+    found = await _survey(call)
+    name, known = call.path["queue"], _known(call, found).queues
+    if name not in known:
+        raise unknown_name("unknown-queue", "queue", name, sorted(known))
+    by_name = {queue.queue: queue for queue in found.queues}
+    return by_name.get(name, QueueSurvey(queue=name)), found.now
+
+
+def _ref(call: ApiCall) -> Ref:
+    """Return the job in the path.
+
+    Raises:
+        ProblemError: the user may not see its queue; the answer is that of a job that does not exist.
+    """
+    queue, job_id = named(call.path["queue"], field="queue"), named(call.path["id"], field="id")
+    if not call.user.sees(queue):
+        raise ProblemError(
+            "unknown-job",
+            f"no job {job_id!r} in queue {queue!r}: never enqueued there, deleted, or past its retention",
+        )
+    return Ref(queue, job_id)
+
+
+def _place(after: str | None) -> str | None:
+    """Return a cursor in the form of the storage; there None means the oldest event."""
+    return None if after == "0" else after
+
+
+async def _at_cursor(read: Awaitable[T]) -> T:
+    """Await a page that begins at the cursor of the request.
+
+    Raises:
+        ProblemError: the storage has not returned this cursor.
+    """
+    try:
+        return await read
+    except (ValueError, UsageError) as error:
+        raise bad_parameter("invalid-cursor", "after", str(error)) from error
+
+
+def _span(text: Duration, field: str) -> timedelta:
+    try:
+        return duration(text, field=field)
+    except UsageError as error:
+        raise from_message(
+            "invalid-parameter", str(error), errors=[ProblemPart(f"/query/{field}", str(error))]
+        ) from error
+
+
+def _invalid(field: str, value: str, known: list[str]) -> ProblemError:
+    meant = [repr(name) for name in close_to(value, known)]
+    remedy = f"did you mean {alternatives(meant)}?" if meant else f"use one of {', '.join(known)}"
+    return bad_parameter("invalid-parameter", field, f"{field} = {value!r} is unknown; {remedy}")

@@ -1,0 +1,89 @@
+"""The table of all resources of the admin API."""
+
+from tenure.console import reads, records
+from tenure.console.routes import Route, RouteTable
+from tenure.health.assessment import Health
+from tenure.ops.events import EventsRead
+from tenure.ops.views import (
+    DeadGroupsView,
+    DeadGroupView,
+    DetailView,
+    DoctorView,
+    InfoView,
+    QueueSettingsView,
+    QueueStatsView,
+    ScheduleView,
+)
+from tenure.ops.workers import CrewView
+
+EXAMINED_WITHIN = 60.0
+"""Seconds that the diagnosis may take: each of its parts has a limit of its own."""
+
+TABLE = RouteTable(
+    [
+        Route("GET", "/meta", "read", reads.meta, records.MetaView),
+        Route("GET", "/survey", "read", reads.survey, InfoView),
+        Route("GET", "/health", "read", reads.health, Health),
+        Route("GET", "/doctor", "operate", reads.doctor, DoctorView, limit=EXAMINED_WITHIN),
+        Route("GET", "/queues", "read", reads.queues, records.QueuesView),
+        Route("GET", "/queues/{queue}", "read", reads.queue, QueueSettingsView, problems=("unknown-queue",)),
+        Route(
+            "GET",
+            "/queues/{queue}/statistics",
+            "read",
+            reads.queue_statistics,
+            QueueStatsView,
+            records.StatsQuery,
+            ("unknown-queue",),
+        ),
+        Route("GET", "/tasks", "read", reads.tasks, records.TasksView),
+        Route("GET", "/tasks/{task}", "read", reads.task, records.TaskStatusView, problems=("unknown-task",)),
+        Route(
+            "GET",
+            "/jobs",
+            "read",
+            reads.jobs,
+            records.JobsView,
+            records.JobsQuery,
+            ("invalid-filter", "invalid-cursor"),
+        ),
+        Route("GET", "/jobs/{queue}/{id}", "read", reads.job, DetailView, problems=("unknown-job",)),
+        Route("GET", "/jobs/{queue}/{id}/why", "read", reads.job_why, records.ReasonsView, problems=("unknown-job",)),
+        Route("GET", "/jobs/{queue}/{id}/runs", "read", reads.job_runs, records.RunsView, problems=("unknown-job",)),
+        Route("GET", "/jobs/{queue}/{id}/log", "read", reads.job_log, records.JobLogView, problems=("unknown-job",)),
+        Route(
+            "GET",
+            "/jobs/{queue}/{id}/events",
+            "read",
+            reads.job_events,
+            EventsRead,
+            records.JobEventsQuery,
+            ("unknown-job", "invalid-cursor"),
+        ),
+        Route("GET", "/events", "read", reads.events, EventsRead, records.EventsQuery, ("invalid-cursor",)),
+        Route("GET", "/workers", "read", reads.workers, records.CrewsView),
+        Route("GET", "/workers/{worker}", "read", reads.worker, CrewView, problems=("unknown-worker",)),
+        Route(
+            "GET",
+            "/workers/{worker}/stacks",
+            "read",
+            reads.worker_stacks,
+            records.StacksView,
+            records.StacksQuery,
+            ("unknown-worker",),
+        ),
+        Route("GET", "/schedules", "read", reads.schedules, records.SchedulesView),
+        Route("GET", "/schedules/{schedule}", "read", reads.schedule, ScheduleView, problems=("unknown-schedule",)),
+        Route(
+            "GET",
+            "/schedules/{schedule}/ticks",
+            "read",
+            reads.schedule_ticks,
+            records.TicksView,
+            records.TicksQuery,
+            ("unknown-schedule",),
+        ),
+        Route("GET", "/dead/groups", "read", reads.dead_groups, DeadGroupsView, records.DeadGroupsQuery),
+        Route("GET", "/dead/groups/{fault}", "read", reads.dead_group, DeadGroupView, problems=("unknown-fault",)),
+    ]
+)

@@ -1,0 +1,237 @@
+"""The reads of the admin API, on each storage, over a real socket."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from tenure import Tenure
+from tenure.console.records import LOOKS
+from tenure.console.routes import Route
+from tenure.console.table import TABLE
+from tenure.core.filter_text import JobConditions, parse_filter
+from tenure.ops.job_list import PAGE, selected_jobs, selection
+from tests.console.conftest import EVERY_STORAGE, HOLDER, Shop
+from tests.console.site import path_to
+
+pytestmark = pytest.mark.thorough
+
+
+async def names_of(shop: Shop, route: Route) -> dict[str, str]:
+    """Return names with which the path of a route exists."""
+    groups = (await shop.get(path_to("dead", "groups"))).json["groups"]
+    known = {
+        "queue": "mail",
+        "task": "mail.send",
+        "id": shop.jobs["sent"],
+        "worker": HOLDER.id,
+        "schedule": "hourly",
+        "fault": groups[0]["fault"],
+    }
+    return {name: known[name] for name in route.names}
+
+
+@EVERY_STORAGE
+async def test_each_route_answers_with_its_type(shop: Shop) -> None:
+    for route in TABLE.routes:
+        names = await names_of(shop, route)
+        path = path_to(*(names.get(part[1:-1], part) for part in route.parts))
+        reply = await shop.get(path)
+
+        assert reply.status == 200, (path, reply.body)
+        assert reply.header("content-type") == "application/json"
+        assert isinstance(msgspec.json.decode(reply.body, type=route.answer), route.answer), path
+
+        head = await shop.get(path, method="HEAD")
+
+        assert (head.status, head.body) == (200, b"")
+
+
+@EVERY_STORAGE
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ["waiting", "delayed", "held", "active", "failed too", "failed", "sent"]),
+        ("state:failed,completed", ["failed too", "failed", "sent"]),
+        ("queue:mail state:failed", ["failed too", "failed"]),
+        ("queue:pay*", ["held", "active"]),
+        ('queue:"pay*"', []),
+        ("queue:nothing*", []),
+        ("task:mail.send", ["waiting", "delayed", "sent"]),
+        ("task:*.break,charge", ["held", "active", "failed too", "failed"]),
+        ("tag:vip", ["sent"]),
+        ("customer:7 tag:vip", ["sent"]),
+        ("customer:8", []),
+        ("reason:exhausted", ["failed too", "failed"]),
+        ("error:Value*", ["failed too", "failed"]),
+        ("owner:web-3", ["active"]),
+        (f"owner:{HOLDER.id}", ["active"]),
+        ("key:account:9", ["held", "active"]),
+        ("key:account:8", []),
+        ("schedule:hourly", []),
+        ("age:<1h", ["waiting", "delayed", "held", "active", "failed too", "failed", "sent"]),
+        ("age:>1h", []),
+        ("ended:<1h", ["failed too", "failed", "sent"]),
+        ("ended:>1h", []),
+    ],
+)
+async def test_a_filter_selects_jobs(shop: Shop, text: str, found: list[str]) -> None:
+    by_id = {job_id: name for name, job_id in shop.jobs.items()}
+    page = (await shop.get(f"{path_to('jobs')}?filter={path_to(text).rpartition('/')[2]}")).json
+    # The tick of a schedule may add a job at any time.
+    rows = [row for row in page["jobs"] if row["id"] in by_id]
+
+    assert [by_id[row["id"]] for row in rows] == found
+    assert (page["next"], page["short"], page["looks"]) == (None, False, LOOKS)
+
+
+async def test_a_filter_by_id_and_by_fault_finds_the_job(shop: Shop) -> None:
+    (failed,) = (await shop.get(f"{path_to('jobs')}?filter=id:{shop.jobs['failed']}")).json["jobs"]
+    same = (await shop.get(f"{path_to('jobs')}?filter=fault:{failed['fault']}")).json["jobs"]
+    group = (await shop.get(path_to("dead", "groups", failed["fault"]))).json
+
+    assert {row["id"] for row in same} == {shop.jobs["failed"], shop.jobs["failed too"]}
+    assert (group["count"], group["error"]) == (2, "ValueError")
+    assert failed["error"] == {"type": "ValueError", "message": "no route to 1, password=hunter2"}
+
+
+async def test_an_empty_page_hints_at_misspelt_names(shop: Shop) -> None:
+    page = (await shop.get(f"{path_to('jobs')}?filter=queue:mial%20task:mail.sent,mail.*")).json
+
+    assert page["jobs"] == []
+    assert page["hints"] == [
+        "queue 'mial' is unknown; did you mean 'mail'?",
+        "task 'mail.sent' is unknown; did you mean 'mail.send' or 'mail.break'?",
+    ]
+
+
+@EVERY_STORAGE
+@pytest.mark.parametrize("filter_", ["queue:mail", "task:mail.s*%20state:waiting,cancelled"])
+async def test_pages_neither_overlap_nor_omit_jobs_while_jobs_change(shop: Shop, filter_: str) -> None:
+    send = shop.app.find_task("mail.send")
+    there = [(await send.enqueue(f"{number}")).id for number in range(40)]
+    await shop.app.job(there[20], queue="mail").delete()
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = (await shop.get(f"{path_to('jobs')}?limit=7&filter={filter_}{after}")).json
+        seen += [row["id"] for row in page["jobs"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+        # New jobs come in front, and of those that were shown one is gone.
+        await send.enqueue("new")
+        await shop.app.job(page["jobs"][-1]["id"], queue="mail").cancel()
+
+    assert [job_id for job_id in seen if job_id in there] == [*reversed(there[21:]), *reversed(there[:20])]
+    assert len(set(seen)) == len(seen)
+
+
+async def test_a_rare_job_is_found_after_several_short_pages(shop: Shop) -> None:
+    send = shop.app.find_task("mail.send")
+    await asyncio.gather(*(send.enqueue("x") for _ in range(3 * PAGE)))
+    survey = await shop.app.storage.survey()
+    rare = selection(parse_filter("error:ValueError"), survey)
+    found: list[str] = []
+    after, short = None, 0
+    while True:
+        page = await selected_jobs(shop.app.storage, rare, limit=5, after=after, looks=PAGE)
+        found += [job.id for job in page.jobs]
+        short += page.short
+        after = page.next
+        if after is None:
+            break
+
+    assert found == [shop.jobs["failed too"], shop.jobs["failed"]]
+    assert short >= 3
+
+
+async def test_a_filter_whose_queue_does_not_exist_reads_no_job() -> None:
+    async with Tenure("memory://") as app:
+        none = selection(JobConditions(queues=parse_filter("queue:x*").queues), await app.storage.survey())
+
+        assert none.query is None
+        assert (await selected_jobs(app.storage, none, limit=1, after=None)).jobs == ()
+
+
+@EVERY_STORAGE
+async def test_a_job_is_shown_with_its_history(shop: Shop) -> None:
+    job = (await shop.get(path_to("jobs", "mail", shop.jobs["sent"]))).json
+    part = {name: (await shop.get(path_to("jobs", "mail", shop.jobs["sent"], name))).json for name in ("runs", "log")}
+
+    assert job["arguments"] == {"to": "ann", "password": "hunter2"}
+    assert (job["result"], job["state"], job["progress"]) == ("sent to ann", "completed", 0.5)
+    assert datetime.fromisoformat(job["created"]).tzinfo == UTC
+    assert part["runs"] == {"runs": job["runs"], "why": None}
+    assert part["log"] == {"log": job["log"], "dropped": 0}
+    assert [line["message"] for line in job["log"]] == ["sending"]
+    assert [run["worker"] for run in job["runs"]] == ["mailer"]
+
+
+@EVERY_STORAGE
+async def test_why_names_the_job_that_holds_the_key(shop: Shop) -> None:
+    reasons = (await shop.get(path_to("jobs", "pay/eu", shop.jobs["held"], "why"))).json["reasons"]
+
+    assert reasons[0]["cause"] == "key"
+    assert reasons[0]["blocker"] == {"queue": "pay/eu", "id": shop.jobs["active"]}
+
+
+@EVERY_STORAGE
+async def test_events_go_on_at_their_cursor_and_end(shop: Shop) -> None:
+    whole = (await shop.get(f"{path_to('events')}?limit=500")).json
+    seen: list[dict[str, object]] = []
+    after = "0"
+    while True:
+        page = (await shop.get(f"{path_to('events')}?limit=2&after={after}")).json
+        seen += page["events"]
+        after = page["next"]
+        if page["end"]:
+            break
+    recent = (await shop.get(f"{path_to('events')}?limit=500&within=1d&kind=failed&queue=mail")).json
+
+    assert whole["end"]
+    assert seen == whole["events"]
+    assert {event["event"] for event in seen} >= {"completed", "failed", "worker_started"}
+    assert [event["id"] for event in recent["events"]] == [shop.jobs["failed"], shop.jobs["failed too"]]
+    assert not any("result" in event for event in seen)
+
+
+@EVERY_STORAGE
+async def test_the_events_of_a_deleted_job_are_shown(shop: Shop) -> None:
+    await shop.app.job(shop.jobs["failed"], queue="mail").delete()
+    path = path_to("jobs", "mail", shop.jobs["failed"])
+    events = (await shop.get(f"{path}/events")).json["events"]
+
+    assert (await shop.get(path)).problem == "unknown-job"
+    assert [event["event"] for event in events] == ["failed", "deleted"]
+
+
+@EVERY_STORAGE
+async def test_a_worker_is_shown_with_the_stacks_of_its_runs(shop: Shop) -> None:
+    worker = (await shop.get(path_to("workers", "web-3"))).json
+    (run,) = (await shop.get(path_to("workers", "77", "stacks"))).json["stacks"]
+    tasks = {task["name"]: task for task in (await shop.get(path_to("tasks"))).json["tasks"]}
+
+    assert (worker["owner"], worker["state"]) == (HOLDER.id, "alive")
+    assert (run["id"], run["trace"]) == (shop.jobs["active"], 'File "pay.py", line 3, in charge')
+    assert tasks.keys() >= {"charge", "mail.send", "mail.break"}
+    assert (tasks["charge"]["workers"], tasks["charge"]["version"], tasks["mail.send"]["workers"]) == (1, 1, 0)
+    assert tasks["charge"]["declared"]["signature"] == "(account: int) -> None"
+
+
+async def test_a_queue_shows_its_settings_and_recent_ends(shop: Shop) -> None:
+    await shop.app.queue("mail").pause()
+    queue = (await shop.get(path_to("queues", "mail"))).json
+    ends = (await shop.get(f"{path_to('queues', 'mail', 'statistics')}?window=1d")).json
+
+    assert (queue["paused"], queue["counts"]["failed"]) == (True, 2)
+    assert (ends["ended"]["failed"], ends["reasons"], ends["window"]) == (2, {"exhausted": 2}, 86_400.0)
+
+
+async def test_the_next_ticks_of_a_schedule_are_shown(shop: Shop) -> None:
+    ticks = (await shop.get(f"{path_to('schedules', 'hourly', 'ticks')}?count=3")).json["ticks"]
+    first, second, third = (datetime.fromisoformat(tick["tick"]) for tick in ticks)
+
+    assert second - first == third - second
+    assert (second - first).total_seconds() == 3600
