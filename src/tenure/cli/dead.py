@@ -16,9 +16,9 @@ from tenure.cli.exits import OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, span_text, table
-from tenure.cli.session import CommandSession, fault, naming, no_cursor, since, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.client.dead_letters import CAP, REASONS, DeadFilter, DeadLetters, DeadReport, gap_of
-from tenure.client.filters import in_order
+from tenure.client.filters import fault_named, in_order
 from tenure.errors import UsageError
 from tenure.ops.access import StorageAccess
 from tenure.ops.views import (
@@ -64,6 +64,10 @@ def with_dead_filter(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated
 
 
+def _fault(value: Any) -> str:
+    return fault_named(value, field="--fault")
+
+
 def _rate(value: Any) -> float:
     try:
         rate = float(value)
@@ -93,7 +97,7 @@ _FILTER: list[Callable[[Any], Any]] = [
     click.option(
         "--fault",
         "fingerprint",
-        type=fault,
+        type=_fault,
         metavar="FINGERPRINT",
         help="Only jobs of this fault; tenure dead groups lists the faults.",
     ),

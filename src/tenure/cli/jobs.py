@@ -13,7 +13,7 @@ from tenure.cli.exits import FAILURE, OK
 from tenure.cli.groups import Group
 from tenure.cli.lookup import current_user, find_jobs, warn_of_unknown
 from tenure.cli.render import as_json, moment_text, printable, table
-from tenure.cli.session import CommandSession, fault, naming, no_cursor, since, storage
+from tenure.cli.session import CommandSession, naming, no_cursor, since, storage
 from tenure.cli.show import show
 from tenure.cli.why import why
 from tenure.client.filters import in_order
@@ -56,9 +56,6 @@ class PageView(Struct, frozen=True):
 @click.option(
     "--tag", "tags", multiple=True, type=naming("--tag"), metavar="TAG", help="Only jobs with all these tags."
 )
-@click.option("--key", type=naming("--key"), metavar="KEY", help="Only jobs with this concurrency key.")
-@click.option("--schedule", type=naming("--schedule"), metavar="NAME", help="Only jobs that this schedule made.")
-@click.option("--fault", type=fault, metavar="FINGERPRINT", help="Only failed jobs of this fault.")
 @click.option(
     "--since",
     "begin",
@@ -83,9 +80,6 @@ def list_jobs(
     queues: tuple[str, ...],
     tasks: tuple[str, ...],
     tags: tuple[str, ...],
-    key: str | None,
-    schedule: str | None,
-    fault: str | None,
     begin: datetime | timedelta | None,
     end: datetime | timedelta | None,
     where: str | None,
@@ -106,9 +100,6 @@ def list_jobs(
         states=states or None,
         tasks=tasks or None,
         tags=tags or None,
-        key=key,
-        schedule=schedule,
-        fingerprint=fault,
         since=begin,
         until=end,
     )

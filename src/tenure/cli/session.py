@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from tenure.client.filters import fault_named
 from tenure.core.check import named
 from tenure.core.duration import duration, instant, moment
 from tenure.core.size import size
@@ -95,15 +94,6 @@ def naming(flag: str) -> Callable[[Any], str]:
         return named(value, field=flag)
 
     return read
-
-
-def fault(value: Any) -> str:
-    """Parse the fingerprint that `--fault` gives.
-
-    Raises:
-        UsageError: it is not a fingerprint.
-    """
-    return fault_named(value, field="--fault")
 
 
 def no_cursor(flag: str, value: str | None, remedy: str = "use the one at the end of the previous page") -> UsageError:

@@ -7,7 +7,8 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from tenure._version import __version__
-from tenure.client.dead_letters import DeadFilter, fault_named
+from tenure.client.dead_letters import DeadFilter
+from tenure.client.filters import fault_named
 from tenure.client.schedules import ticks_after
 from tenure.console.problems import ProblemError, ProblemPart, bad_parameter, from_message, unknown_name
 from tenure.console.records import (

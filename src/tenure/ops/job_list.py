@@ -97,6 +97,8 @@ def selection(where: JobConditions, survey: Survey, *, sees: Callable[[str], boo
         if not queues:
             return Selection(None)
     exact_tasks = not any(pattern.glob for pattern in where.tasks)
+    fault_name = where.faults[0] if len(where.faults) == 1 else None
+    key, schedule = _only(where.keys), _only(where.schedules)
     now = survey.now
 
     def ago(span: int | None) -> int | None:
@@ -108,20 +110,35 @@ def selection(where: JobConditions, survey: Survey, *, sees: Callable[[str], boo
         tasks=tuple(pattern.text for pattern in where.tasks) if exact_tasks else (),
         reasons=where.reasons,
         tags=where.tags,
+        fault=fault_name,
+        key=key,
+        schedule=schedule,
         id=where.id,
         created_before=ago(where.older),
         created_after=ago(where.younger),
         ended_before=ago(where.ended_before),
         ended_after=ago(where.ended_within),
     )
-    return Selection(query, _sieve(where, survey, tasks=() if exact_tasks else where.tasks))
+    rest = structs.replace(
+        where,
+        tasks=() if exact_tasks else where.tasks,
+        faults=where.faults if fault_name is None else (),
+        keys=where.keys if key is None else (),
+        schedules=where.schedules if schedule is None else (),
+    )
+    return Selection(query, _sieve(rest, survey))
 
 
-def _sieve(where: JobConditions, survey: Survey, *, tasks: Patterns) -> Callable[[JobRecord], bool] | None:
+def _only(patterns: Patterns) -> str | None:
+    """Return the name that a condition asks for, if it is a single one."""
+    return patterns[0].text if len(patterns) == 1 and not patterns[0].glob else None
+
+
+def _sieve(where: JobConditions, survey: Survey) -> Callable[[JobRecord], bool] | None:
     """Return a function that checks the conditions that no query has; None if there are none."""
     checks: list[Callable[[JobRecord], bool]] = []
-    if tasks:
-        checks.append(lambda job: _any(tasks, job.task))
+    if where.tasks:
+        checks.append(lambda job: _any(where.tasks, job.task))
     if where.errors:
         checks.append(lambda job: job.error is not None and _any(where.errors, job.error.type))
     if where.faults:
